@@ -13,9 +13,9 @@ Every failure that a person can cause is one leaf of this tree::
     ├── ShimError              shim.errors       E1xxx  bundle, runtime, tasks, stdio
     └── IntegrationError       integration.errors  E2xxx  simulated node, demo, private containerd
 
-A leaf has a stable ``code``, the gRPC ``status`` that it maps to, and a message of one
-line that says what was asked, what was found and what to do. The ttrpc status carries
-that line, so it is what ``ctr``, ``kubectl describe`` and containerd's log show.
+A leaf has a stable ``code``, the gRPC ``status`` that it maps to, a ``remedy`` where its raisers
+name none, and a message of one line that says what was asked, what was found and what to do. The
+ttrpc status carries that line: it is what ``ctr``, ``kubectl describe`` and containerd's log show.
 
 This module imports nothing: the shim's verbs load it, and an ``enum`` costs them 3 ms.
 """
@@ -54,20 +54,24 @@ class NvshimError(Exception):
     """The root: every error this project raises on purpose is one of these.
 
     Args:
-        asked: what was to be done, in the caller's words ("GPU 7 for container web-1").
-        found: what stood in the way ("this node has GPUs 0 to 3").
-        do: what the reader can do about it; empty where nothing can be done.
+        asked: what was to be done or had, in the caller's words ("to read /etc/x", "GPU 7").
+        found: what stood in the way ("it is not valid TOML"); if it begins with a verb it goes on
+            with ``asked`` ("does not exist; this node has 0 and 1").
+        do: what the reader can do about it; by default the class's remedy.
 
-    ``str()`` of it is one line: ``CODE name: asked …; found …; do …``.
+    ``str()`` of it is one line that reads as sentences: ``CODE name: cannot read /etc/x: it is not
+    valid TOML. Correct line 3``. It has no full stop: containerd 1 ends it with words of its own.
     """
 
     code: ClassVar[str] = "NVSHIM-E0000"
     status: int = Status.UNKNOWN
+    remedy: ClassVar[str] = ""
+    """What helps in every case, where the one who raises it knows nothing better."""
 
     def __init__(self, asked: str, *, found: str, do: str = "") -> None:
         self.asked = one_line(asked)
         self.found = one_line(found)
-        self.do = one_line(do)
+        self.do = one_line(do or self.remedy)
         super().__init__(self.asked, self.found, self.do)
 
     @classmethod
@@ -76,12 +80,24 @@ class NvshimError(Exception):
         letters = [("-" + c.lower()) if c.isupper() else c for c in cls.__name__]
         return "".join(letters).lstrip("-")
 
-    def __str__(self) -> str:
-        parts = [f"asked: {self.asked}", f"found: {self.found}"]
-        if self.do:
-            parts.append(f"do: {self.do}")
-        return f"{self.code} {self.slug()}: {'; '.join(parts)}"
+    @property
+    def sentence(self) -> str:
+        """What a person is told: what cannot be done or had, and why; then what to do."""
+        asked, found = self.asked, self.found.rstrip(".")
+        if asked.startswith("to "):
+            said = f"cannot {asked[3:]}: {found}"
+        else:
+            said = f"{asked}{' ' if found.startswith(_VERBS) else ': '}{found}"
+        first, _, rest = self.do.partition(" ")
+        if first.rstrip(":,;").isalpha():
+            first = first[0].upper() + first[1:]
+        return f"{said}. {first} {rest}".rstrip(" .") if self.do else said
 
+    def __str__(self) -> str:
+        return f"{self.code} {self.slug()}: {self.sentence}"
+
+
+_VERBS = ("is ", "are ", "has ", "have ", "does ", "do ", "was ", "were ", "cannot ")
 
 # A message may quote a file of the image or a program's output; neither may break the
 # line, colour a terminal or fill a log.
@@ -137,6 +153,21 @@ def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
         if before is not None:
             text += f"; because of {describe_bug(before, depth=depth - 1)}"
     return text
+
+
+_KINDS = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "a string",
+    list: "a list", dict: "an object",
+}  # fmt: skip
+
+
+def kind_name(kind: type) -> str:
+    """What people call a value of a type of JSON or TOML ("a string").
+
+    Args:
+        kind: the type.
+    """
+    return _KINDS.get(kind, "another kind of value")
 
 
 def printable(text: str) -> str:

@@ -60,6 +60,7 @@ class NoGpus(InventoryError):
     """The driver is there, and no usable GPU. Raised by :func:`grant.decide`."""
 
     code = "NVSHIM-E0101"
+    remedy = "see what `nvshim list` shows on the node"
 
 
 class DriverNotFound(InventoryError):
@@ -152,6 +153,7 @@ class MigModeGpu(RequestError):
     """A whole GPU was requested, and it is in MIG mode. Raised by :func:`grant.decide`."""
 
     code = "NVSHIM-E0204"
+    remedy = "name one of its MIG devices, or turn MIG mode off"
 
 
 class AmbiguousDevice(RequestError):
@@ -324,17 +326,11 @@ class MigUnsupported(RequestError):
 
 
 class RootfsError(NvshimError):
-    """Something about the image's files.
-
-    The code that raises one may know a better remedy than the class.
-    """
+    """Something about the image's files."""
 
     code = "NVSHIM-E0300"
     status = Status.FAILED_PRECONDITION
     remedy = "look at the image with a shell in it"
-
-    def __init__(self, asked: str, *, found: str, do: str = "") -> None:
-        super().__init__(asked, found=found, do=do or self.remedy)
 
 
 class SpecError(NvshimError):
@@ -373,6 +369,7 @@ class SpecUnreadable(SpecError):
     """A spec that a person named cannot be read. Raised by ``nvshim explain``."""
 
     code = "NVSHIM-E0404"
+    remedy = "name a config.json that can be read"
 
 
 class ConfigError(NvshimError):
@@ -386,12 +383,14 @@ class ConfigUnreadable(ConfigError):
     """The configuration file cannot be read. Raised by :func:`config.load_config`."""
 
     code = "NVSHIM-E0501"
+    remedy = "make the file readable"
 
 
 class ConfigMalformed(ConfigError):
     """The configuration file is no TOML. Raised by :func:`config.load_config`."""
 
     code = "NVSHIM-E0502"
+    remedy = "correct the line; `nvshim config validate` tells when it is right"
 
 
 class UnknownConfigKey(ConfigError):

@@ -37,6 +37,7 @@ def fields_of(error: NvshimError) -> dict[str, str]:
         "asked": error.asked,
         "found": error.found,
         "do": error.do,
+        "message": error.sentence,
     }
 
 
@@ -56,3 +57,4 @@ class TreeDamaged(TreeError):
 
     code = "NVSHIM-E2602"
     status = Status.DATA_LOSS
+    remedy = "install that version again"

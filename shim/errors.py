@@ -70,6 +70,7 @@ class BundleUnusable(ShimError):
 
     code = "NVSHIM-E1004"
     status = Status.FAILED_PRECONDITION
+    remedy = "delete the container and create it again"
 
 
 class SocketDirectoryUnusable(ShimError):
@@ -91,6 +92,7 @@ class SocketUnavailable(ShimError):
 
     code = "NVSHIM-E1007"
     status = Status.UNAVAILABLE
+    remedy = "see who owns the directory of sockets, and whether its file system is full"
 
 
 class ServerNotStarted(ShimError):
@@ -125,6 +127,7 @@ class ShimCgroupUnusable(ShimError):
 
     code = "NVSHIM-E1009"
     status = Status.FAILED_PRECONDITION
+    remedy = "name a cgroup that exists, or leave ShimCgroup out of the handler's options"
 
 
 class CoreSchedulingUnavailable(ShimError):
@@ -142,6 +145,7 @@ class LauncherUnusable(ShimError):
 
     code = "NVSHIM-E1011"
     status = Status.INVALID_ARGUMENT
+    remedy = "install nvshim again"
 
 
 class HandlerOptionsMalformed(ShimError):
@@ -156,6 +160,7 @@ class FeaturesUnknown(ShimError):
 
     code = "NVSHIM-E1013"
     status = Status.UNIMPLEMENTED
+    remedy = "update the low-level runtime: runc 1.1 and crun 1.8 say what they can do"
 
 
 # -- E11xx: mounts --------------------------------------------------------------------------
@@ -190,6 +195,7 @@ class MountTargetUnusable(ShimError):
 
     code = "NVSHIM-E1104"
     status = Status.FAILED_PRECONDITION
+    remedy = "use an image with a directory there"
 
 
 class UnmountFailed(ShimError):
@@ -197,6 +203,7 @@ class UnmountFailed(ShimError):
 
     code = "NVSHIM-E1105"
     status = Status.INTERNAL
+    remedy = "see what still uses the mount (`fuser -m`), and end it"
 
 
 class MountMappingInvalid(ShimError):
@@ -276,6 +283,7 @@ class TaskNotFound(ShimError):
 
     code = "NVSHIM-E1301"
     status = Status.NOT_FOUND
+    remedy = "see the tasks that there are: `ctr tasks list`, or `crictl ps`"
 
 
 class TaskExists(ShimError):
@@ -304,6 +312,7 @@ class ProcessFinished(ShimError):
 
     code = "NVSHIM-E1305"
     status = Status.NOT_FOUND
+    remedy = "nothing: it has ended"
 
 
 class WrongProcessState(ShimError):
@@ -311,6 +320,7 @@ class WrongProcessState(ShimError):
 
     code = "NVSHIM-E1306"
     status = Status.FAILED_PRECONDITION
+    remedy = "wait until the operation before this one is done, and try again"
 
 
 class KilledWhileStarting(ShimError):
@@ -351,6 +361,7 @@ class StdioUnavailable(ShimError):
 
     code = "NVSHIM-E1401"
     status = Status.FAILED_PRECONDITION
+    remedy = "see that the client of containerd still runs, and that the file can be written"
 
 
 class StdioUnsupported(ShimError):
@@ -432,3 +443,4 @@ class WorkerFailed(ShimError):
 
     code = "NVSHIM-E1702"
     status = Status.INTERNAL
+    remedy = "create the container again; if that fails too, report this with containerd's log"

@@ -66,6 +66,7 @@ class LocalProtocolError(TtrpcError):
 
     code = "NVSHIM-E0002"
     status = Status.INTERNAL
+    remedy = "report this: it is a fault of nvshim"
 
 
 class RemoteProtocolError(TtrpcError):
@@ -73,6 +74,7 @@ class RemoteProtocolError(TtrpcError):
 
     code = "NVSHIM-E0003"
     status = Status.INVALID_ARGUMENT
+    remedy = "see which program is at the other end, and its log"
 
 
 class UndecodableMessage(RemoteProtocolError):
@@ -80,6 +82,7 @@ class UndecodableMessage(RemoteProtocolError):
 
     code = "NVSHIM-E0004"
     status = Status.INVALID_ARGUMENT
+    remedy = "see that both ends are of releases that know each other"
 
 
 class RemoteError(TtrpcError):
@@ -110,6 +113,7 @@ class ConnectFailed(TtrpcError):
 
     code = "NVSHIM-E0006"
     status = Status.UNAVAILABLE
+    remedy = "check that the server runs and listens there"
 
 
 class ConnectionClosed(TtrpcError):
@@ -124,6 +128,7 @@ class StreamClosed(TtrpcError):
 
     code = "NVSHIM-E0008"
     status = Status.FAILED_PRECONDITION
+    remedy = "read the answer that has come, and start the call again"
 
 
 class Unimplemented(TtrpcError):
@@ -131,6 +136,7 @@ class Unimplemented(TtrpcError):
 
     code = "NVSHIM-E0009"
     status = Status.UNIMPLEMENTED
+    remedy = "use a release that has this call"
 
 
 class DeadlineExceeded(TtrpcError):
@@ -138,6 +144,7 @@ class DeadlineExceeded(TtrpcError):
 
     code = "NVSHIM-E0010"
     status = Status.DEADLINE_EXCEEDED
+    remedy = "try again, and see the log of the program that did not answer"
 
 
 class MessageTooLarge(TtrpcError):
@@ -145,6 +152,7 @@ class MessageTooLarge(TtrpcError):
 
     code = "NVSHIM-E0011"
     status = Status.RESOURCE_EXHAUSTED
+    remedy = "send less in one message"
 
 
 class Overloaded(TtrpcError):
@@ -152,6 +160,7 @@ class Overloaded(TtrpcError):
 
     code = "NVSHIM-E0012"
     status = Status.RESOURCE_EXHAUSTED
+    remedy = "wait for an answer first"
 
 
 class ShuttingDown(TtrpcError):
@@ -159,6 +168,7 @@ class ShuttingDown(TtrpcError):
 
     code = "NVSHIM-E0013"
     status = Status.UNAVAILABLE
+    remedy = "create it once more"
 
 
 class PeerRejected(TtrpcError):
@@ -166,6 +176,7 @@ class PeerRejected(TtrpcError):
 
     code = "NVSHIM-E0014"
     status = Status.PERMISSION_DENIED
+    remedy = "connect as the user that the server runs as"
 
 
 class HandlerFailed(TtrpcError):
@@ -173,6 +184,7 @@ class HandlerFailed(TtrpcError):
 
     code = "NVSHIM-E0015"
     status = Status.INTERNAL
+    remedy = "report this with the log of containerd: it is a fault of nvshim"
 
 
 class TypeMismatch(TtrpcError):
@@ -180,3 +192,4 @@ class TypeMismatch(TtrpcError):
 
     code = "NVSHIM-E0016"
     status = Status.INVALID_ARGUMENT
+    remedy = "see that the client sends what this call takes"

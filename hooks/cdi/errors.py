@@ -21,6 +21,7 @@ class CdiFileUnusable(CdiError):
     """A spec file cannot be read, or others may write it. Raised by :func:`files.read`."""
 
     code = "NVSHIM-E0601"
+    remedy = "correct the file, or remove it; `nvshim cdi validate` says what is wrong"
 
 
 class CdiSpecInvalid(CdiError):
@@ -67,12 +68,14 @@ class CdiHookMalformed(CdiError):
     """A hook of NVIDIA's has arguments of unknown meaning. Raised by :mod:`nvidia_hooks`."""
 
     code = "NVSHIM-E0608"
+    remedy = "make the spec again with the tool that made it"
 
 
 class CdiEditRefused(CdiError):
     """A spec asks for an edit that no container gets. Raised by :mod:`applying`."""
 
     code = "NVSHIM-E0609"
+    remedy = "correct the CDI spec, or take the device out of the request"
 
 
 class CdiUnsupported(CdiError):
@@ -95,3 +98,4 @@ class RuntimeUnasked(CdiError):
     """
 
     code = "NVSHIM-E0612"
+    remedy = "name the low-level runtime in the handler's options (BinaryName)"

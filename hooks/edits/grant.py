@@ -163,8 +163,8 @@ def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
     _check_exclusion(name, gpu)
     if gpu.mig:
         raise MigModeGpu(
-            f"GPU {name} as a whole",
-            found="it is in MIG mode",
+            f"GPU {name}",
+            found="is in MIG mode",
             do=_remedy(gpu, inventory),
         )
     return gpu
@@ -178,7 +178,7 @@ def _mig_device(name: MigIndex | MigUuid | MigInstance, inventory: Inventory) ->
         raise MigUnknown(
             f"MIG device {name}",
             found=f"which there are is unknown: {inventory.nvml_failure}",
-            do="see that nvidia-smi -L works on the node",
+            do="see `nvshim list`, and why NVML fails",
         )
     raise _unknown(name, inventory)
 
@@ -201,7 +201,7 @@ def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
     if len(found) > 1:
         raise AmbiguousDevice(
             f"{kind} {name}",
-            found=f"so begin {enumerated(each.uuid for each in found)}",
+            found=f"is the beginning of {enumerated(each.uuid for each in found)}",
             do="write more of the UUID",
         )
     return found[0]
@@ -216,7 +216,7 @@ def _check_exclusion(name: DeviceName, gpu: Gpu) -> None:
     if gpu.excluded:
         raise GpuExcluded(
             f"GPU or MIG device {name}",
-            found=f"{gpu} is excluded by the configuration",
+            found=f"is excluded by the configuration ({gpu})",
             do="name another, or take it out of exclude-gpus",
         )
 
@@ -238,7 +238,7 @@ def _check_node(path: str, whose: str, inventory: Inventory) -> None:
 _NO_CAPS = "the kernel lists no capabilities of it in /proc/driver/nvidia-caps/mig-minors"
 _MAKE_NODES = "load the driver's kernel modules and make its nodes (nvidia-smi does, as root)"
 _RESET = "reset the GPU (nvidia-smi --gpu-reset), or reboot the node"
-_LOOK = "see what nvidia-smi -L lists on the node"
+_LOOK = "run `nvshim list` on the node"
 
 
 def _fault(path: str, inventory: Inventory) -> str:
@@ -251,7 +251,7 @@ def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
     match name:
         case GpuIndex():
             there = enumerated(str(gpu.index) for gpu in inventory.gpus)
-            found = f"this node has GPU {there}" if there else "this node has no GPU"
+            found = f"this node has {there}" if there else "this node has no GPU"
         case GpuUuid():
             there = enumerated(gpu.uuid for gpu in inventory.gpus)
             found = f"this node has {there or 'no GPU'}"
@@ -259,10 +259,11 @@ def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
             there = enumerated(gpu.bus_id for gpu in inventory.gpus)
             found = f"this node has GPUs at {there}" if there else "this node has no GPU"
         case MigIndex(gpu):
-            mine = (f"{d.gpu}:{d.index}" for d in inventory.mig_devices if d.gpu == gpu)
-            found = f"GPU {gpu} has MIG device {enumerated(mine) or 'none'}"
+            mine = enumerated(f"{d.gpu}:{d.index}" for d in inventory.mig_devices if d.gpu == gpu)
+            found = f"GPU {gpu} has {mine}" if mine else f"GPU {gpu} has no MIG devices"
             if gpu >= len(inventory.gpus):
-                found = f"this node has {len(inventory.gpus)} GPUs, and none of index {gpu}"
+                there = enumerated(str(gpu.index) for gpu in inventory.gpus)
+                found = f"there is no GPU {gpu}; this node has {there or 'none'}"
         case MigUuid():
             there = enumerated(device.uuid for device in inventory.mig_devices)
             found = f"this node has {there or 'no MIG device'}"
@@ -272,7 +273,7 @@ def _unknown(name: DeviceName, inventory: Inventory) -> UnknownDevice:
                 for d in inventory.mig_devices
             )
             found = f"this node has {there or 'no MIG device'}"
-    return UnknownDevice(f"{kind} {name}", found=found, do=_LOOK)
+    return UnknownDevice(f"{kind} {name}", found=f"does not exist; {found}", do=_LOOK)
 
 
 def _remedy(gpu: Gpu, inventory: Inventory) -> str:

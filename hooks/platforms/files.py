@@ -71,6 +71,7 @@ def unchecked(request: Request) -> tuple[str, ...]:
 
 def unknown(name: DeviceName, found: str) -> UnknownDevice:
     """The error for a GPU that is not there."""
+    found = f"does not exist; {found}"
     return UnknownDevice(f"GPU {name}", found=found, do="name it by its index, or all")
 
 

@@ -261,7 +261,7 @@ def _chosen(devices: Devices, gpus: _Gpus) -> frozenset[int]:
     for name in named(devices, PLATFORM):
         index = gpus.index_of(name)
         if index is None:
-            raise unknown(name, f"this machine has GPU {gpus}")
+            raise unknown(name, f"this machine has {gpus}")
         gpu = (gpus.chip, *gpus.discrete)[index]
         if gpu is not None and gpu.excluded:
             raise GpuExcluded(

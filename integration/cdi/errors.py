@@ -39,3 +39,4 @@ class CdiInputUnreadable(CdiCommandError):
 
     code = "NVSHIM-E2531"
     status = Status.NOT_FOUND
+    remedy = "name a CDI spec that can be read"

@@ -16,7 +16,7 @@ from hooks.words import CAPABILITIES
 from integration.cdi import checking, listing, transforming, writing
 from integration.cli import exits
 from integration.cli.options import configured, with_output
-from integration.cli.output import Column, Format, Output
+from integration.cli.output import Column, Format, Output, counted
 from integration.inventory import inventory_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
         sys.stdout.write(text)
         return
     writing.write(to, text)
-    sys.stderr.write(f"{to}: {len(spec.devices)} devices of {spec.kind}, CDI {spec.version}\n")
+    devices = counted(len(spec.devices), "device")
+    sys.stderr.write(f"{to}: {devices} of {spec.kind}, CDI {spec.version}\n")
 
 
 def _tell_errors_as(form: str | None) -> None:
@@ -80,7 +81,8 @@ def _tell_errors_as(form: str | None) -> None:
 @command.command("generate")
 @configured
 @_written
-@click.option("--to", metavar="FILE", help="The file, put in place in one step; by default stdout.")
+@click.option("-f", "--file", "--to", "to", metavar="FILE",
+              help="The file to write, in one step; by default stdout.")  # fmt: skip
 @click.option("--kind", type=click.Choice([str(kind) for kind in generating.KINDS]),
               default="gpu", show_default=True, help="What to describe.")  # fmt: skip
 @click.option("--vendor", default="", help="In place of nvidia.com.")
@@ -183,8 +185,8 @@ def validate(
 
 
 def _told(checked: Any) -> str:
-    good = f"valid, {checked.devices} devices of {checked.kind}, CDI {checked.version}"
-    head = good if checked.is_good else f"{len(checked.findings)} findings"
+    good = f"valid, {counted(checked.devices, 'device')} of {checked.kind}, CDI {checked.version}"
+    head = good if checked.is_good else counted(len(checked.findings), "finding")
     lines = [f"{checked.path}: {head}"]
     for finding in checked.findings:
         whose = f" (of {finding.device})" if finding.device not in {"", finding.subject} else ""
@@ -223,8 +225,9 @@ def transform() -> None:
 @_written
 @click.option("--input", "source", metavar="FILE", default="-", show_default=True,
               help="The spec; - for stdin.")  # fmt: skip
-@click.option("--into", metavar="FILE", help="The file, put in place in one step; by default "
-              "stdout. It may be that of --input.")  # fmt: skip
+@click.option("-f", "--file", "--into", "into", metavar="FILE",
+              help="The file to write, in one step; by default stdout. It may be that of "
+              "--input.")  # fmt: skip
 @click.option("--from", "old", metavar="ROOT", required=True, callback=_absolute,
               help="What paths begin with.")  # fmt: skip
 @click.option("--to", "new", metavar="ROOT", default="/", show_default=True, callback=_absolute,

@@ -15,6 +15,7 @@ from integration.engines import crio as crio_
 from integration.engines import docker as docker_
 from integration.engines.options import DEFAULT_CONFIG
 from integration.engines.restart import SOCKETS, UNITS, Mode, restart
+from integration.engines.undo import RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,11 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
         click.option("--dry-run", is_flag=True,
                      help=f"Show the change and do nothing; status {exits.FOUND} if there is one."),
         click.option("--remove", is_flag=True, help="Take out what was configured."),
+        click.option("--replace", is_flag=True, default=None,
+                     help="Take the place of a runtime of that name, such as that of NVIDIA's "
+                     "toolkit; --remove puts it back."),
         click.option("--force", is_flag=True, help="Overwrite what was changed by hand."),
+        _path("--records", "Where to note what was there before.", RECORDS, "DIRECTORY"),
         click.option("--restart", "mode", default=Mode.NONE.value, show_default=True,
                      type=click.Choice([mode.value for mode in Mode]),
                      help="How to tell the engine, if it needs to be told."),
@@ -110,7 +115,7 @@ def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
 
     With containerd 2 it is a drop-in, in the version of the root file, and the root file gets an
     import if none covers it. With containerd 1, where a drop-in would replace what the root file
-    says of the CRI plugin, it is a marked block at the end of the file itself.
+    says of the CRI plugin, it is a block at the end of the file itself.
     """
     if not given["container_annotations"]:
         prefixes = load_config(None).annotation_prefixes
@@ -128,10 +133,6 @@ def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
     "--hook-directory", "Where to leave what --gpus looks for, if there is none.",
     "/usr/local/bin", "DIRECTORY",
 )  # fmt: skip
-@_path(
-    "--records", "Where to note what was there before.",
-    "/etc/containerd-shim-nvidia/configured", "DIRECTORY",
-)  # fmt: skip
 @_path("--dockerd program", "The program that checks the result; by default the installed one.")
 @with_output
 def docker(output: Output, **given: Any) -> None:
@@ -141,7 +142,7 @@ def docker(output: Output, **given: Any) -> None:
 
 @command.command("crio")
 @_common
-@_path("--config", "CRI-O's configuration, which is only read.", crio_.DEFAULT_CONFIG)
+@_path("--config", "CRI-O's own configuration.", crio_.DEFAULT_CONFIG)
 @_path("--drop-in", "Where to write the handler.", crio_.DEFAULT_DROP_IN)
 @_path("--crio program", "The program that checks the result, if it is installed.")
 @with_output
@@ -159,6 +160,7 @@ def _configure(output: Output, kind: Callable[..., Options], given: dict[str, An
     if kind is ContainerdOptions and (address or given["config"] == DEFAULT_CONFIG):
         # Of the containerd that has another configuration it is not known where it listens.
         given["socket"] = address or SOCKETS["containerd"]
+    given["replace"] = given["replace"] or None
     options = kind(**given)
     change = plan_removal(options) if remove else plan(options)
     done = Mode.NONE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -11,7 +10,8 @@ import click
 from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import with_output
-from integration.cli.output import is_terminal
+from integration.cli.output import counted
+from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.places import Place
@@ -43,12 +43,6 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
     ):  # fmt: skip
         command = option(command)
     return command
-
-
-def tell(line: str) -> None:
-    """Tell a person at a terminal what is being done."""
-    if is_terminal(sys.stderr):
-        sys.stderr.write(f"{line}\n")
 
 
 def _end(*_: object) -> NoReturn:
@@ -104,25 +98,30 @@ def command(
 
     signal.signal(signal.SIGTERM, _end)
     place = Place.of(prefix, "" if no_links else bindir)
-    workshop = Workshop(place, say=tell, runtime=runtime)
-    if collect:
-        answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
-    else:
-        answer = installing.install(
-            installing.Installation(
-                place,
-                source=source,
-                use=use,
-                rollback=rollback,
-                test=not no_self_test,
-                keep=keep,
-                workshop=workshop,
-            ),
-            dry_run=dry_run,
-        )
+    with Progress(output) as progress:
+        workshop = Workshop(place, say=progress.say, runtime=runtime)
+        if collect:
+            answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
+        else:
+            answer = installing.install(
+                installing.Installation(
+                    place,
+                    source=source,
+                    use=use,
+                    rollback=rollback,
+                    test=not no_self_test,
+                    keep=keep,
+                    workshop=workshop,
+                ),
+                dry_run=dry_run,
+            )
     output.text("\n".join(map(printable, _lines(answer, switched=not collect))), answer)
     if dry_run and answer["steps"]:
         raise click.exceptions.Exit(exits.FOUND)
+
+
+def _users(shims: int) -> str:
+    return f"it is used by {counted(shims, 'shim') if shims else 'processes that are not shims'}"
 
 
 def _lines(answer: dict[str, Any], *, switched: bool) -> list[str]:
@@ -138,10 +137,7 @@ def _lines(answer: dict[str, Any], *, switched: bool) -> list[str]:
     if answer["previous"]:
         lines.append(f"{answer['previous']} stays for nvshim install --rollback")
     lines += [f"removed {name}" for name in answer["collected"]]
-    lines += [
-        f"{each['name']} stays while it is used, by {each['shims']} shims among others"
-        for each in answer["in_use"]
-    ]
+    lines += [f"{each['name']} stays: {_users(each['shims'])}" for each in answer["in_use"]]
     lines += answer["warnings"]
     if answer["unseen_shims"]:
         lines.append("there may be shims that are not seen from here, so no version was removed")

@@ -20,7 +20,9 @@ from api.errors import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Column", "Format", "Output", "is_terminal", "plain", "serialized", "title_of"]
+__all__ = [
+    "Column", "Format", "Output", "counted", "is_terminal", "plain", "serialized", "title_of",
+]  # fmt: skip
 
 # A table that nobody looks at is for awk: a line per row, however long.
 _NO_WIDTH: Final = 100_000
@@ -183,6 +185,16 @@ def plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return _joined(value)
     return str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """How many there are of something: "1 shim", "2 shims".
+
+    Args:
+        count: how many.
+        noun: of one; its plural has an s.
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def title_of(container: Mapping[str, Any]) -> str:

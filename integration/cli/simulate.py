@@ -11,6 +11,7 @@ import click
 
 from integration.cli.options import with_output
 from integration.cli.output import Column, Format, Output, plain
+from integration.cli.progress import Progress
 from integration.simulated.errors import ScenarioInvalid
 from integration.simulated.layouts import Layout
 from integration.simulated.node import SimulatedNode
@@ -129,13 +130,14 @@ def create(  # noqa: PLR0917 - click's
     if layout not in known:
         raise click.BadParameter(f"{layout!r} is none of {', '.join(known)}", param_hint="--layout")
     began = time.monotonic()
-    node = SimulatedNode.create(
-        place_of(name, shelf),
-        _scenario(scenario, gpus, model, driver, no_drm=no_drm),
-        packages_cache=cache,
-        layout=Layout(layout),
-        say=lambda line: click.echo(line, err=True),
-    )
+    with Progress(output) as progress:
+        node = SimulatedNode.create(
+            place_of(name, shelf),
+            _scenario(scenario, gpus, model, driver, no_drm=no_drm),
+            packages_cache=cache,
+            layout=Layout(layout),
+            say=progress.say,
+        )
     found = {**describe(node), "seconds": round(time.monotonic() - began, 2)}
     output.text("\n".join([*_told(found), "", *_usage(found)]), found)
 
@@ -231,14 +233,15 @@ def run(  # noqa: PLR0917 - click's
     if node is not None and any((scenario, gpus, model, driver, no_drm)):
         raise click.UsageError("--node has its GPUs already")
     with ExitStack() as stack:
+        progress = stack.enter_context(Progress(Output(Format.TABLE)))
         if node is not None:
             there = SimulatedNode.open(place_of(node, shelf))
         else:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-node-"))
-            there = SimulatedNode.create(
-                f"{directory}/node", chosen, say=lambda line: click.echo(line, err=True)
-            )
-        status = run_on(there.config_path, words, devices=devices, capabilities=capabilities)
+            there = SimulatedNode.create(f"{directory}/node", chosen, say=progress.say)
+        status = run_on(
+            there.config_path, words, devices=devices, capabilities=capabilities, say=progress.say
+        )
     click.get_current_context().exit(status)
 
 

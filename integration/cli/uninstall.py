@@ -9,9 +9,10 @@ import click
 
 from api.errors import printable
 from integration.cli import exits
-from integration.cli.install import tell, with_place
+from integration.cli.install import with_place
 from integration.cli.options import configured, with_output
-from integration.cli.output import Format
+from integration.cli.output import Format, counted
+from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.leaving import remedy
@@ -58,15 +59,15 @@ def command(
         import yaml  # noqa: F401, PLC0415 - the tree may be gone when the answer is written
 
     place = Place.of(prefix, "" if no_links else bindir)
-    workshop = Workshop(place, say=tell, spare=frozenset({os.getpid()}))
-    answer = installing.uninstall(
-        place,
-        workshop=workshop,
-        wait=wait,
-        purge=config if purge else None,
-        force=force,
-        dry_run=dry_run,
-    )
+    with Progress(output) as progress:
+        answer = installing.uninstall(
+            place,
+            workshop=Workshop(place, say=progress.say, spare=frozenset({os.getpid()})),
+            wait=wait,
+            purge=config if purge else None,
+            force=force,
+            dry_run=dry_run,
+        )
     output.text("\n".join(map(printable, _lines(answer))), answer)
     if not answer["complete"] and (answer["steps"] or not dry_run):
         raise click.exceptions.Exit(exits.FOUND)
@@ -85,7 +86,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     if answer["complete"]:
         lines.append(f"nothing is installed below {answer['prefix']} any more")
     elif not answer["dry_run"]:
-        running = f"{len(answer['shims'])} shims run" if answer["shims"] else "something uses it"
+        shims = len(answer["shims"])
+        running = f"it is used by {counted(shims, 'shim')}" if shims else "it is used"
         if answer["unseen_shims"]:
             running = "there may be shims that are not seen from here"
         lines.append(f"not all of it could go: {running}")
@@ -93,8 +95,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     if not answer["complete"] and not answer["dry_run"]:
         lines.append(f"once they have ended, run {_program(answer)} uninstall again")
     lines += [f"removed {path}" for path in answer["purged"]]
-    lines += [
-        f"{path} still names the shim: {remedy([path])}, or its pods will fail"
-        for path in answer["mentioned_in"]
-    ]
+    for path in answer["mentioned_in"]:
+        # Once nvshim itself is gone, its command would be of no use.
+        way = f"take it out of {path}" if answer["complete"] else remedy([path])
+        lines.append(f"{path} still names the shim: {way}, or its pods will fail")
     return lines or ["nothing to do"]

@@ -39,3 +39,4 @@ class CriUnreachable(CriError):
 
     code = "NVSHIM-E2422"
     status = Status.UNAVAILABLE
+    remedy = "start the engine, or name its socket"

@@ -12,13 +12,14 @@ Rules
 - Only our own table is added. What others wrote stays as it is, byte for byte, and the engine
   itself is asked whether it reads everything else as before.
 - To remove is the exact inverse, also of a part that somebody has edited around since.
-- What somebody has changed of ours, or configured under our name, is an error and not overwritten.
+- What somebody has changed of ours is an error and not overwritten. A handler of our name that
+  somebody else has configured is replaced only if a person says so, and comes back with --remove.
 - Nothing is restarted here (:mod:`integration.engines.restart` does, when a person asks for it); a
   change says whether the engine needs it.
 
 Modules: ``containerd`` (with ``options``, ``former``, ``wanted``, ``verdict``, ``imports``,
-``dump``), ``docker``, ``crio``; ``tomltext`` and ``jsontext`` edit text, ``marks`` tells ours from
-others', ``files`` replaces files.
+``dump``), ``docker``, ``crio``; ``tomltext`` and ``jsontext`` edit text, ``undo`` has the record of
+what was there before and the way back, ``files`` replaces files.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules
 - **containerd 1 replaces** a plugin's whole table by that of an imported file: a drop-in with the
   CRI plugin's table would take away what the root file says of it (sandbox image, CNI, registry,
   systemd's cgroups), now or as soon as somebody writes something there. So there the handler
-  is a marked block at the end of the file whose table is in force: the last one that has it.
+  is a block at the end of the file whose table is in force: the last one that has it.
 - containerd 1 also forgets its built-in handler ``runc`` as soon as a file names any other. Where
   that would happen, the block names it as well.
 - containerd 2 heeds a few settings of a file of version 2 only where a handler is named. Where ours
@@ -17,8 +17,8 @@ Rules
 - A root file that is not there means containerd's defaults, and then no release reads conf.d. So
   one is made, with the drop-in's import or the block and nothing else.
 - The drop-in sorts behind NVIDIA's (99-nvidia.toml), and has a name that no tool of NVIDIA's
-  writes or removes. A handler that somebody else has configured is never changed.
-- Taking out is the exact inverse: what others have not touched is byte for byte what it was.
+  writes or removes. A handler of that name that somebody else has configured is changed only if a
+  person says so (``replace``): then it makes room for ours, and comes back with --remove.
 
 Source: containerd-config.toml(5); containerd cmd/containerd/server/config LoadConfig, mergeConfig;
 docs/cri/config.md; k3s pkg/agent/templates.
@@ -27,17 +27,30 @@ docs/cri/config.md; k3s pkg/agent/templates.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import marks
 from integration.engines.dump import Containerd, cri, differences, handlers
 from integration.engines.errors import ConfigRefused, EngineNotInstalled
-from integration.engines.files import Change, FileChange, Need
-from integration.engines.former import Former, without_us
-from integration.engines.imports import View, load
-from integration.engines.options import ENGINE, RUNTIME_TYPE, Options, check_name
-from integration.engines.verdict import check, check_default, check_former, refuse_generated
-from integration.engines.wanted import as_before, kept, with_us
+from integration.engines.files import Change, Need
+from integration.engines.former import without_us
+from integration.engines.imports import load
+from integration.engines.options import (
+    DEFAULT_CONFIG,
+    ENGINE,
+    RUNTIME_TYPE,
+    Options,
+    check_name,
+)
+from integration.engines.undo import Record, View, changes, read_record, remedy_of
+from integration.engines.verdict import (
+    check,
+    check_default,
+    check_former,
+    refuse_generated,
+    theirs,
+)
+from integration.engines.wanted import as_before, kept, with_us, without_theirs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,21 +82,28 @@ def plan(options: Options) -> Change:
     containerd = Containerd(options.program, options.socket)
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)
-    former = without_us(options, containerd)
-    before = containerd.dump(former.view, options.config)
-    changed = bool(_file_changes(former.view, former, options.config))
+    record = read_record(options.record)
+    former = without_us(options, record)
+    before = containerd.dump(former, options.config)
     # Where nothing of ours is, there is nothing else to compare with.
-    now = _dump_now(options, containerd) if changed else before
+    now = _dump_now(options, containerd) if former.exchanged else before
     options = as_before(options, before, now)
-    check_former(options, former.view, before)
-    wanted, notes = with_us(options, containerd, former, before)
+    is_replaced = record.replaces(options.runtime_name, options.replace)
+    options = replace(options, replace=is_replaced)
+    check_former(options, former, before)
+    room, others = former, []
+    if options.runtime_name in handlers(before):
+        files = load(former, options.config, relative_patterns=containerd.relative_patterns)
+        room = without_theirs(options, former, files)
+        others = theirs(options, before)
+    wanted, notes = with_us(options, containerd, room, before)
     after = containerd.dump(wanted, options.config)
     if more := kept(before, after):
-        wanted, notes = with_us(options, containerd, former, before, more)
+        wanted, notes = with_us(options, containerd, room, before, more)
         after = containerd.dump(wanted, options.config)
     check(options, containerd, before, after)
     check_default(options, now, after)
-    return _change(options, former, wanted, now=now, after=after, notes=notes)
+    return _change(options, record, former, wanted, now=now, after=after, notes=[*notes, *others])
 
 
 def plan_removal(options: Options) -> Change:
@@ -105,11 +125,12 @@ def plan_removal(options: Options) -> Change:
         containerd = Containerd(options.program, options.socket)
     except EngineNotInstalled as error:
         notes.append(f"not looked at by containerd: {error.found}")
-    former = without_us(options, containerd)
+    record = read_record(options.record)
+    former = without_us(options, record)
     if containerd is not None:
         now = _dump_now(options, containerd)
         try:
-            after = containerd.dump(former.view, options.config)
+            after = containerd.dump(former, options.config)
         except ConfigRefused as error:
             if now is not None and not options.force:
                 raise
@@ -118,12 +139,14 @@ def plan_removal(options: Options) -> Change:
         else:
             check_default(options, now, after)
             notes += [
-                f"the handler {name} is one of {RUNTIME_TYPE}, too, and has no mark of nvshim: "
+                f"the handler {name} calls our shim, too, and nvshim has no record of it: "
                 "whoever wrote it has to take it out"
                 for name, handler in handlers(after).items()
                 if handler.get("runtime_type") == RUNTIME_TYPE
             ]
-    return _change(options, former, former.view, now=now, after=after, notes=notes)
+    if options.drop_in is not None and options.drop_in not in record.files:
+        notes.append(f"{options.drop_in} is not a file that nvshim has written: it stays")
+    return _change(options, record, former, former, now=now, after=after, notes=notes)
 
 
 def _dump_now(options: Options, containerd: Containerd) -> Mapping[str, Any] | None:
@@ -136,22 +159,28 @@ def _dump_now(options: Options, containerd: Containerd) -> Mapping[str, Any] | N
 
 def _change(
     options: Options,
-    former: Former,
+    record: Record,
+    former: View,
     wanted: View,
     *,
     now: Mapping[str, Any] | None,
     after: Mapping[str, Any] | None,
     notes: Sequence[str],
 ) -> Change:
-    changes = _file_changes(wanted, former, options.config)
-    files = sorted(changes, key=lambda change: _rank(options, change))
+    files = changes(
+        record, former, wanted, config=options.config, name=options.runtime_name,
+        remedy=remedy_of(ENGINE, "--config", options.config, DEFAULT_CONFIG),
+        replaced=bool(options.replace),
+        # What it imports it may import by "*", and somebody may start it just now.
+        staging=os.path.dirname(os.path.realpath(options.config)),
+    )  # fmt: skip
     need, why = Need.NOTHING, "nothing that containerd reads changes: it needs no restart"
     if not files:
         why = "nothing changes: containerd needs no restart"
     elif now is None or after is None or any(differences(now, after)):
         need, why = Need.RESTART, _RESTART
     in_force = {} if after is None else _in_force(options, after)
-    return Change(ENGINE, tuple(files), need, why, options.config, tuple(notes), in_force)
+    return Change(ENGINE, files, need, why, options.config, tuple(notes), in_force)
 
 
 def _in_force(options: Options, after: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,23 +192,3 @@ def _in_force(options: Options, after: Mapping[str, Any]) -> Mapping[str, Any]:
     }  # fmt: skip
     known = {"containerd": {"default_runtime_name": default, "runtimes": runtimes}}
     return {"enable_cdi": table["enable_cdi"], **known} if "enable_cdi" in table else known
-
-
-def _file_changes(view: View, former: Former, root: str) -> list[FileChange]:
-    """The files that are not in a view what they are on disk."""
-    # What it imports it may import by "*", and somebody may start it just now.
-    staging = os.path.dirname(os.path.realpath(root))
-    changes = (
-        FileChange.to(path, text, made=former.directories.get(path, ()), staging=staging)
-        for path, text in view.exchanged.items()
-    )
-    return list(filter(None, changes))
-
-
-def _rank(options: Options, change: FileChange) -> int:
-    """What is referred to is there before the reference, and goes after it."""
-    is_options = os.path.dirname(change.path) == options.handler_options
-    if change.new is None:
-        return 4 if is_options else 2 if change.path == options.config else 3
-    owned = change.path != options.config and marks.read_owned(change.new.decode()) is not None
-    return 0 if is_options else 1 if owned else 2

@@ -5,7 +5,8 @@ Rules
   containerd did before 2.3, and speaks version 2 of its task API with it. ``runtime_path`` is the
   shim's path. There is no other type with which it would call a shim.
 - CRI-O reads every file in crio.conf.d, sorted by name, over its own; a table of a handler does not
-  disturb others. The drop-in is ours as a whole.
+  disturb others. The drop-in is ours as a whole. A handler of that name in another file is taken
+  out only if a person says so (``replace``), and comes back with --remove.
 - No CRI-O has been tried with it: the shim is driven by the calls that its source has, and what is
   written is checked by CRI-O itself (``crio config``) where it is installed.
 
@@ -19,32 +20,36 @@ import os
 import shutil
 import tempfile
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import marks, tomltext
+from integration.engines import tomltext
 from integration.engines.errors import (
-    ChangedByHand,
     ConfigInvalid,
     ConfigRefused,
+    EditImpossible,
     EngineNotInstalled,
     HandlerInUse,
     HandlerTaken,
     NotOurs,
 )
-from integration.engines.files import (
-    Change,
-    FileChange,
-    Need,
-    missing_directories,
-    read,
-    read_text,
-)
+from integration.engines.files import Change, Need
 from integration.engines.options import check_name
 from integration.engines.programs import PATH, find_program, run
+from integration.engines.undo import (
+    HEAD,
+    RECORDS,
+    Record,
+    View,
+    changes,
+    read_record,
+    record_path,
+    remedy_of,
+    without,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 __all__ = ["DEFAULT_CONFIG", "DEFAULT_DROP_IN", "Options", "plan", "plan_removal"]
 
@@ -59,13 +64,16 @@ class Options:
     """What is wanted.
 
     Attributes:
-        config: CRI-O's own file, which is only read.
+        config: CRI-O's own file, which is only read unless the handler is replaced in it.
         drop_in: where the handler is written.
         runtime_name: the handler, as a RuntimeClass names it.
         set_default: whether pods that name no handler get it; None for what was configured before.
         shim: path of the shim; None for the one on the path of system services.
         program: crio; None for the installed one, if there is one.
         force: whether what was changed by hand is lost.
+        replace: whether it takes the place of a handler of that name that somebody else has made;
+            None for what was said before.
+        records: the directory of records.
     """
 
     config: str = DEFAULT_CONFIG
@@ -75,6 +83,13 @@ class Options:
     shim: str | None = None
     program: str | None = None
     force: bool = False
+    replace: bool | None = None
+    records: str = RECORDS
+
+    @property
+    def record(self) -> str:
+        """The record of this drop-in."""
+        return record_path(self.records, ENGINE, self.drop_in, DEFAULT_DROP_IN)
 
 
 def plan(options: Options) -> Change:
@@ -90,24 +105,26 @@ def plan(options: Options) -> Change:
         EnginesError: it cannot be had.
     """
     check_name(options.runtime_name)
-    old, record = _ours(options)
-    for path, table in _others(options):
-        found = table.get("crio", {}).get("runtime", {}).get("runtimes", {})
-        if options.runtime_name in found:
-            raise HandlerTaken(
-                f"the handler {options.runtime_name} of CRI-O",
-                found=f"{path} has one: {found[options.runtime_name]}",
-                do="remove it, or choose another --runtime-name",
-            )
+    record = read_record(options.record)
+    former = without(record, force=options.force)
+    if former.text(options.drop_in) is not None and not options.force:
+        raise NotOurs(
+            f"to write {options.drop_in}", found="there is a file of somebody else",
+            do="choose another place with --drop-in, or overwrite it with --force",
+        )  # fmt: skip
+    is_replaced = record.replaces(options.runtime_name, options.replace)
+    view = _without_theirs(options, former, is_replaced=is_replaced)
     shim = options.shim or shutil.which(SHIM, path=PATH)
     if shim is None:
         raise EngineNotInstalled(
             f"the path of {SHIM}, which CRI-O has to be told", found=f"none in {PATH}",
             do="install it, or name it with --shim",
         )  # fmt: skip
-    directories = record.get("directories", list(missing_directories(options.drop_in)))
-    text = marks.owned(ENGINE, _body(options, shim, old), {"directories": directories})
-    return _change(options, old, text, notes=_validated(options, text))
+    text = _body(options, shim, record)
+    view = view.with_text(options.drop_in, text)
+    return _change(
+        options, record, former, view, replaced=is_replaced, notes=_validated(options, text)
+    )
 
 
 def plan_removal(options: Options) -> Change:
@@ -122,34 +139,45 @@ def plan_removal(options: Options) -> Change:
     Raises:
         EnginesError: the file cannot be read, or was changed by hand.
     """
-    old, record = _ours(options)
-    if old is not None and not options.force:
-        _check_default(options, read_text(options.drop_in, old))
-    return _change(options, old, None, record.get("directories", ()))
+    record = read_record(options.record)
+    former = without(record, force=options.force)
+    if options.drop_in in record.files and not options.force:
+        _check_default(options, former, record.files[options.drop_in].after)
+    return _change(options, record, former, former)
 
 
-def _ours(options: Options) -> tuple[bytes | None, dict[str, Any]]:
-    """Our drop-in with its record, if it is there."""
-    content = read(options.drop_in)
-    if content is None:
-        return None, {}
-    owned = marks.read_owned(read_text(options.drop_in, content))
-    if options.force:
-        return content, {} if owned is None else dict(owned.record)
-    if owned is None:
-        raise NotOurs(
-            f"to write or remove {options.drop_in}", found="it is a file of somebody else",
-            do="choose another place with --drop-in, or overwrite it with --force",
-        )  # fmt: skip
-    if not owned.intact:
-        raise ChangedByHand(
-            f"to write or remove {options.drop_in}", found="it was changed since",
-            do="look at it; --force overwrites or removes it",
-        )  # fmt: skip
-    return content, dict(owned.record)
+def _without_theirs(options: Options, view: View, *, is_replaced: bool) -> View:
+    """CRI-O's files without the handler whose place ours is to take."""
+    at = ("crio", "runtime", "runtimes", options.runtime_name)
+    note = f"nvshim: the handler {options.runtime_name} that stood here comes back with --remove"
+    for path, table in _others(options, view):
+        found = _runtimes(table).get(options.runtime_name)
+        if found is None:
+            continue
+        if not is_replaced:
+            raise HandlerTaken(
+                f"the handler {options.runtime_name} of CRI-O",
+                found=f"{path} has one: {found}",
+                do="add --replace to take its place (--remove puts it back), or choose another "
+                "--runtime-name",
+            )
+        text = tomltext.cut(view.text(path) or "", at, note)
+        if options.runtime_name in _runtimes(tomltext.parse(text)):
+            raise EditImpossible(
+                f"to take the handler {options.runtime_name} out of {path}",
+                found="it is not a table of its own",
+                do=f"write it as [{tomltext.to_key(*at)}]",
+            )
+        view = view.edited(path, text, stood=True)
+    return view
 
 
-def _others(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
+def _runtimes(table: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = table.get("crio", {}).get("runtime", {}).get("runtimes", {})
+    return found
+
+
+def _others(options: Options, view: View) -> Iterator[tuple[str, dict[str, Any]]]:
     """CRI-O's files but ours."""
     directory = os.path.dirname(options.drop_in)
     pattern = f"{glob.escape(directory)}/**"
@@ -157,21 +185,23 @@ def _others(options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in (options.config, *paths):
         if path == options.drop_in or os.path.isdir(path):
             continue
-        content = read(path)
-        if content is None:
+        text = view.text(path)
+        if text is None:
             continue
         try:
-            yield path, tomltext.parse(read_text(path, content))
+            yield path, tomltext.parse(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigInvalid(f"to read {path}", found=f"no TOML: {error}") from error
+            raise ConfigInvalid(
+                f"to read {path}", found=f"it is not valid TOML: {error}", do="correct it"
+            ) from error
 
 
-def _check_default(options: Options, ours: str) -> None:
+def _check_default(options: Options, former: View, ours: str) -> None:
     """That what is to go is not what others have made the default."""
-    runtime = _runtime(ours)
-    for path, table in _others(options):
+    there = [_runtimes(table) for _, table in _others(options, former)]
+    for path, table in _others(options, former):
         name = table.get("crio", {}).get("runtime", {}).get("default_runtime")
-        if name in runtime.get("runtimes", {}):
+        if name in _runtimes(tomltext.parse(ours)) and not any(name in each for each in there):
             raise HandlerInUse(
                 f"to take the handler {name} away",
                 found=f"{path} has default_runtime = {name}: no pod would start",
@@ -179,20 +209,16 @@ def _check_default(options: Options, ours: str) -> None:
             )
 
 
-def _runtime(ours: str) -> dict[str, Any]:
-    table: dict[str, Any] = tomltext.parse(ours).get("crio", {}).get("runtime", {})
-    return table
-
-
-def _body(options: Options, shim: str, old: bytes | None) -> str:
+def _body(options: Options, shim: str, record: Record) -> str:
     lines = []
     default = options.set_default
-    if default is None and old is not None and marks.read_owned(old.decode(errors="replace")):
-        default = "default_runtime" in _runtime(read_text(options.drop_in, old))
+    if default is None and options.drop_in in record.files:
+        ours = tomltext.parse(record.files[options.drop_in].after)
+        default = "default_runtime" in ours["crio"]["runtime"]
     if default:
         name = tomltext.to_value(options.runtime_name)
         lines += ["[crio.runtime]", f"default_runtime = {name}", ""]
-    return "\n".join(
+    return HEAD + "\n".join(
         [
             *lines,
             f"[{tomltext.to_key('crio', 'runtime', 'runtimes', options.runtime_name)}]",
@@ -224,18 +250,21 @@ def _validated(options: Options, text: str) -> tuple[str, ...]:
 
 def _change(
     options: Options,
-    old: bytes | None,
-    text: str | None,
-    made: Sequence[str] = (),
+    record: Record,
+    former: View,
+    wanted: View,
+    *,
+    replaced: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Change:
-    # CRI-O reads every file of its directory, whatever its name.
-    staging = os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in)))
-    change = FileChange.to(options.drop_in, text, made=made, staging=staging)
-    if change is None:
-        why = "nothing changes: CRI-O needs no restart"
-        return Change(ENGINE, (), Need.NOTHING, why, options.drop_in, notes)
-    # What the text was made of, or who has changed the file since would be overwritten.
-    change = replace(change, old=old)
-    why = "CRI-O reads its handlers when it starts: it needs a restart"
-    return Change(ENGINE, (change,), Need.RESTART, why, options.drop_in, notes)
+    files = changes(
+        record, former, wanted, config=options.drop_in, name=options.runtime_name,
+        remedy=remedy_of(ENGINE, "--drop-in", options.drop_in, DEFAULT_DROP_IN),
+        replaced=replaced,
+        # CRI-O reads every file of its directory, whatever its name.
+        staging=os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in))),
+    )  # fmt: skip
+    need, why = Need.RESTART, "CRI-O reads its handlers when it starts: it needs a restart"
+    if not files:
+        need, why = Need.NOTHING, "nothing changes: CRI-O needs no restart"
+    return Change(ENGINE, files, need, why, options.drop_in, notes)

@@ -2,8 +2,7 @@
 
 Rules
 - **daemon.json** gets ``runtimes.NAME.runtimeType``, and ``default-runtime`` and ``features.cdi``
-  if asked; all else in it stays as it is. It can hold no mark, so what it was is in a record of
-  ours: with it the inverse is exact, and if somebody else has changed the file meanwhile, only
+  if asked; all else in it stays as it is. If somebody else has changed the file meanwhile, only
   our members are taken out.
 - **--gpus** is known to a dockerd that finds a program ``nvidia-container-runtime-hook`` on its
   PATH when it starts. Where there is none we leave one whose only job is to say what it is: our
@@ -18,19 +17,16 @@ Source: dockerd(8); moby daemon/reload.go, daemon/nvidia_linux.go; Docker 23's r
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
 from dataclasses import dataclass
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import jsontext, marks
+from integration.engines import jsontext
 from integration.engines.errors import (
-    ChangedByHand,
     ConfigInvalid,
     ConfigRefused,
     EditImpossible,
@@ -38,21 +34,25 @@ from integration.engines.errors import (
     EngineTooOld,
     HandlerInUse,
     HandlerTaken,
-    RecordInvalid,
 )
-from integration.engines.files import (
-    Change,
-    FileChange,
-    Need,
-    missing_directories,
-    read,
-    read_text,
-)
+from integration.engines.files import Change, FileChange, Need
 from integration.engines.options import RUNTIME_TYPE, check_name
 from integration.engines.programs import PATH, find_program, run
+from integration.engines.undo import (
+    RECORDS,
+    Record,
+    View,
+    Written,
+    changes,
+    read_record,
+    record_path,
+    remedy_of,
+    undo_edits,
+    without,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["DEFAULT_CONFIG", "HOOK", "Options", "plan", "plan_removal"]
 
@@ -63,17 +63,12 @@ HOOK: Final = "nvidia-container-runtime-hook"
 # The first that can be told of a shim in daemon.json.
 _FIRST: Final = 23
 _NVIDIAS: Final = f"/usr/bin/{HOOK}"
-# What a record has: daemon.json as it was, the digest of what it became, our members (path, value,
-# former value), our hook, and the directories that were made for each file.
-_RECORD: Final[Mapping[str, Any]] = {
-    "config": str, "before": (str, NoneType), "sha256": str, "members": list,
-    "hook": (str, NoneType), "directories": dict,
-}  # fmt: skip
-_MEMBER: Final = 3
 _DEFAULT: Final = ("default-runtime",)
 _CDI: Final = ("features", "cdi")
 _CDI_AT_START: Final = "dockerd looks for CDI specs if it was told to at its start: restart it"
-_HOOK_BODY: Final = """\
+_HOOK: Final = """\
+#!/bin/sh
+# Written by `nvshim configure docker`, which also takes it away (--remove).
 #
 # dockerd knows --gpus if it finds a program of this name when it starts. Containers get their
 # GPUs from containerd-shim-nvidia-v1, which never runs this.
@@ -96,9 +91,11 @@ class Options:
         shim: path of the shim; None for the one on containerd's PATH.
         enable_cdi: whether Docker applies CDI specs itself (from 28.2 on it does); likewise.
         hook_directory: where the hook's stand-in is made if there is none.
-        records: the directory of our record.
+        records: the directory of records.
         program: dockerd; None for the installed one.
         force: whether what was changed by hand is lost.
+        replace: whether it takes the place of a runtime of that name that somebody else has made;
+            None for what was said before.
     """
 
     config: str = DEFAULT_CONFIG
@@ -107,33 +104,15 @@ class Options:
     shim: str | None = None
     enable_cdi: bool | None = None
     hook_directory: str = "/usr/local/bin"
-    records: str = "/etc/containerd-shim-nvidia/configured"
+    records: str = RECORDS
     program: str | None = None
     force: bool = False
+    replace: bool | None = None
 
     @property
     def record(self) -> str:
         """The record of this daemon.json."""
-        digest = hashlib.sha256(self.config.encode()).hexdigest()[:8]
-        name = "docker.json" if self.config == DEFAULT_CONFIG else f"docker-{digest}.json"
-        return os.path.join(self.records, name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Former:
-    """The files without us.
-
-    Attributes:
-        text: daemon.json; None for none.
-        hook: the path of our hook that is there; None for none.
-        directories: that were made for each file of ours.
-        members: what of daemon.json was ours.
-    """
-
-    text: str | None
-    hook: str | None
-    directories: Mapping[str, tuple[str, ...]]
-    members: frozenset[tuple[str, ...]] = frozenset()
+        return record_path(self.records, ENGINE, self.config, DEFAULT_CONFIG)
 
 
 def plan(options: Options) -> Change:
@@ -151,51 +130,38 @@ def plan(options: Options) -> Change:
     check_name(options.runtime_name)
     program = find_program(options.program or "dockerd", "--dockerd")
     _check_release(program)
-    former = _without_us(options)
-    before = _parsed(options.config, former.text)
-    runtimes = before.get("runtimes", {})
-    if isinstance(runtimes, dict) and options.runtime_name in runtimes:
+    record = read_record(options.record)
+    former = _without_us(options, record)
+    text = former.text(options.config)
+    before = _parsed(options.config, text)
+    taken = _at(before, ("runtimes", options.runtime_name))
+    is_replaced = record.replaces(options.runtime_name, options.replace)
+    if taken is not None and not is_replaced:
         raise HandlerTaken(
-            f"the runtime {options.runtime_name} for {RUNTIME_TYPE}",
-            found=f"{options.config} has one: {json.dumps(runtimes[options.runtime_name])}",
-            do="remove it (NVIDIA's by `nvidia-ctk`), or choose another --runtime-name",
+            f"the runtime {options.runtime_name}",
+            found=f"{options.config} has one: {json.dumps(taken)}",
+            do="add --replace to take its place (--remove puts it back), or choose another "
+            "--runtime-name",
         )
-    members = _members(options, before, former.members)
-    wanted = "{}\n" if former.text is None or _is_blank(former.text) else former.text
+    members = _members(options, before, _ours(options, record))
+    wanted = "{}\n" if text is None or _is_blank(text) else text
     for path, value in members:
         try:
             wanted = jsontext.set_member(wanted, path, value)
         except ValueError:
             raise EditImpossible(
                 f"{'.'.join(path)} in {options.config}",
-                found=f"{'.'.join(path[:-1])} is no object",
+                found=f"{'.'.join(path[:-1])} is not an object",
+                do="correct it: it has to be { … }",
             ) from None
-    _check_default(options, wanted)
-    notes = _validated(options, program, former.text, wanted)
-    hook, hook_text = former.hook, None
-    if hook is not None or shutil.which(HOOK, path=_hook_path(options)) is None:
-        hook = os.path.join(options.hook_directory, HOOK)
-        hook_text = _hook(options)
-    record = {
-        "config": options.config,
-        "before": former.text,
-        "sha256": _digest(wanted),
-        "members": [[list(path), value, _at(before, path)] for path, value in members],
-        "hook": hook if hook_text is not None else None,
-        "directories": {
-            path: list(former.directories.get(path) or missing_directories(path))
-            for path in filter(None, (options.config, options.record, hook_text and hook))
-        },
-    }
-    files: list[tuple[str, str | None, int]] = [
-        (options.record, json.dumps(record, indent=2) + "\n", 0o644)
-    ]
-    if former.hook is not None and former.hook != hook:
-        files.append((former.hook, None, 0))
-    if hook is not None and hook_text is not None:
-        files.append((hook, hook_text, 0o755))
-    files.append((options.config, wanted, 0o644))
-    return _change(options, files, former, notes)
+    _check_default(options, former, wanted)
+    notes = _validated(options, program, text, wanted)
+    view = former.with_text(options.config, wanted)
+    hooks = [path for path in record.files if os.path.basename(path) == HOOK]
+    if hooks or shutil.which(HOOK, path=f"{PATH}:{options.hook_directory}") is None:
+        hook = _HOOK.format(theirs=_NVIDIAS, name=options.runtime_name)
+        view = view.with_text(os.path.join(options.hook_directory, HOOK), hook)
+    return _change(options, record, former, view, replaced=is_replaced, notes=notes)
 
 
 def plan_removal(options: Options) -> Change:
@@ -210,13 +176,10 @@ def plan_removal(options: Options) -> Change:
     Raises:
         EnginesError: a file cannot be read, or was changed by hand.
     """
-    former = _without_us(options)
-    _check_default(options, former.text)
-    files: list[tuple[str, str | None, int]] = [(options.config, former.text, 0o644)]
-    if former.hook is not None:
-        files.append((former.hook, None, 0))
-    files.append((options.record, None, 0))
-    return _change(options, files, former)
+    record = read_record(options.record)
+    former = _without_us(options, record)
+    _check_default(options, former, former.text(options.config))
+    return _change(options, record, former, former)
 
 
 def _check_release(program: str) -> None:
@@ -249,86 +212,41 @@ def _members(
     return members
 
 
-def _without_us(options: Options) -> _Former:
+def _without_us(options: Options, record: Record) -> View:
     """The files as they would be had we never been there."""
-    text = _text(options.config)
-    _parsed(options.config, text)
-    record = _read_record(options)
-    if record is None:
-        return _Former(text, None, {})
-    directories = {path: tuple(made) for path, made in record["directories"].items()}
-    hook = record["hook"] if _is_our_hook(options, record["hook"]) else None
-    members = frozenset(tuple(member[0]) for member in record["members"])
-    return _Former(_config_without_us(options, text, record), hook, directories, members)
+    _parsed(options.config, View().text(options.config))
 
-
-def _is_our_hook(options: Options, path: str | None) -> bool:
-    found = None if path is None else _text(path)
-    owned = None if found is None else marks.read_owned(found.partition("\n")[2])
-    if owned is None:
-        return False  # it is gone, or somebody else's by now
-    if not owned.intact and not options.force:
-        raise ChangedByHand(
-            f"to write or remove {path}", found="it was changed since nvshim made it",
-            do="look at it; --force overwrites or removes it",
-        )  # fmt: skip
-    return True
-
-
-def _config_without_us(options: Options, text: str | None, record: Mapping[str, Any]) -> str | None:
-    """daemon.json as it would be had we never been there."""
-    if text is None:
-        return None  # nothing of ours is in it, and nothing is to be put there
-    if _digest(text) == record["sha256"]:
-        before: str | None = record["before"]
-        return before
-    if text == record["before"]:
+    def undo(path: str, written: Written, text: str, force: bool) -> str | None:  # noqa: FBT001 - see Undo
+        if path != options.config:
+            return undo_edits(path, written, text, force)
+        for at, value, was in reversed(_members_of(path, written)):
+            if _at(_parsed(path, text), at) != value:
+                continue  # somebody else's by now
+            if was is not None:
+                text = jsontext.set_member(text, at, was)
+                continue
+            text = jsontext.remove_member(text, at)
+            if len(at) > 1 and _at(_parsed(path, text), at[:-1]) == {}:
+                text = jsontext.remove_member(text, at[:-1])
         return text
-    for path, value, was in reversed(record["members"]):
-        if _at(_parsed(options.config, text), path) != value:
-            continue  # somebody else's by now
-        if was is not None:
-            text = jsontext.set_member(text, path, was)
-            continue
-        text = jsontext.remove_member(text, path)
-        if len(path) > 1 and _at(_parsed(options.config, text), path[:-1]) == {}:
-            text = jsontext.remove_member(text, path[:-1])
-    return text
+
+    return without(record, force=options.force, undo=undo)
 
 
-def _read_record(options: Options) -> Mapping[str, Any] | None:
-    text = _text(options.record)
-    if text is None:
-        return None
-    try:
-        record = json.loads(text)
-    except ValueError:
-        record = None
-    if not _is_record(record):
-        raise RecordInvalid(
-            f"to read {options.record}", found="it is no record of ours",
-            do=f"take our members out of {options.config} by hand, and remove the record",
-        )  # fmt: skip
-    found: Mapping[str, Any] = record
-    return found
+def _ours(options: Options, record: Record) -> frozenset[tuple[str, ...]]:
+    """The members of daemon.json that we have written."""
+    written = record.files.get(options.config)
+    found = () if written is None else _members_of(options.config, written)
+    return frozenset(path for path, _, _ in found)
 
 
-def _is_record(value: Any) -> bool:
-    """Whether a value is what :func:`plan` writes down."""
-    if not isinstance(value, dict) or value.keys() != _RECORD.keys():
-        return False
-    if not all(isinstance(value[key], kind) for key, kind in _RECORD.items()):
-        return False
-    members, directories = value["members"], value["directories"]
-    return all(
-        isinstance(member, list) and len(member) == _MEMBER and isinstance(member[0], list)
-        for member in members
-    ) and all(isinstance(made, list) for made in directories.values())
-
-
-def _text(path: str) -> str | None:
-    content = read(path)
-    return None if content is None else read_text(path, content)
+def _members_of(path: str, written: Written) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """What we have written into daemon.json: the paths of members, their values, and the former."""
+    before, after = _parsed(path, written.before), _parsed(path, written.after)
+    names = after.get("runtimes") or {}
+    paths = [*(("runtimes", name) for name in names), _DEFAULT, _CDI]
+    found = [(at, _at(after, at), _at(before, at)) for at in paths]
+    return [(at, value, was) for at, value, was in found if value != was]
 
 
 def _parsed(path: str, text: str | None) -> dict[str, Any]:
@@ -337,9 +255,11 @@ def _parsed(path: str, text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text.removeprefix(jsontext.MARK))
     except (ValueError, RecursionError) as error:
-        raise ConfigInvalid(f"to read {path}", found=f"no JSON: {error}") from error
+        raise ConfigInvalid(
+            f"to read {path}", found=f"it is not valid JSON: {error}", do="correct it"
+        ) from error
     if not isinstance(found, dict):
-        raise ConfigInvalid(f"to read {path}", found="it is no object ({ … })")
+        raise ConfigInvalid(f"to read {path}", found="it is not an object ({ … })", do="correct it")
     return found
 
 
@@ -348,9 +268,10 @@ def _is_blank(text: str) -> bool:
     return text.removeprefix(jsontext.MARK).strip() in ("", "null")
 
 
-def _check_default(options: Options, text: str | None) -> None:
+def _check_default(options: Options, former: View, text: str | None) -> None:
     """That dockerd's default runtime is not taken away."""
-    now, after = _parsed(options.config, _text(options.config)), _parsed(options.config, text)
+    there = former.on_disk(options.config)
+    now, after = _parsed(options.config, there), _parsed(options.config, text)
     name = after.get("default-runtime")
     gone = name in (now.get("runtimes") or {}) and name not in (after.get("runtimes") or {})
     if gone and not options.force:
@@ -396,34 +317,29 @@ def _refusal(options: Options, program: str, text: str) -> str | None:
     return said or f"exit code {done.returncode}" if done.returncode else None
 
 
-def _hook_path(options: Options) -> str:
-    return f"{PATH}:{options.hook_directory}"
-
-
-def _hook(options: Options) -> str:
-    body = _HOOK_BODY.format(theirs=_NVIDIAS, name=options.runtime_name)
-    return f"#!/bin/sh\n{marks.owned(ENGINE, body, {})}"
-
-
 def _change(
     options: Options,
-    files: list[tuple[str, str | None, int]],
-    former: _Former,
+    record: Record,
+    former: View,
+    wanted: View,
+    *,
+    replaced: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Change:
-    planned = (
-        FileChange.to(path, text, made=former.directories.get(path, ()), mode=mode)
-        for path, text, mode in files
-    )
-    changes = list(filter(None, planned))
-    need, why = _need(options, changes)
-    return Change(ENGINE, tuple(changes), need, why, options.config, notes)
+    hooks = (path for path in wanted.exchanged if os.path.basename(path) == HOOK)
+    files = changes(
+        record, former, wanted, config=options.config, name=options.runtime_name,
+        remedy=remedy_of(ENGINE, "--config", options.config, DEFAULT_CONFIG),
+        replaced=replaced, mode=dict.fromkeys(hooks, 0o755),
+    )  # fmt: skip
+    need, why = _need(options, files)
+    return Change(ENGINE, files, need, why, options.config, notes)
 
 
-def _need(options: Options, changes: list[FileChange]) -> tuple[Need, str]:
-    if any(os.path.basename(c.path) == HOOK and c.action != "changed" for c in changes):
+def _need(options: Options, files: Sequence[FileChange]) -> tuple[Need, str]:
+    if any(os.path.basename(c.path) == HOOK and c.action != "changed" for c in files):
         return Need.RESTART, "dockerd looks for what --gpus needs when it starts: restart it"
-    config = next((change for change in changes if change.path == options.config), None)
+    config = next((change for change in files if change.path == options.config), None)
     if config is None:
         return Need.NOTHING, "nothing that dockerd reads changes: it needs no restart"
     old, new = (
@@ -437,7 +353,3 @@ def _need(options: Options, changes: list[FileChange]) -> tuple[Need, str]:
     if any(key in old and key not in new for key in ("runtimes", "default-runtime")):
         return Need.RESTART, "a reload of dockerd keeps what is gone from its file: restart it"
     return Need.RELOAD, "dockerd has to reload its configuration (--restart signal)"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -26,7 +26,7 @@ from integration.engines.running import running_program
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from integration.engines.imports import View
+    from integration.engines.undo import View
 
 __all__ = ["CRI", "IMAGES", "Containerd", "cri", "differences", "handlers", "pruned"]
 

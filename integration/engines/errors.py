@@ -19,6 +19,7 @@ class EngineNotInstalled(EnginesError):
     """The engine's program, which is to check what is written for it, is not found."""
 
     code = "NVSHIM-E2550"
+    remedy = "see that the program is installed and can be run"
 
 
 class EngineTooOld(EnginesError):
@@ -32,18 +33,21 @@ class ConfigUnreadable(EnginesError):
 
     code = "NVSHIM-E2552"
     status = Status.PERMISSION_DENIED
+    remedy = "see the file's type and encoding (it has to be text in UTF-8)"
 
 
 class ConfigInvalid(EnginesError):
     """A file of the engine's configuration is no TOML or JSON, or of a version nobody knows."""
 
     code = "NVSHIM-E2553"
+    remedy = "correct the file"
 
 
 class ConfigRefused(EnginesError):
     """The engine itself refuses a configuration. Nothing was put in place."""
 
     code = "NVSHIM-E2554"
+    remedy = "correct the configuration; the engine would not start with it"
 
 
 class ConfigDiffers(EnginesError):
@@ -108,6 +112,7 @@ class EditImpossible(EnginesError):
     """Our part cannot be written into a file without changing what others wrote."""
 
     code = "NVSHIM-E2564"
+    remedy = "write inline tables ({ … }) as tables of their own ([ … ])"
 
 
 class ConfigLocked(EnginesError):
@@ -129,6 +134,7 @@ class WriteFailed(EnginesError):
 
     code = "NVSHIM-E2567"
     status = Status.PERMISSION_DENIED
+    remedy = "see that the file system can be written, and run this as root"
 
 
 class RestartRefused(EnginesError):
@@ -142,6 +148,7 @@ class RestartFailed(EnginesError):
 
     code = "NVSHIM-E2569"
     status = Status.UNAVAILABLE
+    remedy = "see the engine's log"
 
 
 class RecordInvalid(EnginesError):

@@ -57,7 +57,7 @@ class FileChange:
         path: as the person named it; it may be a link.
         old: its content; None if there is none.
         new: what is to be there instead; None for nothing.
-        mode: of a file that is made.
+        mode: of a file that is made; if only root may read it, no difference is shown.
         directories: that are made for the file, or removed with it if they are empty then; each
             each before those below it.
         staging: where it is written before it is renamed, if that is on the same file system; None
@@ -80,33 +80,37 @@ class FileChange:
         return "removed" if self.new is None else "changed"
 
     @classmethod
-    def to(
+    def of(
         cls,
         path: str,
+        old: str | None,
         new: str | None,
         *,
         made: Sequence[str] = (),
-        mode: int = _MODE,
+        mode: int | None = None,
         staging: str | None = None,
     ) -> FileChange | None:
         """What makes a file that which it is to be; None if it is so already.
 
         Args:
             path: of the file.
-            new: what is to be in it; None for no file.
+            old: what is in it; None for no file.
+            new: what is to be in it; likewise.
             made: the directories that were made for it, if it goes.
             mode: see the class.
             staging: likewise.
-        """  # fmt: skip
-        old, content = read(path), None if new is None else new.encode()
-        if old == content:
+        """
+        if old == new:
             return None
+        before, after = (None if text is None else text.encode() for text in (old, new))
         directories = () if old is not None else missing_directories(path)
         directories = tuple(made) if new is None else directories
-        return cls(path, old, content, mode, directories, staging)
+        return cls(path, before, after, _MODE if mode is None else mode, directories, staging)
 
     def diff(self) -> str:
         """The change as ``diff -u`` shows it."""
+        if not self.mode & 0o044:
+            return ""
         old, new = (_lines(content) for content in (self.old, self.new))
         names = ["/dev/null" if c is None else self.path for c in (self.old, self.new)]
         return "".join(difflib.unified_diff(old, new, names[0], names[1]))

@@ -1,8 +1,8 @@
 """Which files containerd reads, in its order, of a node as it is or as it would be.
 
 Rules
-- A node is a :class:`View`: the files on disk, with some of them exchanged or taken away. What is
-  planned can so be looked at before any of it is written.
+- A node is a :class:`~integration.engines.undo.View`: what is planned can be looked at before any
+  of it is written.
 - Files are read as containerd reads them: the root file, then what it imports, then what those
   import, each once, by its path. A pattern has its matches sorted by name; a path without ``*``
   has to be there.
@@ -18,53 +18,20 @@ import fnmatch
 import glob
 import os
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import tomltext
 from integration.engines.errors import ConfigInvalid
-from integration.engines.files import read, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["File", "View", "covers", "load", "parse", "resolved"]
+    from integration.engines.undo import View
+
+__all__ = ["File", "covers", "imports_value", "load", "matches", "parse", "resolved"]
 
 _VERSIONS: Final = range(1, 5)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A node's files, some of them as they would be.
-
-    Attributes:
-        exchanged: text by path; None for a file that is taken away.
-    """
-
-    exchanged: Mapping[str, str | None] = field(default_factory=dict)
-
-    def text(self, path: str) -> str | None:
-        """What is in a file; None if there is none.
-
-        Raises:
-            ConfigUnreadable: it cannot be read.
-        """
-        if path in self.exchanged:
-            return self.exchanged[path]
-        content = read(path)
-        return None if content is None else read_text(path, content)
-
-    def with_text(self, path: str, text: str | None) -> View:
-        """The same node with another text in a file, or without the file."""
-        return View({**self.exchanged, path: text})
-
-    def matches(self, pattern: str) -> list[str]:
-        """The files that a pattern names, sorted; a path without ``*`` names itself."""
-        if "*" not in pattern:
-            return [pattern]
-        found = set(glob.glob(pattern, include_hidden=True))
-        found |= {path for path in self.exchanged if _is_match(path, pattern)}
-        return sorted(path for path in found if self.exchanged.get(path, "") is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +85,7 @@ def load(view: View, root: str, *, relative_patterns: bool = True) -> list[File]
         for pattern in _patterns(path, table):
             where = "/" if "*" in pattern and not relative_patterns else path
             absolute = resolved(where, pattern)
-            imports.append((absolute, tuple(view.matches(absolute))))
+            imports.append((absolute, tuple(matches(view, absolute))))
         files[path] = File(path, text, table, tuple(imports))
         pending += [match for _, matches in imports for match in matches]
     return list(files.values())
@@ -146,6 +113,15 @@ def parse(path: str, text: str) -> dict[str, Any]:
             do="update nvshim, or see whether the file is containerd's",
         )  # fmt: skip
     return table
+
+
+def matches(view: View, pattern: str) -> list[str]:
+    """The files of a node that a pattern names, sorted; a path without ``*`` names itself."""
+    if "*" not in pattern:
+        return [pattern]
+    found = set(glob.glob(pattern, include_hidden=True))
+    found |= {path for path in view.exchanged if _is_match(path, pattern)}
+    return sorted(path for path in found if view.exchanged.get(path, "") is not None)
 
 
 def covers(file: File, path: str) -> bool:

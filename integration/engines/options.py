@@ -13,6 +13,7 @@ from typing import Final
 
 from integration.engines.errors import HandlerNameInvalid
 from integration.engines.imports import File, covers
+from integration.engines.undo import RECORDS, record_path
 
 __all__ = [
     "DEFAULT_CONFIG",
@@ -64,6 +65,9 @@ class Options:
         program: containerd; None for the one that runs, or else the installed one.
         socket: where it listens, if it runs; "" if it is not to be asked which it is.
         force: whether what was changed by hand is lost.
+        replace: whether it takes the place of a handler of that name that somebody else has made;
+            None for what was said before.
+        records: the directory of records.
     """
 
     config: str = DEFAULT_CONFIG
@@ -79,6 +83,13 @@ class Options:
     program: str | None = None
     socket: str = ""
     force: bool = False
+    replace: bool | None = None
+    records: str = RECORDS
+
+    @property
+    def record(self) -> str:
+        """The record of this configuration."""
+        return record_path(self.records, ENGINE, self.config, DEFAULT_CONFIG)
 
 
 def default_drop_in(options: Options) -> str:

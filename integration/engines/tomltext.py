@@ -3,7 +3,6 @@
 Rules
 - Nothing but the edit changes: comments, order, quotes, blank lines and line endings stay, byte
   for byte. Parsing and writing a document again does not promise that.
-- Every edit has an inverse that finds its own traces and gives the former text back.
 - What is read has been parsed by :mod:`tomllib` before, so that only valid TOML comes here; and
   what an edit made is parsed again by who asked for it.
 
@@ -25,14 +24,14 @@ __all__ = [
     "Kind",
     "Statement",
     "append",
-    "before_end",
+    "cut",
     "elements",
     "insert_element",
     "insert_line",
     "line_ending",
     "parse",
     "remove_element",
-    "remove_line",
+    "set_value",
     "statements",
     "to_key",
     "to_value",
@@ -202,17 +201,53 @@ def insert_line(text: str, at: int, line: str) -> str:
     return text[:at] + line + ending + text[at:]
 
 
-def remove_line(text: str, begin: int, end: int) -> str:
-    """Take lines out that :func:`insert_line` put in.
+def set_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str | None:
+    """Give a key another value, or one if its table is there.
 
     Args:
         text: the document.
-        begin: where the first of them begins.
-        end: behind the end of the last of them.
+        table: in which the key is to be.
+        key: which.
+        value: what :func:`to_value` can write.
+
+    Returns:
+        None if there is neither the key nor the header of its table.
     """
-    if end == len(text) and not _is_ended(text):
-        return before_end(text[:begin])
-    return text[:begin] + text[end:]
+    header = None
+    for statement in statements(text):
+        if statement.kind is Kind.KEY and statement.path == (*table, key):
+            begin, end = statement.value
+            return text[:begin] + to_value(value) + text[end:]
+        if statement.kind is Kind.TABLE and statement.table == table:
+            header = statement
+    if header is None:
+        return None
+    indentation = text[text.rfind("\n", 0, header.start) + 1 : header.start]
+    return insert_line(text, header.end, f"{indentation}  {to_key(key)} = {to_value(value)}")
+
+
+def cut(text: str, path: tuple[str, ...], note: str = "") -> str:
+    """Take a table out, with all that is in it.
+
+    Args:
+        text: the document.
+        path: of the table.
+        note: a comment that is left where it stood; "" for none.
+    """
+    runs: list[tuple[int, int]] = []
+    is_last = False
+    for statement in statements(text):
+        is_meant = statement.path[: len(path)] == path
+        begin = text.rfind("\n", 0, statement.start) + 1
+        if is_meant and is_last:
+            runs[-1] = runs[-1][0], statement.end
+        elif is_meant:
+            runs.append((begin, statement.end))
+        is_last = is_meant
+    for begin, end in reversed(runs):
+        ending = text[len(text[:end].rstrip(_LINE_END)) : end]
+        text = text[:begin] + (f"# {note}{ending}" if note else "") + text[end:]
+    return text
 
 
 def append(text: str, lines: str) -> str:
@@ -223,11 +258,6 @@ def append(text: str, lines: str) -> str:
         lines: with ``\n`` between them and none at the end.
     """
     return insert_line(text, len(text), lines.replace("\n", line_ending(text)))
-
-
-def before_end(text: str) -> str:
-    """A text without the end of its last line."""
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def line_ending(text: str) -> str:

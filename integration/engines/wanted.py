@@ -10,14 +10,11 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import marks, tomltext
+from integration.engines import tomltext
 from integration.engines.dump import IMAGES, cri, differences, handlers, pruned
 from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs
-from integration.engines.files import missing_directories
-from integration.engines.former import without_import
-from integration.engines.imports import File, View, covers, imports_value, load, parse
+from integration.engines.imports import File, covers, imports_value, load, parse
 from integration.engines.options import (
-    ENGINE,
     PLUGINS,
     RUNTIME_TYPE,
     Options,
@@ -25,14 +22,15 @@ from integration.engines.options import (
     drop_in_place,
     handlers_path,
 )
+from integration.engines.undo import HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from integration.engines.dump import Containerd
-    from integration.engines.former import Former
+    from integration.engines.undo import View
 
-__all__ = ["Kept", "as_before", "kept", "with_us"]
+__all__ = ["Kept", "as_before", "kept", "with_us", "without_theirs"]
 
 _IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
 
@@ -47,6 +45,9 @@ _HEEDED_BESIDE_A_HANDLER: Final = (
     "disable_snapshot_annotations",
     "discard_unpacked_layers",
 )
+
+_BEGIN: Final = "# >>> nvshim configure containerd; --remove takes it out again"
+_END: Final = "# <<< nvshim"
 
 _Table = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -86,7 +87,8 @@ def as_before(
         (
             handler
             for name, handler in handlers(now).items()
-            if name not in handlers(before) and handler.get("runtime_type") == RUNTIME_TYPE
+            if handler.get("runtime_type") == RUNTIME_TYPE
+            and handlers(before).get(name, {}).get("runtime_type") != RUNTIME_TYPE
         ),
         {},
     )
@@ -119,10 +121,38 @@ def kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> Kept:
     return Kept(lost, settings)
 
 
+def without_theirs(options: Options, view: View, files: Sequence[File]) -> View:
+    """The node without the handler whose place ours is to take.
+
+    Args:
+        options: what is wanted.
+        view: the node without us.
+        files: of it.
+
+    Raises:
+        EditImpossible: it is written so that it cannot be taken out.
+    """
+    note = f"nvshim: the handler {options.runtime_name} that stood here comes back with --remove"
+    for file in files:
+        if file.text is None:
+            continue
+        text = file.text
+        for path in {handlers_path(version) for version in PLUGINS}:
+            text = tomltext.cut(text, (*path, options.runtime_name), note)
+            at: Any = parse(file.path, text)
+            for part in (*path, options.runtime_name):
+                at = at.get(part) if isinstance(at, dict) else None
+            if at is not None:
+                raise _impossible(file.path, tomltext.to_key(*path, options.runtime_name))
+        if text != file.text:
+            view = view.edited(file.path, text, stood=True)
+    return view
+
+
 def with_us(
     options: Options,
     containerd: Containerd,
-    former: Former,
+    view: View,
     before: Mapping[str, Any],
     kept: Kept = Kept(),
 ) -> tuple[View, list[str]]:
@@ -131,11 +161,10 @@ def with_us(
     Args:
         options: what is wanted.
         containerd: the node's.
-        former: the node without us.
-        before: containerd's dump of that.
+        view: the node without us, and without whose place ours is to take.
+        before: containerd's dump of the node without us.
         kept: what would not stay as it is if it were not written here.
     """
-    view = former.view
     notes: list[str] = []
     files = load(view, options.config, relative_patterns=containerd.relative_patterns)
     root = files[0]
@@ -146,9 +175,7 @@ def with_us(
         if containerd.release < _ONLY_CONFIG_PATH:
             path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
             in_options["ConfigPath"] = path
-            record = {"for": options.config, "directories": _made_for(path, former)}
-            body = "SystemdCgroup = true\n"
-            view = view.with_text(path, marks.owned(ENGINE, body, record))
+            view = view.with_text(path, f"{HEAD}SystemdCgroup = true\n")
     tables = list(_tables(options, version, before, in_options, kept))
     notes += [
         f"containerd does not heed {key} in {options.config} as long as no handler is named there, "
@@ -156,7 +183,7 @@ def with_us(
         for key, value in kept.settings.items()
     ]
     if containerd.merges and version > _IN_PLACE:
-        return _with_drop_in(options, view, former, files, version=version, tables=tables), notes
+        return _with_drop_in(options, view, files, version=version, tables=tables), notes
     if options.drop_in is not None:
         raise DropInReplaces(
             f"a drop-in {options.drop_in}",
@@ -168,12 +195,9 @@ def with_us(
     path = _in_force(files, version)
     if path != options.config:
         notes.append(f"the CRI plugin's table is that of {path}: the handler is put there")
-    text = view.text(path)
-    if text is None:
-        text = marks.add_block(f"version = {version}\n", _body(tables))
-        record = {"directories": _made_for(path, former)}
-        return view.with_text(path, marks.owned(ENGINE, text, record)), notes
-    return view.with_text(path, _edited(path, text, tables)), notes
+    if view.text(path) is None:
+        view = view.with_text(path, f"{HEAD}version = {version}\n")
+    return _edited(path, view, tables), notes
 
 
 def _systemd_cgroup(options: Options, before: Mapping[str, Any]) -> bool:
@@ -235,7 +259,6 @@ def _body(tables: Sequence[_Table]) -> str:
 def _with_drop_in(
     options: Options,
     view: View,
-    former: Former,
     files: Sequence[File],
     *,
     version: int,
@@ -249,32 +272,24 @@ def _with_drop_in(
             f"to write the drop-in {path}", found="there is a file of somebody else",
             do="choose another place with --drop-in, or overwrite it with --force",
         )  # fmt: skip
-    record: dict[str, Any] = {"for": options.config, "directories": _made_for(path, former)}
     if not any(covers(file, path) for file in files):
-        text, kind = _with_import(root, path, version)
         if root.text is None:
-            made = {"directories": _made_for(root.path, former)}
-            text = marks.owned(ENGINE, text, made)
-        view = view.with_text(root.path, text)
-        record["import"] = kind
-    body = f"version = {version}\n\n{_body(tables)}\n"
-    return view.with_text(path, marks.owned(ENGINE, body, record))
+            view = view.with_text(root.path, f"{HEAD}version = {version}\n")
+        text = view.text(root.path) or ""
+        imports = [*root.table.get("imports", []), path]
+        new = _with_import(text, path)
+        _expect(root.path, new, {**parse(root.path, text), "imports": imports})
+        view = view.edited(root.path, new)
+    return view.with_text(path, f"{HEAD}version = {version}\n\n{_body(tables)}\n")
 
 
-def _with_import(root: File, path: str, version: int) -> tuple[str, str]:
-    """The root file with an import, and how it came there."""
-    text = f"version = {version}\n" if root.text is None else root.text
+def _with_import(text: str, path: str) -> str:
+    """The root file with an import."""
     value = imports_value(text)
-    if value is None:
-        line = f"imports = [{tomltext.to_value(path)}] # by nvshim"
-        new, kind = tomltext.insert_line(text, _top(text), line), "line"
-    else:
-        new, kind = tomltext.insert_element(text, value, path), "element"
-    imports = [*root.table.get("imports", []), path]
-    _expect(root.path, new, {**parse(root.path, text), "imports": imports})
-    if without_import(new, root.path, path, kind) != text:
-        raise _impossible(root.path, "imports")
-    return new, kind
+    if value is not None:
+        return tomltext.insert_element(text, value, path)
+    line = f"imports = [{tomltext.to_value(path)}] # by nvshim"
+    return tomltext.insert_line(text, _top(text), line)
 
 
 def _top(text: str) -> int:
@@ -293,18 +308,19 @@ def _in_force(files: Sequence[File], version: int) -> str:
     return files[0].path
 
 
-def _edited(path: str, text: str, tables: Sequence[_Table]) -> str:
+def _edited(path: str, view: View, tables: Sequence[_Table]) -> View:
     """A file with our parts: values that are changed where they are, and tables in a block."""
-    new, rest = text, []
-    for table, values in tables[:]:
+    text, rest = view.text(path) or "", []
+    new = text
+    for table, values in tables:
         if "default_runtime_name" in values or "enable_cdi" in values:
             ((key, value),) = values.items()
-            changed = marks.set_value(new, table, key, value)
+            changed = tomltext.set_value(new, table, key, value)
             if changed is not None:
-                new = changed
+                view, new = view.edited(path, changed), changed
                 continue
         rest.append((table, values))
-    new = marks.add_block(new, _body(rest))
+    new = tomltext.append(new, f"{_BEGIN}\n{_body(rest)}\n{_END}")
     wanted = parse(path, text)
     for table, values in tables:
         at: Any = wanted
@@ -314,9 +330,7 @@ def _edited(path: str, text: str, tables: Sequence[_Table]) -> str:
                 raise _impossible(path, tomltext.to_key(*table))
         at.update(values)
     _expect(path, new, wanted)
-    if marks.restore_values(marks.remove_block(new)) != text:
-        raise _impossible(path, tomltext.to_key(*tables[-1][0]))
-    return new
+    return view.edited(path, new)
 
 
 def _expect(path: str, text: str, wanted: Mapping[str, Any]) -> None:
@@ -335,11 +349,3 @@ def _impossible(path: str, what: str) -> EditImpossible:
         found=f"it is written so that nothing can be added beside it: {what}",
         do="write inline tables ({ … }) of the CRI plugin as tables of their own ([ … ])",
     )
-
-
-def _made_for(path: str, former: Former) -> list[str]:
-    """The directories that are made for a file, also when they were made before."""
-    directory = os.path.dirname(os.path.realpath(path))
-    made = {each for several in former.directories.values() for each in several}
-    made = {each for each in made if f"{directory}/".startswith(f"{each}/")}
-    return sorted(made | set(missing_directories(path)))

@@ -245,7 +245,7 @@ def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:
     if value is None:
         raise SettingRefused(
             f"{name} = {' '.join(words) or 'nothing'}",
-            found="no value that it can have",
+            found="is not a value that it can have",
             do=f"give it {wanted}",
         )
     before, text, notes = _start(source)
@@ -323,14 +323,20 @@ def _split(name: str) -> tuple[str, str]:
     if key in TABLES.get(table, {}):
         return table, key
     names = setting_names()
+    if not key and table in TABLES:
+        raise SettingUnknown(
+            f"the key {name}",
+            found="is a table of the configuration, and not a key",
+            do=f"name one of its keys: {', '.join(f'{table}.{each}' for each in TABLES[table])}",
+        )
     meant = difflib.get_close_matches(name, names, 1)
     if not key:
         alone = [each.partition(".")[2] for each in names]
         meant = [names[alone.index(each)] for each in difflib.get_close_matches(name, alone, 1)]
     raise SettingUnknown(
         f"the key {name}",
-        found="there is none of that name",
-        do=f"is {meant[0]} meant?" if meant else "see `nvshim config show`",
+        found="does not exist",
+        do=f"did you mean {meant[0]}?" if meant else "see `nvshim config show`",
     )
 
 

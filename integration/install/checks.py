@@ -212,7 +212,9 @@ def _check_owner(path: str, status: os.stat_result) -> None:
         raise PlaceUnsafe(asked, found="no directory", do="choose another")
     if status.st_uid not in {0, os.geteuid()}:
         raise PlaceUnsafe(
-            asked, found=f"it belongs to user {status.st_uid}", do="chown root, or choose another"
+            asked,
+            found=f"it belongs to user {status.st_uid}",
+            do="give it to root (chown), or choose another",
         )
     if is_link:
         return  # whose directory was looked at
@@ -220,5 +222,5 @@ def _check_owner(path: str, status: os.stat_result) -> None:
     others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid else 0)
     if status.st_mode & others and not status.st_mode & stat.S_ISVTX:
         raise PlaceUnsafe(
-            asked, found="others may write to it", do=f"chmod go-w {path}, or choose another"
+            asked, found="others may write to it", do=f"run `chmod go-w {path}`, or choose another"
         )

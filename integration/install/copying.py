@@ -26,7 +26,7 @@ from integration.install.errors import ArchiveRefused, NoSpace, SourceBroken, So
 from integration.tree import MANIFEST, read_tree, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import IO
 
     from integration.tree import Tree
@@ -43,6 +43,7 @@ _PROGRAM_MODE: Final = 0o755
 _CHUNK: Final = 1 << 20
 _MARGIN: Final = 16 << 20
 _BLOCK: Final = 4096
+_TOLD_EVERY: Final = 500
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -88,13 +89,16 @@ def source_tree(source: str) -> Tree:
     return _read(source)
 
 
-def copy_tree(tree: Tree, source: str, target: str) -> None:
+def copy_tree(
+    tree: Tree, source: str, target: str, say: Callable[[str], None] = lambda _: None
+) -> None:
     """Copy what a tree's list names, and nothing else.
 
     Args:
         tree: what it says of itself.
         source: its directory.
         target: an empty directory.
+        say: told now and then how much is copied.
 
     Raises:
         SourceBroken: a file is missing, or is none.
@@ -103,7 +107,10 @@ def copy_tree(tree: Tree, source: str, target: str) -> None:
     links = {name for name, what in tree.files.items() if what.startswith("link:")}
     with _writing(target):
         os.chmod(target, _DIRECTORY_MODE)
-        for name in (MANIFEST, *tree.files):
+        names = (MANIFEST, *tree.files)
+        for count, name in enumerate(names):
+            if count and not count % _TOLD_EVERY:
+                say(f"copied {count} of {len(names)} files")
             if not links.isdisjoint(_parents(name)):
                 raise SourceBroken(f"to copy {source}", found=f"{name!r}, which is below a link")
             path = os.path.join(target, name)

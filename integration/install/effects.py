@@ -158,7 +158,7 @@ class Workshop:
                 tree = copying.unpack(source, incoming)
             else:
                 tree = copying.source_tree(source)
-                copying.copy_tree(tree, source, incoming)
+                copying.copy_tree(tree, source, incoming, self.say)
             copying.verify_copy(tree, incoming, name)
             _sync_file_system(incoming)
             os.rename(incoming, self.place.path(name))

@@ -29,6 +29,7 @@ class SourceBroken(InstallError):
 
     code = "NVSHIM-E2622"
     status = Status.DATA_LOSS
+    remedy = "get the archive again, and compare its checksum"
 
 
 class ArchiveRefused(InstallError):
@@ -120,6 +121,7 @@ class LabelFailed(InstallError):
 
     code = "NVSHIM-E2635"
     status = Status.FAILED_PRECONDITION
+    remedy = "mend what restorecon reports, and run `nvshim install` again"
 
 
 class PurgeFailed(InstallError):

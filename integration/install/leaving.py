@@ -15,6 +15,7 @@ from api.errors import NvshimError
 from hooks.cdi import files
 from hooks.config import DEFAULT_PATH
 from hooks.node import cache
+from integration.engines import undo
 from integration.engines.programs import PATH
 from integration.install.errors import PurgeFailed, StillNamed
 from integration.install.places import SHIM
@@ -55,8 +56,11 @@ def mentions(root: str = "") -> list[str]:
         root: what the machine's root is; empty for ``/``.
     """
     found = []
-    for pattern in ENGINES:
-        for path in sorted(glob.glob(root + pattern)):
+    recorded = [root + path for path in _remedies(root)]
+    for pattern in (*(root + pattern for pattern in ENGINES), *map(glob.escape, recorded)):
+        for path in sorted(glob.glob(pattern)):
+            if path in found:
+                continue
             with suppress(OSError), open(path, "rb") as file:
                 lines = file.read(_LONGEST).splitlines()
                 active = [line for line in lines if not line.lstrip().startswith(b"#")]
@@ -85,24 +89,37 @@ def check_unnamed(survey: Survey, root: str = "") -> None:
     if named:
         raise StillNamed(
             f"to uninstall what is below {survey.place.prefix}",
-            found=f"{', '.join(named)} names its shim: the engine's pods would fail",
-            do=f"first {remedy(named)}, and restart the engine; or add --force",
+            found=f"{' and '.join(named)} would still name its shim, and pods would fail",
+            do=f"first {remedy(named, root)}, and restart the engine; or add --force",
         )
 
 
-def remedy(paths: Iterable[str]) -> str:
+def remedy(paths: Iterable[str], root: str = "") -> str:
     """What takes the shim out of engines' files.
 
     Args:
         paths: of the files.
+        root: what the machine's root is; empty for ``/``.
     """
-    ways = {_way(path): None for path in paths}
+    recorded = _remedies(root)
+    ways = {_way(path, recorded.get(path.removeprefix(root), "")): None for path in paths}
     return ", then ".join(ways)
 
 
-def _way(path: str) -> str:
+def _remedies(root: str) -> dict[str, str]:
+    """The commands that take the shim out of files that ``nvshim configure`` has changed."""
+    found: dict[str, str] = {}
+    for path in glob.glob(f"{root}{undo.RECORDS}/*.json"):
+        with suppress(NvshimError):
+            record = undo.read_record(path)
+            found |= dict.fromkeys(record.files, record.remedy)
+    return found
+
+
+def _way(path: str, command: str) -> str:
     engine = next((name for name in _CONFIGURED if f"/etc/{name}/" in path), "")
-    return f"run nvshim configure {engine} --remove" if engine else f"take it out of {path}"
+    command = command or (f"nvshim configure {engine} --remove" if engine else "")
+    return f"run {command}" if command else f"take it out of {path}"
 
 
 def _is_below(path: str, prefix: str) -> bool:

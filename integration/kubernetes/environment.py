@@ -163,6 +163,9 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "NVSHIM_TREE": _ours("tree", "the tree to install; the image's own by default", _path),
     "NVSHIM_PREFIX": _ours("prefix", "where trees are put", _path),
     "NVSHIM_BINDIR": _ours("bindir", "where the programs are linked", _path),
+    "NVSHIM_REPLACE": _ours(
+        "replace", "the handler takes the place of one of that name, such as NVIDIA's", _boolean
+    ),
     "NVSHIM_WAIT_FOR_DRIVER": _ours(
         "wait_for_driver", "the operator's driver-ready is awaited and read", _boolean
     ),
@@ -251,8 +254,12 @@ def ignored(environment: Mapping[str, str]) -> dict[str, str]:
     Args:
         environment: of the installer.
     """
-    return {
+    found = {
         name: variable.meaning
         for name, variable in VARIABLES.items()
         if not variable.field and environment.get(name)
     }
+    if settings_from(environment).engine == "docker":
+        names = (name for name, variable in VARIABLES.items() if variable.field == "drop_in")
+        found |= {name: "Docker reads one file" for name in names if environment.get(name)}
+    return found

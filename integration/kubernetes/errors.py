@@ -43,6 +43,7 @@ class HostCommandFailed(KubernetesError):
 
     code = "NVSHIM-E2664"
     status = Status.ABORTED
+    remedy = "do what the command's message says; the installer tries again"
 
 
 class DriverNotReady(KubernetesError):
@@ -64,3 +65,4 @@ class InstallerUnwell(KubernetesError):
 
     code = "NVSHIM-E2668"
     status = Status.UNAVAILABLE
+    remedy = "see the log of the installer's pod"

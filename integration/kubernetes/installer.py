@@ -249,6 +249,7 @@ class Installer:
     def _configure_engine(self, restart: str) -> dict[str, Any]:
         settings = self._settings
         options = _wish("set-default", settings.set_default)
+        options += ["--replace"] if settings.replace else []
         if settings.engine not in _ALWAYS_CDI:
             options += _wish("enable-cdi", settings.enable_cdi)
         answer = self._nvshim(self._current, *self._engine_words(restart), *options)
@@ -454,7 +455,7 @@ def _why(stderr: str) -> str:
     """The one line of a failure, out of its document."""
     try:
         error = json.loads(stderr)["error"]
-        return f"{error['code']} {error['name']}: {error['found']}; do: {error['do']}"
+        return f"{error['code']} {error['name']}: {error['message']}"
     except (ValueError, KeyError, TypeError):
         return ""
 

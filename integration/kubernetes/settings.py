@@ -30,6 +30,7 @@ class Settings:
         drop_in: the file that is added to it; likewise.
         socket: where the engine serves the CRI; empty for its usual place.
         runtime_name: the handler's.
+        replace: whether the handler takes the place of one of that name, such as NVIDIA's.
         set_default: whether pods that name no handler get this one; None for what was configured
             on the node.
         enable_cdi: whether the engine is told to know CDI; likewise.
@@ -59,6 +60,7 @@ class Settings:
     socket: str = ""
     runtime_name: str = "nvidia"
     set_default: bool | None = None
+    replace: bool = False
     enable_cdi: bool | None = None
     restart: str = "none"
     driver_root: str = ""

@@ -265,6 +265,7 @@ class ChildFailed(NodeAgentError):
 
     code = "NVSHIM-E2745"
     status = Status.UNAVAILABLE
+    remedy = "see that nvidia-smi works on the node"
 
 
 class KernelLogUnusable(NodeAgentError):
@@ -358,3 +359,4 @@ class MetricsAddressUnusable(NodeAgentError):
 
     code = "NVSHIM-E2786"
     status = Status.UNAVAILABLE
+    remedy = "choose another address for the metrics"

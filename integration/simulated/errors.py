@@ -136,6 +136,7 @@ class ContainerdNotInstalled(ContainerdError):
 
     code = "NVSHIM-E2201"
     status = Status.FAILED_PRECONDITION
+    remedy = "install containerd, or name it"
 
 
 class ContainerdExited(ContainerdError):
@@ -143,6 +144,7 @@ class ContainerdExited(ContainerdError):
 
     code = "NVSHIM-E2202"
     status = Status.UNAVAILABLE
+    remedy = "do what its last words say"
 
 
 class ContainerdNotReady(ContainerdError):
@@ -150,6 +152,7 @@ class ContainerdNotReady(ContainerdError):
 
     code = "NVSHIM-E2203"
     status = Status.DEADLINE_EXCEEDED
+    remedy = "see containerd's log, and try again"
 
 
 class CtrFailed(ContainerdError):
@@ -157,6 +160,7 @@ class CtrFailed(ContainerdError):
 
     code = "NVSHIM-E2204"
     status = Status.UNKNOWN
+    remedy = "do what its message says"
 
 
 class CtrTimeout(ContainerdError):
@@ -171,6 +175,7 @@ class CleanupIncomplete(ContainerdError):
 
     code = "NVSHIM-E2206"
     status = Status.INTERNAL
+    remedy = "end what uses them, and remove them by hand"
 
 
 class ImagesError(IntegrationError):
@@ -182,6 +187,7 @@ class SourceNotInstalled(ImagesError):
 
     code = "NVSHIM-E2301"
     status = Status.FAILED_PRECONDITION
+    remedy = "install the package that has it"
 
 
 class ImageBuildFailed(ImagesError):
@@ -189,6 +195,7 @@ class ImageBuildFailed(ImagesError):
 
     code = "NVSHIM-E2302"
     status = Status.INTERNAL
+    remedy = "do what the message of the program says"
 
 
 def invalid(asked: str, found: str, do: str) -> ScenarioInvalid:

@@ -104,7 +104,7 @@ class SimulatedNode:
                 then not copied.
             packages_cache: where the driver's packages are kept; by default
                 :func:`integration.simulated.packages.default_cache`.
-            say: told in one line what is being downloaded, when something is.
+            say: told in one line what is being done, where it takes long.
 
         Raises:
             NodeExists: there is something in ``directory``.
@@ -121,6 +121,8 @@ class SimulatedNode:
                 do="remove it, or choose another directory",
             )
         os.makedirs(directory, exist_ok=True)
+        if say is not None:
+            say("copying the driver's files and building its library")
         try:
             node._fill(files, layout)
         except BaseException:

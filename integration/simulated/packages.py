@@ -136,7 +136,7 @@ def fetch(
             if missing:
                 if say is not None:
                     of = f" of {release}" if release else ""
-                    say(f"downloading {len(missing)} packages{of}")
+                    say(f"downloading {len(missing)} package{'s' * (len(missing) > 1)}{of}")
                 apt.download(missing, into)
             present = {name: _in_cache(name, into) for name in files}
             if dependencies:

@@ -17,7 +17,7 @@ from integration.simulated.images import GLIBC, glibc, write_archive
 from shim import PROGRAM, RUNTIME_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["container_flags", "private_containerd", "run", "shim_directory"]
 
@@ -53,20 +53,26 @@ def shim_directory() -> str:
 
 
 @contextmanager
-def private_containerd(config_path: str | None) -> Iterator[PrivateContainerd]:
+def private_containerd(
+    config_path: str | None, say: Callable[[str], None] = lambda _: None
+) -> Iterator[PrivateContainerd]:
     """A containerd of one's own that runs, with an image that has glibc and a shell.
 
     Args:
         config_path: the shim's configuration; None for that of this machine.
+        say: told in one line what is being done; "" once it is done.
 
     Raises:
         IntegrationError: something is not installed, or it does not start. Nothing is left.
     """
     containerd = PrivateContainerd(shim_directory=shim_directory(), shim_config=config_path)
     try:
+        say("writing an image with glibc and a shell")
         archive = write_archive(os.path.join(containerd.directory, "image.tar"), [glibc()])
+        say("starting a containerd, and copying the image into it")
         containerd.start()
         containerd.ctr("images", "import", archive)
+        say("")
         yield containerd
     finally:
         containerd.remove()
@@ -81,11 +87,19 @@ def container_flags(devices: str, capabilities: str) -> list[str]:
     ]  # fmt: skip
 
 
-def run(config_path: str | None, words: Sequence[str], *, devices: str, capabilities: str) -> int:
+def run(
+    config_path: str | None,
+    words: Sequence[str],
+    *,
+    devices: str,
+    capabilities: str,
+    say: Callable[[str], None] = lambda _: None,
+) -> int:
     """Run a command in a container with GPUs; it writes where this process does.
 
     Args:
         config_path: the shim's configuration; None for that of this machine.
+        say: as of :func:`private_containerd`.
 
     Returns:
         The exit status of the command; that of ``ctr``, 1, if the container could not be made.
@@ -93,7 +107,7 @@ def run(config_path: str | None, words: Sequence[str], *, devices: str, capabili
     Raises:
         IntegrationError: as :func:`private_containerd`.
     """
-    with private_containerd(config_path) as containerd:
+    with private_containerd(config_path, say) as containerd:
         flags = ["--rm", *container_flags(devices, capabilities)]
         with containerd.spawn_ctr("run", *flags, GLIBC, _NAME, *words) as process:
             return process.wait()

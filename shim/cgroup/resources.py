@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from api.errors import kind_name
 from shim.errors import InvalidResources
 
 # The types of the values by their keys; a set is what each of its keys may have.
@@ -73,7 +74,7 @@ def _checked(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _check(path: str, value: object, kind: type) -> None:
     if type(value) is not kind:
-        raise _invalid(path, f"a {type(value).__name__} where a {kind.__name__} belongs")
+        raise _invalid(path, f"it is {kind_name(type(value))}, not {kind_name(kind)}")
 
 
 def _invalid(path: str, found: str) -> InvalidResources:

@@ -13,6 +13,7 @@ class CheckpointOptionsInvalid(ShimError):
 
     code = "NVSHIM-E1521"
     status = Status.INVALID_ARGUMENT
+    remedy = "use the options that containerd documents for a checkpoint"
 
 
 class CheckpointPathUnusable(ShimError):
@@ -57,6 +58,7 @@ class CheckpointFailed(ShimError):
     """CRIU could not save the container, which goes on. Raised by :mod:`shim.checkpoint.criu`."""
 
     code = "NVSHIM-E1527"
+    remedy = "do what CRIU's log says"
 
 
 class CheckpointUnusable(ShimError):
@@ -67,9 +69,11 @@ class CheckpointUnusable(ShimError):
 
     code = "NVSHIM-E1528"
     status = Status.FAILED_PRECONDITION
+    remedy = "make the checkpoint again"
 
 
 class RestoreFailed(ShimError):
     """CRIU could not restore the container. Raised by :mod:`shim.checkpoint.criu`."""
 
     code = "NVSHIM-E1529"
+    remedy = "do what CRIU's log says, or start the container without the checkpoint"

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
+from api.errors import kind_name
 from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
 from shim.bundle import cgroups_path_of
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
@@ -232,7 +233,7 @@ def _from_table(table: dict[str, Any], where: str) -> RuntimeOptions:
         if kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)  # noqa: PLW2901 - the same number
         if type(value) is not kind:
-            raise _invalid(where, f"{key} is a {type(value).__name__}, not a {kind.__name__}")
+            raise _invalid(where, f"{key} is {kind_name(type(value))}, not {kind_name(kind)}")
         if field in taken:
             raise _invalid(where, f"{key} is there twice")
         if value != "":

@@ -32,6 +32,7 @@ class InvalidPodConfig(ShimError):
 
     code = "NVSHIM-E1604"
     status = Status.INVALID_ARGUMENT
+    remedy = "correct the pod's settings, and create it again"
 
 
 class SysctlRefused(ShimError):
@@ -70,3 +71,4 @@ class PodFilesUnusable(ShimError):
 
     code = "NVSHIM-E1609"
     status = Status.FAILED_PRECONDITION
+    remedy = "see that containerd's state directory can be written, and has room"

@@ -425,7 +425,7 @@ def test_a_package_that_an_engine_relies_on_leaves_what_that_names(
         file.write('runtime_type = "io.containerd.nvidia.v1"\n')
     for word in ("-r", "--purge"):
         said = _dpkg(root, word, "containerd-shim-nvidia")
-        assert "first run nvshim configure containerd --remove" in said
+        assert "First run nvshim configure containerd --remove" in said
         assert root.run(SHIM, "-v").returncode == 0
     os.unlink(config)
     assert root.run("nvshim", "uninstall", "--bindir", "/usr/bin").returncode == 0

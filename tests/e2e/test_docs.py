@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 
 # Pages that are about a node on which the project is installed.
-INSTALLED: Final = {"README.md", "docs/engines.md", "docs/operations.md"}
+INSTALLED: Final = {"README.md", "docs/engines.md", "docs/moving.md", "docs/operations.md"}
+
+CONFIG: Final = "/etc/containerd/config.toml"
+
+# What NVIDIA's toolkit has written into the configuration of a node that is moved.
+NVIDIAS: Final = """
+        [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+          runtime_type = "io.containerd.runc.v2"
+          [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+            BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +64,10 @@ def test_commands_of(page: str, world: World, built_tree: Tree) -> None:
     if page in INSTALLED:
         done = world.run(f"{built_tree.path}/bin/nvshim install")
         assert done.status == 0, done.output
+    if page == "docs/moving.md":
+        assert (
+            world.run(f"cat >>{CONFIG} <<'END'\n{NVIDIAS}END\ncp {CONFIG} /root/before").status == 0
+        )
     for block in blocks(page):
         if block.reason:
             continue
@@ -68,6 +82,8 @@ def test_commands_of(page: str, world: World, built_tree: Tree) -> None:
             assert ended.status == wanted, f"{ended.status} is the status of {said}"
             missing = matches(command, ended.output)
             assert missing == [], f"not printed: {missing} by {said}"
+    if page == "docs/moving.md":
+        assert world.run(f"cmp {CONFIG} /root/before").status == 0, "to the byte"
 
 
 def _made_of(words: list[str]) -> set[str]:

@@ -68,7 +68,7 @@ def test_the_second_waits_for_the_first_to_be_deleted_or_cleaned_up(
     second = runtime.expect()
     refused = try_one(runtime, second.name)
     assert refused.code == 1
-    assert "NVSHIM-E0228 device-held: asked: GPU 0 (GPU-" in refused.stderr
+    assert "NVSHIM-E0228 device-held: GPU 0 (GPU-" in refused.stderr
     assert f"and {runtime.containerd.namespace}/{first.name} has it" in refused.stderr
     assert not os.path.exists(runtime.containerd.bundle(second.name))
     first.remove()

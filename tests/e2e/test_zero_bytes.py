@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -97,7 +98,7 @@ def test_start_is_refused_in_a_line(shim_directory: str, tmp_path: Path, field: 
     said = done.stdout.decode()
     assert done.returncode == 1, said
     assert said.startswith("NVSHIM-E1001 ")
-    assert "; do: " in said
+    assert re.search(r"\. [A-Z]", said)
     assert "\n" not in said
 
 
@@ -145,4 +146,4 @@ async def _refused(shim: ShimByHand, method: str, **fields: Any) -> None:
     assert caught.value.status == Status.INVALID_ARGUMENT, said
     assert "\n" not in said
     assert "zero byte" in said
-    assert "; do: " in said
+    assert re.search(r"\. [A-Z]", said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api.errors import NvshimError, Status
+from tests.tools.reference.sources import modules, remedies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGES = ("api", "hooks", "shim", "integration", "tests.tools")
+# Their message is that of another program, which says itself what to do.
+QUOTES = {"RemoteError", "RuntimeFailed", "CriRefused"}
 _SCRIPTS = ("__main__", "nvml_probe")  # run by path, and define no error
 
 
@@ -52,6 +56,49 @@ def test_every_error_that_is_raised_has_a_code_and_says_when_it_is(
         assert re.fullmatch(r"NVSHIM-E\d{4}", error.code), error
         assert error.status in range(Status.CANCELLED, Status.UNAUTHENTICATED + 1), error
         assert error.__doc__, error
+
+
+def test_every_error_that_a_person_can_meet_says_what_to_do(
+    errors: list[type[NvshimError]],
+) -> None:
+    silent: dict[str, list[str]] = {}
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and not any(word.arg == "do" for word in node.keywords):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                silent.setdefault(name, []).append(f"{module.path}:{node.lineno}")
+    advised = remedies()
+    lacking = {
+        error.code: silent.get(error.__name__, ["it is raised nowhere by its name"])
+        for error in errors
+        if not error.__module__.startswith("tests") and not error.__subclasses__()
+        if error.__name__ not in QUOTES
+        if not error.remedy and (error.__name__ in silent or error.__name__ not in advised)
+    }
+    assert lacking == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "found", "do", "line"),
+    [
+        (
+            "to read /etc/x",
+            "it is empty.",
+            "write it.",
+            "cannot read /etc/x: it is empty. Write it",
+        ),
+        ("GPU 7", "does not exist; this node has 0", "", "GPU 7 does not exist; this node has 0"),
+        ("GPU 7", "no node", "nvidia-smi makes it", "GPU 7: no node. nvidia-smi makes it"),
+        (
+            "the key a",
+            "there is none",
+            "Did you mean b?",
+            "the key a: there is none. Did you mean b?",
+        ),
+    ],
+)
+def test_an_error_reads_as_sentences(asked: str, found: str, do: str, line: str) -> None:
+    assert str(NvshimError(asked, found=found, do=do)) == f"NVSHIM-E0000 nvshim-error: {line}"
 
 
 def test_whatever_is_put_into_an_error_stays_one_bounded_line() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from integration.doctor.facts import Cdi, CdiFile, Containerd, Docker, Driver
 
 _GPU: Final = "nvidia.com/gpu"
-_GENERATE: Final = "nvshim cdi generate --to /var/run/cdi/nvidia.yaml"
+_GENERATE: Final = "nvshim cdi generate -f /var/run/cdi/nvidia.yaml"
 _SPECIFICATION: Final = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"
 
 

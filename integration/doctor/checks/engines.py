@@ -33,8 +33,8 @@ def _unreadable(docker: Docker | None = None, crio: Crio | None = None) -> Itera
     WARNING,
     "a runtime of Docker is NVIDIA's, or is not there",
     why="Its containers are made by NVIDIA's toolkit and its hooks, not by this project.",
-    remedy="let Docker's runtime be ours",
-    command="nvshim configure docker",
+    remedy="let ours take its place; --remove puts it back",
+    command="nvshim configure docker --replace",
 )
 def _docker_runtime(docker: Docker) -> Iterator[Trouble]:
     for runtime in docker.runtimes:
@@ -74,8 +74,8 @@ def _docker_gpus(docker: Docker) -> Iterator[Trouble]:
     WARNING,
     "NVIDIA's runtime injects as well",
     why="Each container goes through nvidia-container-runtime, whoever's handler it has.",
-    remedy="make another handler the default",
-    command="nvshim configure containerd --set-default",
+    remedy="let ours take its place; --remove puts it back",
+    command="nvshim configure containerd --replace",
 )
 def _two_defaults(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
@@ -130,8 +130,8 @@ def _cdi_twice(containerd: Containerd, cdi: Cdi) -> Iterator[Trouble]:
     NOTE,
     "CRI-O calls nvidia-container-runtime",
     why="Its containers are made by NVIDIA's toolkit and its hooks.",
-    remedy="let CRI-O inject by CDI",
-    command="nvshim configure crio",
+    remedy="let ours take its place; --remove puts it back",
+    command="nvshim configure crio --replace",
 )
 def _crio(crio: Crio) -> Iterator[Trouble]:
     for name, path in crio.handlers:

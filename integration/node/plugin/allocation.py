@@ -158,7 +158,7 @@ def refuse_ineffective(settings: Settings, config: Config) -> None:
             found="the shim does not believe mounts in unprivileged containers of pods "
             f'(accept-mounts), and in mode "{config.mode}" no variable that names a device by its '
             f"{settings.device_id_strategy}",
-            do="nvshim config set requests.accept-mounts true, or choose cdi-cri or "
+            do="run `nvshim config set requests.accept-mounts true`, or choose cdi-cri or "
             "cdi-annotations",
         )
 

@@ -265,5 +265,5 @@ def refuse_another(pod: Pod, kubelet: KubeletPlugins, node: SimulatedNode) -> No
     with open(node.config_path, "a", encoding="utf-8") as file:
         file.write('\n[sharing]\nholders = "exclusive"\n')
     answer = kubelet.allocate(GPU, 1, pod=new_name())
-    with pytest.raises(CriRefused, match=r"NVSHIM-E0228 device-held: asked: GPU [01] "):
+    with pytest.raises(CriRefused, match=r"NVSHIM-E0228 device-held: GPU [01] "):
         pod.start(*IDLE, image=GLIBC, **container_fields(answer))

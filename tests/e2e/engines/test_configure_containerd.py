@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shutil
 import stat
 import subprocess
 import tomllib
@@ -30,8 +31,8 @@ from integration.engines.errors import (
     NotOurs,
     WriteFailed,
 )
-from integration.engines.imports import View
 from integration.engines.programs import run
+from integration.engines.undo import View
 from tests.harness.nvshim import nvshim
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
@@ -147,13 +148,17 @@ class Node:
     """A directory as /etc/containerd of a node."""
 
     def __init__(self, directory: str, program: str) -> None:
-        self.directory = directory
+        self.directory = f"{directory}/etc"
+        self.records = f"{directory}/records"
         self.program = program
-        self.config = f"{directory}/config.toml"
+        os.makedirs(self.directory, exist_ok=True)
+        self.config = f"{self.directory}/config.toml"
 
     def options(self, **more: Any) -> ContainerdOptions:
         more = {"config": self.config, "program": self.program, **more}
-        return ContainerdOptions(handler_options=f"{self.directory}/handlers", **more)
+        return ContainerdOptions(
+            handler_options=f"{self.directory}/handlers", records=self.records, **more
+        )
 
     def write(self, text: str, name: str = "config.toml") -> str:
         path = f"{self.directory}/{name}"
@@ -311,7 +316,7 @@ def test_drop_in_is_where_it_is_asked_for_also_where_another_place_is_imported(
     files = node.files()
     path = f"{node.directory}/mine/ours.toml"
     change = plan(node.options(drop_in=path))
-    assert {file.path for file in change.files} == {path, node.config}
+    assert {file.path for file in change.files} == {path, node.config, node.options().record}
     apply(change)
     assert not os.path.exists(f"{node.directory}/conf.d")
     assert "nvidia" in handlers(node.dump())
@@ -395,15 +400,133 @@ def test_handler_goes_where_the_section_is_in_force(make: Callable[..., Node]) -
         GKE[GKE.index("[plugins") : GKE.index("  [plugins")], "", 1
     ), "runtimes.d/99-nvidia.toml")  # fmt: skip
     files = node.files()
-    with pytest.raises(HandlerTaken, match=r"99-nvidia\.toml that calls .*container-runtime"):
+    with pytest.raises(HandlerTaken, match=r"99-nvidia\.toml has one that calls .*--replace"):
         plan(node.options())
     change = plan(node.options(runtime_name="gpu"))
-    assert [file.path for file in change.files] == [theirs]
+    assert [file.path for file in change.files] == [node.options().record, theirs]
     assert "99-nvidia.toml" in change.notes[0]
     apply(change)
     assert set(handlers(node.dump())) == {"runc", "nvidia", "gpu"}
     apply(plan_removal(node.options()))
     assert node.files() == files
+
+
+def nvidias(version: int, *, plugin: str = "", default: bool = False) -> str:
+    """What NVIDIA's tool writes: handlers, and a copy of what the root file says of the plugin."""
+    cri = f'plugins."{CRI[version]}"'
+    lines = [f"version = {version}\n", f"[{cri}]", plugin, f"  [{cri}.containerd]"]
+    lines += ['    default_runtime_name = "nvidia"'] if default else []
+    for name in ("nvidia", "nvidia-cdi", "runc"):
+        program = "/usr/bin/nvidia-container-runtime" + name.removeprefix("nvidia").replace(
+            "-", "."
+        )
+        lines += [
+            f"    [{cri}.containerd.runtimes.{name}]",
+            '      runtime_type = "io.containerd.runc.v2"',
+            "      privileged_without_host_devices = false",
+            f"      [{cri}.containerd.runtimes.{name}.options]",
+            *([] if name == "runc" else [f'        BinaryName = "{program}"']),
+            "        SystemdCgroup = true",
+        ]
+    return "\n".join([*lines, ""])
+
+
+PAUSE: Final = '  sandbox_image = "registry.k8s.io/pause:3.9"'
+
+
+@pytest.fixture(params=of_releases(*RELEASES))
+def moving(request: pytest.FixtureRequest, make: Callable[..., Node]) -> Node:
+    """A node on which NVIDIA's toolkit has configured containerd, in a drop-in of its own."""
+    release = request.param
+    root = "version = 2\nimports = ['{directory}/conf.d/*.toml'] # by their tool\n"
+    node = make(release, root)
+    plugin = "" if release == UNSTABLE else PAUSE
+    node.write(nvidias(2, plugin=plugin, default=True), "conf.d/99-nvidia.toml")
+    return node
+
+
+def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(moving: Node) -> None:
+    node, before, files = moving, moving.dump(), moving.files()
+    refused(node, HandlerTaken, r"99-nvidia\.toml has one that calls \S+-runtime.* Add --replace")
+    change = plan(node.options(replace=True))
+    assert [note for note in change.notes if "nvidia-cdi still calls" in note]
+    apply(change)
+    after = node.dump()
+    for difference in differences(pruned(before), pruned(after)):
+        assert difference[2:5] == ("containerd", "runtimes", "nvidia"), difference
+    ours = handlers(after)["nvidia"]
+    assert ours["runtime_type"] == "io.containerd.nvidia.v1"
+    assert "BinaryName" not in str(pruned(ours))
+    assert dump.cri(after)["containerd"]["default_runtime_name"] == "nvidia"
+    # Whoever comes by again says less, and undoes nothing.
+    assert plan(node.options()).files == ()
+    apply(plan(node.options(set_default=True, pod_annotations=("a/*",))))
+    apply(plan_removal(node.options()))
+    assert node.files() == files
+
+
+def test_file_of_nvidias_that_somebody_edits_meanwhile_keeps_the_edit(moving: Node) -> None:
+    node, name = moving, "conf.d/99-nvidia.toml"
+    before = node.read(name)
+    apply(plan(node.options(replace=True, set_default=True)))
+    node.write("# mine\n" + node.read(name).replace("pause:3.9", "pause:3.10"), name)
+    apply(plan_removal(node.options()))
+    assert node.read(name) == "# mine\n" + before.replace("pause:3.9", "pause:3.10")
+
+
+def test_handler_that_stood_where_nobody_can_tell_any_more_is_not_lost_silently(
+    moving: Node,
+) -> None:
+    node, name = moving, "conf.d/99-nvidia.toml"
+    before = node.read(name)
+    apply(plan(node.options(replace=True)))
+    node.write(re.sub(r"(?m)^# nvshim: the handler.*\n", "", node.read(name)), name)
+    with pytest.raises(ChangedByHand, match=r"99-nvidia\.toml"):
+        plan_removal(node.options())
+    # Their tool has written it anew: it is there, and stays.
+    node.write(before.replace("SystemdCgroup = true", "SystemdCgroup = false"), name)
+    theirs = node.read(name)
+    refused(node, HandlerTaken, "has one that calls", replace=False)
+    apply(plan_removal(node.options()))
+    assert node.read(name) == theirs
+
+
+def test_crash_while_a_place_is_taken_leaves_what_starts_and_can_be_gone_on_with(
+    moving: Node,
+) -> None:
+    node, files = moving, moving.files()
+    for act in (plan, plan_removal):
+        for reached in range(len(act(node.options(replace=True)).files)):
+            change = act(node.options(replace=True))
+            for file in change.files[:reached]:
+                apply(type(change)("containerd", (file,), change.need, "", change.lock))
+            assert "nvidia" in handlers(node.dump()) or act is plan_removal
+            apply(plan_removal(node.options()))
+            assert node.files() == files
+            if act is plan_removal:
+                apply(plan(node.options(replace=True)))
+        if act is plan:
+            # Also from one configuration to another.
+            apply(plan(node.options(replace=True)))
+            other = plan(node.options(replace=True, set_default=True, shim="/opt/x"))
+            for file in other.files[:1]:
+                apply(type(other)("containerd", (file,), other.need, "", other.lock))
+            apply(plan(node.options(shim="/opt/x")))
+            assert handlers(node.dump())["nvidia"].get("runtime_path", "/opt/x") == "/opt/x"
+    apply(plan_removal(node.options()))
+    assert node.files() == files
+
+
+@pytest.mark.newest
+def test_handler_in_an_inline_table_is_not_taken_out(make: Callable[..., Node]) -> None:
+    runtimes = '{ nvidia = { runtime_type = "io.containerd.runc.v2" } }'
+    node = make(UNSTABLE, f"version = 3\n[plugins.'{CRI[3]}'.containerd]\nruntimes = {runtimes}\n")
+    refused(node, EditImpossible, "inline tables", replace=True)
+    node.write(
+        f"# File generated by k3s. DO NOT EDIT. Use config-v3.toml.tmpl instead.\n"
+        f"imports = ['{node.directory}/x.d/*.toml']\n{nvidias(3)}"
+    )
+    refused(node, ConfigGenerated, "writes it anew.*--runtime-name", replace=True)
 
 
 @pytest.mark.newest
@@ -453,7 +576,7 @@ def test_what_stands_in_the_way_of_containerd_2_is_one_line_that_says_what_to_do
     node.write("theirs = true\n", "conf.d/99-nvshim.toml")
     refused(node, NotOurs, "somebody else")
     os.unlink(f"{node.directory}/conf.d/99-nvshim.toml")
-    refused(node, HandlerTaken, "one of its own", runtime_name="runc")
+    refused(node, HandlerTaken, "containerd itself has one", runtime_name="runc", replace=True)
 
 
 def test_what_stands_in_the_way_of_containerd_1_is_one_line_that_says_what_to_do(
@@ -530,13 +653,14 @@ def test_handler_that_somebody_made_the_default_is_not_taken_away(
     assert "nvidia" not in handlers(node.dump())
 
 
-def test_handler_whose_mark_somebody_has_lost_is_named(make: Callable[..., Node]) -> None:
+def test_handler_whose_record_somebody_has_lost_is_named(make: Callable[..., Node]) -> None:
     node = make("trixie", GKE)
     apply(plan(node.options()))
-    node.write(re.sub(r"(?m)^# (>>>|<<<) nvshim.*\n?", "", node.read()))
+    shutil.rmtree(node.records)
     change = plan_removal(node.options())
     assert not change.files
-    assert "handler nvidia is one of io.containerd.nvidia.v1" in change.notes[0]
+    assert "handler nvidia calls our shim, too" in change.notes[0]
+    refused(node, HandlerTaken, "calls io.containerd.nvidia.v1")
 
 
 @pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
@@ -553,7 +677,7 @@ def test_file_that_k3s_writes_names_its_template_unless_it_imports_drop_ins(
     imports = f'imports = ["{node.directory}/{name}.d/*.toml"]'
     node.write(K3S.format(imports=imports, **words))
     if release == UNSTABLE:
-        (file,) = plan(node.options()).files
+        _, file = plan(node.options()).files
         assert file.path == f"{node.directory}/{name}.d/99-nvshim.toml"
     else:
         refused(node, ConfigGenerated, "anew")
@@ -584,7 +708,7 @@ def test_crash_between_any_two_files_leaves_a_configuration_that_starts(
     files = node.files()
     for act in (plan, plan_removal):
         steps = len(act(node.options()).files)
-        assert steps == 2
+        assert steps == 3
         for reached in range(steps):
             change = act(node.options())
             for file in change.files[:reached]:
@@ -676,7 +800,7 @@ def test_command_shows_a_diff_does_it_and_takes_it_back(make: Callable[..., Node
     node = make(UNSTABLE, VERSION_3)
     words = [
         "configure", "containerd", "--config", node.config, "--containerd", node.program,
-        "--handler-options", f"{node.directory}/handlers",
+        "--handler-options", f"{node.directory}/handlers", "--records", node.records,
     ]  # fmt: skip
     dry = nvshim(*words, "--dry-run", check=False)
     assert dry.code == 3
@@ -689,7 +813,7 @@ def test_command_shows_a_diff_does_it_and_takes_it_back(make: Callable[..., Node
     again = nvshim(*words, "--dry-run")
     assert again.stdout == "nothing changes: containerd needs no restart\n"
     document = nvshim(*words, "--remove", "-o", "json").document
-    assert [file["action"] for file in document["files"]] == ["changed", "removed"]
+    assert [file["action"] for file in document["files"]] == ["changed", "removed", "removed"]
     assert node.read() == VERSION_3
     wrong = nvshim(*words, "--runtime-name", "Not_a_label", check=False)
     assert wrong.code == 1

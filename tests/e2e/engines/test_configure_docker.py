@@ -102,6 +102,45 @@ def test_members_are_added_as_their_neighbours_are_and_come_out_again(
     assert text is None or node.read() == text
 
 
+NVIDIAS: Final = """{
+    "data-root": "/srv/docker",
+    "default-runtime": "nvidia",
+    "runtimes": {
+        "nvidia": {
+            "args": [],
+            "path": "nvidia-container-runtime"
+        }
+    }
+}
+"""
+
+
+def test_place_of_nvidias_runtime_is_taken_and_given_back_to_the_byte(node: Node) -> None:
+    node.write(NVIDIAS)
+    tree = node.tree()
+    with pytest.raises(HandlerTaken, match=r'"path": "nvidia-container-runtime".* Add --replace'):
+        plan(node.options())
+    apply(plan(node.options(replace=True)))
+    after = json.loads(node.read())
+    assert after["runtimes"] == {"nvidia": {"runtimeType": "io.containerd.nvidia.v1"}}
+    assert after["default-runtime"] == "nvidia"
+    assert plan(node.options()).files == ()
+    apply(plan(node.options(set_default=True, enable_cdi=True)))
+    configured = node.read()
+    apply(plan_removal(node.options()))
+    assert (node.read(), node.tree()) == (NVIDIAS, tree)
+    # Killed between the record and the file, it goes on in either direction.
+    change = plan(node.options(replace=True, enable_cdi=True, set_default=True))
+    apply(type(change)("docker", change.files[:1], change.need, "", change.lock))
+    assert node.read() == NVIDIAS
+    apply(plan(node.options(replace=True, enable_cdi=True, set_default=True)))
+    assert node.read() == configured
+    # What somebody changes meanwhile stays.
+    node.write(node.read().replace("/srv/docker", "/srv/mine"))
+    apply(plan_removal(node.options()))
+    assert json.loads(node.read()) == json.loads(NVIDIAS.replace("/srv/docker", "/srv/mine"))
+
+
 def test_what_others_changed_since_stays_and_what_they_replaced_does_too(node: Node) -> None:
     node.write(GRUBBY)
     apply(plan(node.options(set_default=True)))
@@ -161,11 +200,11 @@ if grep -q nvidia "$3"; then echo "no-such-shim in $3" >&2; exit 1; fi
 
 def test_what_stands_in_the_way_is_one_line(node: Node) -> None:
     for text, kind, pattern in (
-        ("{", ConfigInvalid, "no JSON"),
-        ("[]", ConfigInvalid, "no object"),
-        (f'{{"a": {"[" * 100_000}', ConfigInvalid, "no JSON: "),
-        ('{"runtimes": []}', EditImpossible, "runtimes is no object"),
-        ('{"runtimes": {"nvidia": {"path": "/x"}}}', HandlerTaken, "nvidia-ctk"),
+        ("{", ConfigInvalid, "not valid JSON"),
+        ("[]", ConfigInvalid, "not an object"),
+        (f'{{"a": {"[" * 100_000}', ConfigInvalid, "not valid JSON: "),
+        ('{"runtimes": []}', EditImpossible, "runtimes is not an object"),
+        ('{"runtimes": {"nvidia": {"path": "/x"}}}', HandlerTaken, "--replace"),
     ):
         node.write(text)
         with pytest.raises(kind, match=pattern):

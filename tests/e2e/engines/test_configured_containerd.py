@@ -47,7 +47,8 @@ class Configured:
         return nvshim(
             "configure", "containerd", "--config", path, "-o", "json",
             "--containerd", self.containerd.parts.containerd,
-            "--handler-options", f"{self.containerd.directory}/handlers", *options,
+            "--handler-options", f"{self.containerd.directory}/handlers",
+            "--records", f"{self.containerd.directory}/records", *options,
         ).document  # fmt: skip
 
     @property
@@ -122,7 +123,8 @@ def test_the_containerd_that_runs_is_asked_and_named(configured: Configured) -> 
     assert containerd.parts.containerd != Parts.installed().containerd
     words = (
         "configure", "containerd", "--config", configured.path, "--socket", containerd.address,
-        "--handler-options", f"{containerd.directory}/handlers", "--dry-run",
+        "--handler-options", f"{containerd.directory}/handlers",
+        "--records", f"{containerd.directory}/records", "--dry-run",
     )  # fmt: skip
     if containerd.parts.version < (2, 0):
         # The installed one knows nothing of it.
@@ -175,7 +177,8 @@ def test_restart_by_a_signal_is_refused_where_nobody_starts_what_it_ends(
     done = nvshim(
         "configure", "containerd", "--config", configured.path, "--set-default",
         "--containerd", containerd.parts.containerd, "--socket", containerd.address,
-        "--handler-options", f"{containerd.directory}/handlers", "--restart", "signal", check=False,
+        "--handler-options", f"{containerd.directory}/handlers",
+        "--records", f"{containerd.directory}/records", "--restart", "signal", check=False,
     )  # fmt: skip
     assert done.code == 1
     assert "NVSHIM-E2568" in done.stderr

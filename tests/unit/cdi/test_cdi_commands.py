@@ -129,7 +129,7 @@ def test_file_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Pa
     (tmp_path / "dir.json").mkdir()
     before = sorted(os.listdir(tmp_path))
     for name in ("file/x.json", "dir.json"):
-        with pytest.raises(CdiSpecUnwritten, match="to write"):
+        with pytest.raises(CdiSpecUnwritten, match="cannot write"):
             writing.write(f"{tmp_path}/{name}", "{}")
     assert sorted(os.listdir(tmp_path)) == before
 

@@ -85,7 +85,7 @@ def test_a_failure_is_one_line_and_one(
     assert ask(fail) == exits.FAILED
     seen = capsys.readouterr()
     assert (seen.out, seen.err) == (
-        "", "NVSHIM-E0000 unlucky: asked: a GPU; found: none; do: buy one\n"
+        "", "NVSHIM-E0000 unlucky: a GPU: none. Buy one\n"
     )  # fmt: skip
 
 
@@ -104,6 +104,7 @@ def test_a_failure_is_a_document_for_a_program(
     assert read(seen.err) == {
         "error": {
             "code": "NVSHIM-E0000", "name": "unlucky", "asked": "a GPU", "found": "none", "do": "",
+            "message": "a GPU: none",
         }
     }  # fmt: skip
 
@@ -139,7 +140,7 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
-        ("{} >/dev/full", 1, "NVSHIM-E2501 answer-unwritten: asked: to write the answer to"),
+        ("{} >/dev/full", 1, "NVSHIM-E2501 answer-unwritten: cannot write the answer to"),
         ("{} >&-", 0, ""),
         ("{} 2>&-", 0, ""),
         ("{} <&- >&- 2>&-", 0, ""),

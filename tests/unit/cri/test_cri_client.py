@@ -99,7 +99,7 @@ def test_configuration_is_where_each_version_of_containerd_looks_for_it(plugins:
 
 def test_missing_network_plugin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CNI_DIRECTORIES", ("/no/such",))
-    with pytest.raises(CniNotInstalled, match="install the package containernetworking-plugins"):
+    with pytest.raises(CniNotInstalled, match="Install the package containernetworking-plugins"):
         CriPlugin(HANDLERS, sandbox_image="pause:1").tables(2, "/d")
 
 

@@ -98,7 +98,7 @@ def test_failure_at_any_step_leaves_the_old_file_and_no_other(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, step, fail)
-    with pytest.raises(WriteFailed, match=r"No space left.*do: make room"):
+    with pytest.raises(WriteFailed, match=r"No space left.*Make room"):
         apply(change(FileChange(str(path), b"old", b"new")))
     monkeypatch.undo()
     assert path.read_bytes() == b"old"

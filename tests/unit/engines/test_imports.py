@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from integration.engines.errors import ConfigInvalid, ConfigUnreadable
-from integration.engines.imports import View, covers, load
+from integration.engines.imports import covers, load
+from integration.engines.undo import View
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -147,5 +147,5 @@ def test_crio_knows_no_signal_and_nobody_is_there_to_ask(tmp_path: Path) -> None
     with pytest.raises(RestartRefused, match="systemd"):
         restart(change("crio"), Mode.SIGNAL, address=f"{tmp_path}/none", unit="x")
     for engine in ("docker", "containerd"):
-        with pytest.raises(RestartFailed, match="start it"):
+        with pytest.raises(RestartFailed, match="Start it"):
             restart(change(engine, Need.RELOAD), Mode.SIGNAL, address=f"{tmp_path}/none", unit="x")

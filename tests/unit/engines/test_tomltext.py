@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from integration.engines import marks, tomltext
+from integration.engines import tomltext
 from integration.engines.tomltext import Kind
+from integration.engines.undo import View, Written, undo_edits
 
 HARD: Final = '''\
 # imports = ["not this one"]
@@ -102,35 +103,8 @@ def test_byte_order_mark_and_what_ends_a_line_to_python_only_are_no_obstacle() -
     text = "\ufeffversion = 2\n"
     assert [each.path for each in tomltext.statements(text)] == [("version",)]
     assert tomltext.parse(text) == {"version": 2}
-    assert marks.find_block('# a\u2028# >>> nvshim {"sha256": ""}\n') is None
     with pytest.raises(tomllib.TOMLDecodeError, match="nested"):
         tomltext.parse(f"a = {'[' * 3000}{']' * 3000}")
-
-
-@pytest.mark.parametrize("text", ["", "a = 1", "a = 1\n", "a = 1\r\n", "a = 1\r\nb = 2", "\n"])
-def test_block_at_the_end_comes_out_whatever_the_end_looks_like(text: str) -> None:
-    new = marks.add_block(text, "[ours]\n  x = true")
-    assert tomllib.loads(new)["ours"] == {"x": True}
-    block = marks.find_block(new)
-    assert block is not None
-    assert block.intact
-    assert marks.remove_block(new) == text
-
-
-def test_block_that_was_changed_is_told_from_one_that_was_not() -> None:
-    new = marks.add_block("a = 1\n", "[ours]\nx = true")
-    changed = marks.find_block(new.replace("true", "false"))
-    assert changed is not None
-    assert not changed.intact
-    torn = marks.find_block(new.replace("# <<< nvshim\n", ""))
-    assert torn is not None
-    assert not torn.intact
-    assert marks.find_block("x = '''\n# >>> nvshim {}\n'''\n") is None
-
-
-def test_block_between_what_others_added_later_comes_out() -> None:
-    new = marks.add_block("a = 1\n", "[ours]\nx = true") + "[theirs]\ny = 1\n"
-    assert marks.remove_block(new) == "a = 1\n[theirs]\ny = 1\n"
 
 
 TABLE: Final = ("plugins", "cri", "containerd")
@@ -146,21 +120,37 @@ TABLE: Final = ("plugins", "cri", "containerd")
         '[plugins.cri]\ncontainerd.default_runtime_name = "runc"\r\n',
     ],
 )
-def test_value_is_changed_in_its_place_and_becomes_what_it_was(text: str) -> None:
-    new = marks.set_value(text, TABLE, "default_runtime_name", "nvidia")
+def test_value_is_changed_in_its_place(text: str) -> None:
+    new = tomltext.set_value(text, TABLE, "default_runtime_name", "nvidia")
     assert new is not None
-    assert tomllib.loads(new)["plugins"]["cri"]["containerd"]["default_runtime_name"] == "nvidia"
-    assert marks.restore_values(new) == text
-
-
-def test_value_that_somebody_changed_after_us_stays() -> None:
-    new = marks.set_value('[t]\nk = "a"\n', ("t",), "k", "ours")
-    assert new is not None
-    assert marks.restore_values(new.replace('= "ours"', '= "theirs"', 1)) == '[t]\nk = "theirs"\n'
+    wanted = tomllib.loads(text)
+    wanted["plugins"]["cri"]["containerd"]["default_runtime_name"] = "nvidia"
+    assert tomllib.loads(new) == wanted
+    assert ("# theirs" in new) is ("# theirs" in text)
 
 
 def test_value_without_its_table_has_no_place() -> None:
-    assert marks.set_value("[other]\n", ("t",), "k", "v") is None
+    assert tomltext.set_value("[other]\n", ("t",), "k", "v") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("[a.b]\nx = 1\n[a.c]\ny = 2\n", "# gone\n[a.c]\ny = 2\n"),
+        ("[a.c]\ny = 2\n  [a.b]\n  x = 1", "[a.c]\ny = 2\n# gone"),
+        ("[a.b]\n[a.b.d]\nx = 1\n\n[z]\n", "# gone\n\n[z]\n"),
+        ("[a.b]\r\nx = 1\r\n[c]\r\n", "# gone\r\n[c]\r\n"),
+        ("[a]\nb.x = 1\nc = 2\nb.y = 3\n", "[a]\n# gone\nc = 2\n# gone\n"),
+        ("[a]\nb = { x = 1 } # why\n", "[a]\n# gone\n"),
+        ("[a.bb]\nx = 1\n", "[a.bb]\nx = 1\n"),
+    ],
+)
+def test_table_is_cut_wherever_parts_of_it_stand(text: str, after: str) -> None:
+    assert tomltext.cut(text, ("a", "b"), "gone") == after
+    wanted = tomllib.loads(text)
+    wanted.get("a", {}).pop("b", None)
+    found = tomllib.loads(tomltext.cut(text, ("a", "b")))
+    assert {"a": {}} | found == {"a": {}} | wanted
 
 
 KEYS = st.one_of(st.from_regex(r"[A-Za-z0-9_-]{1,6}", fullmatch=True), st.text(max_size=5))
@@ -219,17 +209,24 @@ def is_toml(text: str) -> bool:
 def test_every_edit_of_every_document_has_its_inverse(text: str) -> None:
     assume(is_toml(text))
     before = tomllib.loads(text)
-    blocked = marks.add_block(text, "[nvshim-test]\nx = true")
+    blocked = tomltext.append(text, "[nvshim-test]\nx = true")
     assert tomllib.loads(blocked) == {**before, "nvshim-test": {"x": True}}
-    assert marks.remove_block(blocked) == text
+    views = [View({"f": text}).edited("f", blocked)]
     for statement in tomltext.statements(text):
         if statement.path == ("imports",):
             new = tomltext.insert_element(text, statement.value, "x y")
             assert tomllib.loads(new) == {**before, "imports": [*before["imports"], "x y"]}
             place = found(new, "imports").value
             assert tomltext.remove_element(new, place, "x y".__eq__) == text
+            views.append(View({"f": text}).edited("f", new))
         elif statement.kind is Kind.TABLE:
-            changed = marks.set_value(text, statement.table, "nvshim-key", True)
+            changed = tomltext.set_value(text, statement.table, "nvshim-key", True)
             assert changed is not None
             assert is_toml(changed)
-            assert marks.restore_values(changed) == text
+            views.append(View({"f": text}).edited("f", changed))
+    for view in views:
+        written = Written(text, view.text("f") or "", view.edits["f"])
+        for around in ("{}", "# theirs\n{}", "{}\n# theirs\n"):
+            assert undo_edits(
+                "f", written, around.format("{}").replace("{}", written.after), False
+            ) == around.replace("{}", text)

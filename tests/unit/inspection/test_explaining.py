@@ -144,7 +144,7 @@ def test_a_request_that_the_node_cannot_meet_is_one_line_and_a_status(
     write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=7")
     status, story, errors = explain(bundle, "--config", config_file)
     assert (status, story) == (1, "")
-    assert errors.startswith("NVSHIM-E0202 unknown-device: asked: GPU 7")
+    assert errors.startswith("NVSHIM-E0202 unknown-device: GPU 7")
     assert errors.count("\n") == 1
 
 
@@ -174,7 +174,7 @@ def test_denied_container_of_a_pod_is_told_what_and_why(
         file.write('\n[policy]\ndenied = "fail"\n')
     status, story, errors = explain(bundle, "--config", config_file)
     assert (status, story, errors.count("\n")) == (1, "", 1)
-    assert errors.startswith("NVSHIM-E0221 request-denied: asked: NVIDIA_VISIBLE_DEVICES=all")
+    assert errors.startswith("NVSHIM-E0221 request-denied: NVIDIA_VISIBLE_DEVICES=all")
 
 
 def test_without_an_image_the_directories_are_said_to_be_a_guess(
@@ -202,7 +202,7 @@ def test_a_spec_that_cannot_be_read_is_one_line(
         spec.write_bytes(content)
     status, _, errors = explain(bundle, "--config", config_file)
     assert status == 1
-    assert errors.startswith("NVSHIM-E0404 spec-unreadable: asked: the spec ")
+    assert errors.startswith("NVSHIM-E0404 spec-unreadable: the spec ")
     assert errors.count("\n") == 1
 
 

@@ -186,7 +186,12 @@ def test_a_key_that_is_none_has_one_that_may_be_meant(
     with pytest.raises(SettingUnknown) as refused:
         change(ours, name, "x")
     if meant:
-        assert f"is {meant} meant?" in str(refused.value)
+        assert f"the key {name} does not exist. Did you mean {meant}?" in str(refused.value)
+    elif name == "policy":
+        said = (
+            "the key policy is a table of the configuration, and not a key. Name one of its keys: "
+        )
+        assert f"{said}policy.mode, " in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.config import Config
+from integration.engines import undo
 from integration.install import checks, effects, installing, leaving, selftest, usage
 from integration.install.effects import Workshop
 from integration.install.errors import (
@@ -305,7 +306,7 @@ def test_what_cannot_be_installed_leaves_no_prefix_and_is_named_as_it_was_given(
         file.write("{")
     with tarfile.open(f"{node.directory}/broken.tar", "w") as archive:
         archive.add(node.new.path, "top")
-    with pytest.raises(SourceBroken, match=r"install \S+/broken.tar; found: tree.json: "):
+    with pytest.raises(SourceBroken, match=r"install \S+/broken.tar: tree.json: "):
         node.install(replace(node.old, path=f"{node.directory}/broken.tar"))
     assert not os.path.exists(node.place.prefix)
     with pytest.raises(StepFailed, match="no such file"):
@@ -716,8 +717,8 @@ def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) 
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("NVSHIM-E2637 still-named: ")
     for text in (
-        "/etc/containerd/config.toml, /etc/docker/daemon.json",
-        "first run nvshim configure containerd --remove, then run nvshim configure docker --remove",
+        "/etc/containerd/config.toml and /etc/docker/daemon.json",
+        "First run nvshim configure containerd --remove, then run nvshim configure docker --remove",
         "--force",
     ):
         assert text in refused.stderr
@@ -732,7 +733,23 @@ def test_what_an_engine_still_names_is_not_uninstalled_but_by_force(node: Node) 
     forced = done("--force", **engines)
     assert forced.returncode == 0, forced.stderr
     assert node.names == []
-    assert "/etc/docker/daemon.json still names the shim" in forced.stdout
+    # nvshim is gone, so it is no remedy any more.
+    assert "/etc/docker/daemon.json still names the shim: take it out of" in forced.stdout
+
+
+def test_configuration_of_another_place_is_known_by_its_record(tmp_path: Path) -> None:
+    config = "/srv/engine/containerd.toml"
+    (tmp_path / "srv/engine").mkdir(parents=True)
+    (tmp_path / config[1:]).write_text("runtime_type = 'io.containerd.nvidia.v1'\n")
+    command = f"nvshim configure containerd --config {config} --remove"
+    text = (tmp_path / config[1:]).read_text()
+    records = tmp_path / undo.RECORDS[1:]
+    records.mkdir(parents=True)
+    record = undo.Record("", "nvidia", command, files={config: undo.Written(None, text)})
+    (records / "containerd-1.json").write_text(record.to_text())
+    (records / "broken.json").write_text("{")
+    assert leaving.mentions(str(tmp_path)) == [f"{tmp_path}{config}"]
+    assert leaving.remedy([f"{tmp_path}{config}"], str(tmp_path)) == f"run {command}"
 
 
 def test_an_engine_names_the_shim_that_it_would_find(node: Node, tmp_path: Path) -> None:

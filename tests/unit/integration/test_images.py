@@ -145,7 +145,7 @@ def test_image_is_made_again_byte_for_byte(tmp_path: Path) -> None:
 
 def test_missing_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_SEARCH_PATH", "/no/such/directory")
-    with pytest.raises(SourceNotInstalled, match=r"busybox.*install the package busybox-static"):
+    with pytest.raises(SourceNotInstalled, match=r"busybox.*Install the package busybox-static"):
         busybox()
 
 

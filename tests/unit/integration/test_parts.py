@@ -102,5 +102,5 @@ def test_without_the_tool_one_line_says_so(tmp_path: Path, monkeypatch: pytest.M
         Parts.of_release("trixie", str(tmp_path))
     shutil.rmtree(tmp_path / "tree/parts")
     monkeypatch.setenv("PATH", "/no/such/directory")
-    with pytest.raises(ProgramNotAdapted, match="install the package patchelf"):
+    with pytest.raises(ProgramNotAdapted, match="Install the package patchelf"):
         Parts.of_release("trixie", str(tmp_path))

@@ -83,5 +83,5 @@ def test_shims_environment_is_what_it_was_given(tmp_path: Path) -> None:
 
 def test_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SYSTEM_PATH", "/no/such/directory")
-    with pytest.raises(ContainerdNotInstalled, match="install the packages containerd"):
+    with pytest.raises(ContainerdNotInstalled, match="Install the packages containerd"):
         PrivateContainerd(str(tmp_path / "c")).start()

@@ -36,6 +36,7 @@ from integration.kubernetes.settings import Settings
         ("NO_DAEMON", "true", "once", True),
         ("TOOLKIT_PID_FILE", "/run/x.pid", "pid_file", "/run/x.pid"),
         ("NVSHIM_DRIVER_TIMEOUT", "2.5", "driver_timeout", 2.5),
+        ("NVSHIM_REPLACE", "true", "replace", True),
     ],
 )
 def test_a_variable_sets_what_it_names(name: str, text: str, field: str, value: Any) -> None:
@@ -88,3 +89,12 @@ def test_every_field_that_a_variable_names_is_one_of_the_settings() -> None:
     assert {v.field for v in VARIABLES.values() if v.field} <= known
     assert all(variable.meaning for variable in VARIABLES.values())
     assert all(name.startswith("NVSHIM_") != v.nvidia for name, v in VARIABLES.items())
+
+
+@pytest.mark.parametrize(("engine", "said"), [("docker", True), ("containerd", False)])
+def test_drop_in_that_an_engine_does_not_read_is_said_to_be_ignored(
+    engine: str, said: bool
+) -> None:
+    names = {"RUNTIME_DROP_IN_CONFIG", "RUNTIME_DROP_IN_CONFIG_HOST_PATH"}
+    given = dict.fromkeys(names, "/etc/x.toml") | {"RUNTIME": engine}
+    assert names & ignored(given).keys() == (names if said else set())

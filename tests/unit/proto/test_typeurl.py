@@ -72,8 +72,8 @@ def test_a_mismatch_says_what_was_asked_and_what_was_found() -> None:
     assert isinstance(caught.value, NvshimError)
     assert caught.value.status == Status.INVALID_ARGUMENT
     assert str(caught.value) == (
-        "NVSHIM-E0016 type-mismatch: asked: a value of type containerd.runc.v1.Options; "
-        "found: type containerd.events.TaskExit"
+        "NVSHIM-E0016 type-mismatch: a value of type containerd.runc.v1.Options: "
+        "type containerd.events.TaskExit. See that the client sends what this call takes"
     )
 
 

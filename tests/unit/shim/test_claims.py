@@ -224,7 +224,7 @@ def test_one_that_has_it_by_its_spec_is_refused(place: Place) -> None:
     one, two = place.bundle("one"), place.bundle("two")
     listed = (place.inventory, place.config)
     place.claim(one)
-    with pytest.raises(DeviceHeld, match=r"GPU 0 .* for ns/two; found: .* ns/one has it"):
+    with pytest.raises(DeviceHeld, match=r"GPU 0 .* for ns/two: .* ns/one has it"):
         claims.claim(two, LISTED, None, *listed)
     admin = {"process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}
     passed: dict[str, Any]

@@ -173,10 +173,10 @@ def test_keys_are_read_in_any_case_and_numbers_also_as_floats() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("IoUid = 1.5", "IoUid is a float"),
+        ("IoUid = 1.5", "IoUid is a number, not a whole number"),
         ("IoUid = -1", "IoUid is -1"),
         ("IoGid = 4294967295", "IoGid is 4294967295"),
-        ("IoUid = true", "IoUid is a bool"),
+        ("IoUid = true", "IoUid is true or false, not a whole number"),
         ('Root = "run/x"', "not an absolute path"),
         ('BinaryName = "bin/runc"', "neither a name nor absolute"),
         ('BinaryName = "/usr/bin/runc\\u0000"', "a zero byte"),
@@ -240,7 +240,7 @@ def test_systemd_makes_the_cgroups_that_are_named_as_its_own(
         (
             _TOML,
             runtimeoptions_pb2.Options(config_body=b"SystemdCgroup = 1").SerializeToString(),
-            "SystemdCgroup is a int, not a bool",
+            "SystemdCgroup is a whole number, not true or false",
         ),
         (
             _TOML,

@@ -52,7 +52,7 @@ def test_limits_are_handed_on(limits: dict[str, Any], handed_on: dict[str, Any])
     ],
 )
 def test_what_is_malformed_is_blamed_by_its_name(limits: dict[str, Any], blamed: str) -> None:
-    with pytest.raises(InvalidResources, match=f"to change {blamed};"):
+    with pytest.raises(InvalidResources, match=f"cannot change {blamed}:"):
         encode(limits)
 
 

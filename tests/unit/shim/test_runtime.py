@@ -123,7 +123,7 @@ _LOG = 'echo \'{"level":"error","msg":"%s"}\' > "$4"; exit 1'
 @pytest.mark.parametrize(
     ("script", "kind", "status", "found"),
     [
-        (_LOG % "cgroup is frozen", RuntimeFailed, Status.UNKNOWN, "found: cgroup is frozen"),
+        (_LOG % "cgroup is frozen", RuntimeFailed, Status.UNKNOWN, ": cgroup is frozen"),
         (_LOG % "container not running", ProcessFinished, Status.NOT_FOUND, "not running"),
         (_LOG % "os: process already finished", ProcessFinished, Status.NOT_FOUND, "finished"),
         ("exit 3", RuntimeFailed, Status.UNKNOWN, "exit status 3"),
@@ -132,7 +132,7 @@ _LOG = 'echo \'{"level":"error","msg":"%s"}\' > "$4"; exit 1'
             "printf '\\nruntime: out of memory\\n\\ngoroutine 1\\n' >&2; exit 2",
             RuntimeFailed,
             Status.UNKNOWN,
-            "found: exit status 2, and runtime: out of memory",
+            ": exit status 2, and runtime: out of memory",
         ),
         ("echo 'container does not exist' >&2; exit 1", ProcessFinished, 5, "not exist"),
         ('head -c 100000 /dev/urandom > "$4"; exit 1', RuntimeFailed, Status.UNKNOWN, "status 1"),
@@ -173,7 +173,7 @@ async def test_what_a_process_of_the_container_would_inherit_is_left_to_it(
     assert (tmp_path / "stderr").read_text().splitlines() == [
         str(tmp_path / "container.log"), os.devnull, "/memfd:stderr (deleted)",
     ]  # fmt: skip
-    assert "status 127, and no word why; do: see the container's stderr" in said[0]
+    assert "status 127, and no word why. See the container's stderr" in said[0]
     assert said[1].endswith("status 127, and no word why")
     assert said[2].endswith(f"status 127, and {lost}")
     assert caught.value.status == Status.UNKNOWN, "it is no file of the image"

@@ -735,5 +735,5 @@ def test_without_a_compiler_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LibraryNotBuilt, match="install the packages gcc and libc6-dev"):
+    with pytest.raises(LibraryNotBuilt, match="Install the packages gcc and libc6-dev"):
         library.build_stand_in(str(tmp_path / "x.so"), "x.so.1")

@@ -182,7 +182,7 @@ async def test_a_call_after_the_loss_fails_without_waiting(pair: Any, until: Any
     async with pair() as (client, peer):
         await peer.aclose()
         await until(lambda: client.closed)
-        with anyio.fail_after(20), pytest.raises(ConnectionClosed, match="connect again"):
+        with anyio.fail_after(20), pytest.raises(ConnectionClosed, match="Connect again"):
             await _say(client)
 
 

@@ -52,9 +52,7 @@ def test_every_error_has_a_code_of_its_own_that_the_tree_shows() -> None:
 def test_every_error_is_one_line_and_has_a_status(leaf: type[TtrpcError]) -> None:
     error = leaf("a\ncall", found="a\tproblem", do="something")
     assert isinstance(error, NvshimError)
-    assert str(error) == (
-        f"{leaf.code} {leaf.slug()}: asked: a call; found: a problem; do: something"
-    )
+    assert str(error) == (f"{leaf.code} {leaf.slug()}: a call: a problem. Something")
     assert error.status != Status.OK
 
 

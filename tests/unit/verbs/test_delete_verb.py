@@ -229,7 +229,7 @@ def test_malformed_state_does_not_keep_the_container_alive(
         (left.state / "state.json").write_text("{")
         left.write_options("no-such-runtime")
         _, complaints = _delete(program, bundle)
-        assert "state.json; found: no JSON" in complaints
+        assert "state.json: no JSON" in complaints
         _assert_nothing_left(left, processes)
 
 

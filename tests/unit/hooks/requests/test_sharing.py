@@ -81,7 +81,7 @@ def test_a_refusal_names_the_holders_and_is_one_line() -> None:
     holders = [Claim(f"ns/pod-{n}\n\x1b[2J", f"/b{n}", ("GPU-a",)) for n in range(9)]
     crowded = held_too_often([wanted("GPU-a", limit=9), wanted("GPU-b")], holders)
     line = str(refusal("ns/late", crowded))
-    assert line.startswith("NVSHIM-E0228 device-held: asked: GPU-a for ns/late; ")
+    assert line.startswith("NVSHIM-E0228 device-held: GPU-a for ns/late: ")
     assert "9 containers may have it" in line
     assert "ns/pod-3" in line
     assert "and 5 more have it" in line
