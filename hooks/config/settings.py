@@ -13,6 +13,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     nvml-timeout = 5         # seconds that NVML may take
     platform = "auto"        # or "nvml", "tegra", "wsl" (hooks.platforms)
     csv-directory = "/etc/nvidia-container-runtime/host-files-for-container.d"  # on Tegra
+    kubelet-root = "auto"    # or where the kubelet's records are (hooks.node.kubelet)
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.node.host_setup)
     cuda-compat = true       # an image's newer libcuda comes before the driver's
 
@@ -144,6 +145,8 @@ class Config:
             where it is on the file system of their snapshots.
         platform: what NVIDIA's driver is like, of :class:`Platform`.
         csv_directory: the files that list what a Tegra machine has, within the driver root.
+        kubelet_root: the directory of the kubelet's state, in which it records what it gave to
+            whom; None if it is to be found by looking.
         nvml_timeout: how long NVML may take to answer, in seconds.
         loggers: the programs that may be loggers; None for any that is root's alone.
         char_links: whether missing links in ``dev/char`` are made for the nodes of containers.
@@ -198,6 +201,7 @@ class Config:
     layers: str = _key("node", "layers", values.PATH, "/var/lib/containerd-shim-nvidia/layers")
     platform: str = _key("node", "platform", _PLATFORMS, Platform.AUTO)
     csv_directory: str = _key("node", "csv-directory", values.PATH, _CSV_DIRECTORY)
+    kubelet_root: str | None = _key("node", "kubelet-root", values.PATH_OR_LOOK, None)
     char_links: bool = _key("node", "char-links", values.YES_OR_NO, default=True)
     cuda_compat: bool = _key("node", "cuda-compat", values.YES_OR_NO, default=True)
     nvml_timeout: float = _key("node", "nvml-timeout", values.SECONDS, 5.0)
@@ -313,5 +317,6 @@ def _read_table(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any
                 found=f"{given!r}",
                 do=f"write {wanted}",
             )
-        found[attribute] = None if (key, checked) == ("driver-root", values.LOOK) else checked
+        is_found = checked == values.LOOK and key in {"driver-root", "kubelet-root"}
+        found[attribute] = None if is_found else checked
     return found
