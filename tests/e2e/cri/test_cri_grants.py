@@ -140,7 +140,7 @@ def test_nothing_that_an_engine_hands_on_of_a_pods_annotations_makes_it_another(
     with open(gpus.containerd.shim_config, encoding="utf-8") as file:
         configure(f'{file.read()}\n[policy]\ntrusted-namespaces = ["gpu-operator"]\n')
     uid = owner.config.metadata.uid
-    for annotations in (
+    for forged in (
         {"cdi.k8s.io/x": f"nvidia.com/gpu={uuids[0]}"},
         {"io.kubernetes.cri.sandbox-uid": uid},
         {"io.kubernetes.pod.uid": uid},
@@ -149,12 +149,12 @@ def test_nothing_that_an_engine_hands_on_of_a_pods_annotations_makes_it_another(
         {"io.kubernetes.pod.namespace": "gpu-operator"},
         {"io.kubernetes.cri-o.Namespace": "gpu-operator"},
     ):
-        pod = gpus.run(handler="handing on", annotations=annotations)
+        pod = gpus.run(handler="handing on", annotations=forged)
         container = start(pod, name="main", env={DEVICES: uuids[0]})
         with open(os.path.join(container.bundle, "config.json"), encoding="utf-8") as file:
             handed_on = json.load(file)["annotations"]
-        assert annotations.keys() <= handed_on.keys()
-        assert seen(container) == [], annotations
+        assert forged.keys() <= handed_on.keys()
+        assert seen(container) == [], forged
 
 
 def test_static_pod_is_known_by_its_digest_and_a_privileged_one_needs_no_record(
