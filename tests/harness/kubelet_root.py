@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.requests.kubelet_record import CHECKPOINT, CLAIMS
@@ -35,6 +36,16 @@ class KubeletRoot:
         self._entries: list[dict[str, Any]] = []
         self._claims: list[dict[str, Any]] = []
         os.makedirs(os.path.join(directory, os.path.dirname(CHECKPOINT)), mode=0o750, exist_ok=True)
+
+    def set_in(self, config: str) -> None:
+        """Have shims with this configuration file go by it, in place of another."""
+        line = f'kubelet-root = "{self.directory}"\n'
+        with open(config, encoding="utf-8") as file:
+            before = file.read()
+        if line not in before:
+            text = re.sub(r"^kubelet-root = .*\n", "", before, flags=re.MULTILINE)
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(text.replace("[node]\n", f"[node]\n{line}", 1))
 
     def record(
         self,

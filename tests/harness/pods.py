@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from functools import partial
@@ -298,13 +297,7 @@ class Pods:
     @property
     def kubelet(self) -> KubeletRoot:
         """What the kubelet has recorded, which the shim is told to go by."""
-        line = f'kubelet-root = "{self._kubelet.directory}"\n'
-        with open(self.containerd.shim_config, encoding="utf-8") as file:
-            before = file.read()
-        if line not in before:
-            text = re.sub(r"^kubelet-root = .*\n", "", before, flags=re.MULTILINE)
-            with open(self.containerd.shim_config, "w", encoding="utf-8") as file:
-                file.write(text.replace("[node]\n", f"[node]\n{line}", 1))
+        self._kubelet.set_in(self.containerd.shim_config)
         return self._kubelet
 
     @property
