@@ -72,6 +72,7 @@ def _gpu_pod(kubelet: Kubelet, given: deviceplugin_pb2.ContainerAllocateResponse
         envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in given.envs.items()],
         annotations=given.annotations,
     )
+    kubelet.record(pod, "cuda", given)
     return kubelet.start(pod, config, {})
 
 
