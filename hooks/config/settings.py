@@ -152,12 +152,12 @@ class Config:
         char_links: whether missing links in ``dev/char`` are made for the nodes of containers.
         swarm_resources: names of variables that name devices as NVIDIA_VISIBLE_DEVICES does.
         annotation_prefixes: annotations whose names begin so hold CDI names.
-        accept_mounts: whether mounts of /dev/null may name devices; "auto" for everywhere but in
-            unprivileged containers of pods, whose author can make them by a hostPath.
+        accept_mounts: whether mounts of /dev/null may name devices, whoever made them; with "auto",
+            in unprivileged containers of pods only those that the kubelet has recorded.
         default_kind: the CDI kind of a device that is named without one.
         mode: when the environment is trusted, of :class:`Mode`.
         denied: what happens to a container whose request is denied, of :class:`Denied`.
-        trusted_namespaces: of Kubernetes; the environment of their containers is trusted.
+        trusted_namespaces: of Kubernetes; what their containers request is trusted.
         excluded_gpus: UUIDs ("GPU-…") and PCI addresses ("0000:3b:00.0"), in lower case.
         supported_capabilities: the driver capabilities that containers may get.
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.

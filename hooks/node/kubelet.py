@@ -68,6 +68,11 @@ def kubelet_root(config: Config) -> str:
     return next(known, roots[0])
 
 
+def read_checkpoint(config: Config) -> RecordFile:
+    """The device manager's checkpoint, or why it does not count."""
+    return _file(kubelet_root(config), CHECKPOINT)
+
+
 def _read_record(container: Container, config: Config) -> KubeletRecord:
     root = kubelet_root(config)
     checkpoint = _file(root, CHECKPOINT)
