@@ -134,7 +134,8 @@ def record_of(
 def _told(given: Iterable[Request]) -> str:
     """What was given, in the words of the answers."""
     words = [request.source or ", ".join(request.cdi_devices) for request in given]
-    named = enumerated(dict.fromkeys(filter(None, words)), most=_MOST_NAMED)
+    short = (word if len(word) <= _LONGEST else f"{word[:_LONGEST]}…" for word in words)
+    named = enumerated(dict.fromkeys(filter(None, short)), most=_MOST_NAMED)
     return named or ("an answer that names no device" if words else "nothing")
 
 
@@ -223,7 +224,7 @@ def _united(record: KubeletRecord, request: Request) -> KubeletRecord:
     )
 
 
-_MOST_NAMED: Final = 4
+_MOST_NAMED, _LONGEST = 4, 200
 _PLUGIN: Final = "k8s.device-plugin.nvidia.com"
 
 # -- JSON and protobuf, as far as they are needed ------------------------------------------------
