@@ -108,10 +108,10 @@ def _read(root: str, names: list[str]) -> bytes:
         for name in directories:
             place = enter(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, place)
         fd = enter(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, place)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode):
             raise OSError(errno.EINVAL, "no regular file")
-        with open(fd, "rb", closefd=False) as file:
-            content = file.read(LARGEST + 1)
-        if len(content) > LARGEST:
+        if seen.st_size > LARGEST:
             raise OSError(errno.EFBIG, f"longer than {LARGEST >> 20} MiB")
-        return content
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            return file.read()

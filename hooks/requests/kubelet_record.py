@@ -51,6 +51,10 @@ CHECKPOINT: Final = "device-plugins/kubelet_internal_checkpoint"
 CLAIMS: Final = "dra_manager_state"
 """Below the kubelet's root."""
 
+_PLUGIN: Final = "k8s.device-plugin.nvidia.com"  # NVIDIA's, and ours
+# What is told of an answer: a denial is one line.
+_MOST_NAMED, _LONGEST = 4, 200
+
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
@@ -223,9 +227,6 @@ def _united(record: KubeletRecord, request: Request) -> KubeletRecord:
         intel_devices=record.intel_devices | {*items_of(request.intel_devices)},
     )
 
-
-_MOST_NAMED, _LONGEST = 4, 200
-_PLUGIN: Final = "k8s.device-plugin.nvidia.com"
 
 # -- JSON and protobuf, as far as they are needed ------------------------------------------------
 

@@ -252,6 +252,8 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
             assert denied["involvedObject"]["uid"] == wants.config.metadata.uid
             assert denied["involvedObject"]["fieldPath"] == f"spec.containers{{{name}}}"
             assert "NVIDIA_VISIBLE_DEVICES=all" in denied["message"]
+            assert wants.config.metadata.uid in denied["message"]
+            assert "kubelet_internal_checkpoint: nothing" in denied["message"]
             wants.remove()
             pod.remove()
             kubelet.release(pod.config.metadata.name)
