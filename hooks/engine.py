@@ -53,6 +53,7 @@ from hooks.node.inventory import (
     look_again,
     take_inventory,
 )
+from hooks.node.kubelet import read_kubelet_record
 from hooks.node.witness import Witness
 from hooks.plan import Bounds, Contribution, Device, Plan, united
 from hooks.prepared import Prepared
@@ -98,7 +99,7 @@ _FOUNDED_ON_INVENTORY: Final = (DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpu
 
 
 def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
-    """What policy allows of a request.
+    """What policy allows of a request. In a pod, the kubelet's records are read for it.
 
     Returns:
         The verdict; its denials are to be said to people.
@@ -107,7 +108,11 @@ def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
         RequestError: it is denied, and that is to be an error, or it may not be had at all.
         MalformedSpec: a part of the spec has the wrong shape.
     """
-    return policy.judge(request, policy.read_container(spec), config)
+    container = policy.read_container(spec)
+    record = None
+    if policy.needs_record(container, config):
+        record = read_kubelet_record(container, config)
+    return policy.judge(request, container, config, record)
 
 
 # -- inventory ---------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ made by CRI from one that predates the injection. Its keys are stable; new ones 
 ==============  ==========================================================================
 format          of this table; raised when a key changes its meaning
 request         what was asked, in words, and where it was said
-policy          who asked, what was denied and why; null if policy was not asked
+policy          who asked, what was denied and why, and ``kubelet``, what the kubelet's record has
+                for the container, if that decided; null if policy was not asked
 grant           the GPUs, MIG devices and capabilities that were given, and what was not
 vendors         what was given of devices that are not NVIDIA's, and what was not
 node            driver version, its root and why that one, and what did not fit together
@@ -233,6 +234,7 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
         **_row(verdict.container, "kubernetes", "sandbox", "namespace", "privileged"),
         "denied": list(verdict.denials),
         "notes": list(verdict.notes),
+        "kubelet": verdict.kubelet,
     }
 
 

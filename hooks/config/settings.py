@@ -13,6 +13,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     nvml-timeout = 5         # seconds that NVML may take
     platform = "auto"        # or "nvml", "tegra", "wsl" (hooks.platforms)
     csv-directory = "/etc/nvidia-container-runtime/host-files-for-container.d"  # on Tegra
+    kubelet-root = "auto"    # or where the kubelet's records are (hooks.node.kubelet)
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.node.host_setup)
     cuda-compat = true       # an image's newer libcuda comes before the driver's
 
@@ -144,17 +145,19 @@ class Config:
             where it is on the file system of their snapshots.
         platform: what NVIDIA's driver is like, of :class:`Platform`.
         csv_directory: the files that list what a Tegra machine has, within the driver root.
+        kubelet_root: the directory of the kubelet's state, in which it records what it gave to
+            whom; None if it is to be found by looking.
         nvml_timeout: how long NVML may take to answer, in seconds.
         loggers: the programs that may be loggers; None for any that is root's alone.
         char_links: whether missing links in ``dev/char`` are made for the nodes of containers.
         swarm_resources: names of variables that name devices as NVIDIA_VISIBLE_DEVICES does.
         annotation_prefixes: annotations whose names begin so hold CDI names.
-        accept_mounts: whether mounts of /dev/null may name devices; "auto" for everywhere but in
-            unprivileged containers of pods, whose author can make them by a hostPath.
+        accept_mounts: whether mounts of /dev/null may name devices, whoever made them; with "auto",
+            in unprivileged containers of pods only those that the kubelet has recorded.
         default_kind: the CDI kind of a device that is named without one.
         mode: when the environment is trusted, of :class:`Mode`.
         denied: what happens to a container whose request is denied, of :class:`Denied`.
-        trusted_namespaces: of Kubernetes; the environment of their containers is trusted.
+        trusted_namespaces: of Kubernetes; what their containers request is trusted.
         excluded_gpus: UUIDs ("GPU-…") and PCI addresses ("0000:3b:00.0"), in lower case.
         supported_capabilities: the driver capabilities that containers may get.
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
@@ -198,6 +201,7 @@ class Config:
     layers: str = _key("node", "layers", values.PATH, "/var/lib/containerd-shim-nvidia/layers")
     platform: str = _key("node", "platform", _PLATFORMS, Platform.AUTO)
     csv_directory: str = _key("node", "csv-directory", values.PATH, _CSV_DIRECTORY)
+    kubelet_root: str | None = _key("node", "kubelet-root", values.PATH_OR_LOOK, None)
     char_links: bool = _key("node", "char-links", values.YES_OR_NO, default=True)
     cuda_compat: bool = _key("node", "cuda-compat", values.YES_OR_NO, default=True)
     nvml_timeout: float = _key("node", "nvml-timeout", values.SECONDS, 5.0)
@@ -313,5 +317,6 @@ def _read_table(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any
                 found=f"{given!r}",
                 do=f"write {wanted}",
             )
-        found[attribute] = None if (key, checked) == ("driver-root", values.LOOK) else checked
+        is_found = checked == values.LOOK and key in {"driver-root", "kubelet-root"}
+        found[attribute] = None if is_found else checked
     return found

@@ -1,35 +1,44 @@
 """Policy: which part of a request a container may have, by its author and the container.
 
-Annotations and CDI names are written by the creator of the container (a kubelet's device plugin, an
-operator), and Docker's ``--gpus`` by a person. The environment may come from the image: a spec does
-not show the difference. So the mode decides whether the environment is trusted:
+In a pod, the environment may be the image's and the annotations, mounts and variables may be those
+of the pod's author: a spec does not show who wrote what. Nor is a UUID a secret, since procfs shows
+it to every container. So what a pod requests is a wish, and the grant is what the kubelet has
+recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of Kubernetes the person
+who starts a container says what it gets. The mode decides whom to trust:
 
 ============  =================  ==================  ==========================================
-mode          outside of         privileged in       unprivileged in Kubernetes
-              Kubernetes         Kubernetes
+mode          environment,       privileged in       unprivileged in Kubernetes
+              outside of         Kubernetes
+              Kubernetes
 ============  =================  ==================  ==========================================
-default       yes                yes                 UUIDs in full, and ``none``: no image knows
-                                                     a node's UUIDs, a kubelet's plugin does
-nvidia        yes                yes                 yes
-privileged    if privileged      yes                 no
-strict        no                 no                  no
+default       trusted            trusted             what the kubelet's record has
+nvidia        trusted            trusted             trusted
+privileged    if privileged      trusted             what the kubelet's record has
+strict        not trusted        what the record     what the kubelet's record has
+                                 has
 ============  =================  ==================  ==========================================
 
 Rules
-- In a trusted namespace the environment is trusted in every mode.
-- A list is trusted as a whole or not at all; it has one author.
-- Mounts of /dev/null are made by a device plugin, but also by the author of a pod with a volume of
-  type hostPath. So those of an unprivileged container of a pod are trusted only with
-  ``accept-mounts = true``, or where the environment is trusted.
+- In a trusted namespace everything is trusted in every mode.
+- A list is granted as a whole or not at all; it has one author. Only ``all`` is narrowed: to what
+  the kubelet gave, if it gave GPUs.
+- Where no record counts (there is no kubelet, or its root is elsewhere), nothing was granted.
+- ``none`` gives no GPU: in the default mode the environment of a pod may say it.
+- Annotations and mounts of /dev/null are trusted outside of Kubernetes and in privileged
+  containers. With ``accept-mounts = true`` such mounts are trusted in every pod, although a pod's
+  author makes them by a volume of type hostPath.
+- What an engine itself has put into the spec (CDI) is there already and stays; what goes with it
+  follows the devices.
 - Features that variables alone request (IMEX channels, GDS, MOFED, GDRCOPY, NVSwitch) need a
-  trusted environment, even if the GPUs come from elsewhere. In the default mode, those that device
-  plugins set by variables come with GPUs: GDS, MOFED, GDRCOPY and IMEX channel 0.
+  trusted environment or the record, even if the GPUs come from elsewhere.
 - Management devices, which are all devices of the node, need a trusted request and, in Kubernetes,
   a privileged container or a trusted namespace (mode ``nvidia`` needs neither).
 - Configuring or monitoring MIG needs a privileged container, everywhere, or is an error, as with
   NVIDIA's runtime.
 - A container is part of a pod by the annotations of a CRI, or by a cgroup of the kubelet's.
-- Other vendors' devices that the environment names need a trusted environment.
+- Which pod that is, and its namespace, count only if all sources agree: an engine that hands
+  annotations of pods on hands on those that look like its own. The kubelet makes the cgroup.
+- Other vendors' devices that the environment names need a trusted environment or the record.
 - A container whose request is denied starts without anything of the driver, or fails, as
   configured. Both are logged.
 - The sandbox container of a pod gets nothing. It runs nothing, and a pod's annotations are meant
@@ -42,11 +51,13 @@ A container is privileged if it has CAP_SYS_ADMIN in the bounding set, as in NVI
 no user namespace: there, that capability opens no device of the node.
 
 Source: NVIDIA Container Toolkit, internal/config/image (privileged, visible devices),
-cmd/nvidia-container-runtime-hook; containerd, internal/cri/annotations.
+cmd/nvidia-container-runtime-hook; containerd, internal/cri/annotations; CRI-O,
+internal/factory/container (SpecAddAnnotations); kubelet, pkg/kubelet/cm/pod_container_manager.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -55,12 +66,15 @@ from api.errors import one_line
 from hooks.config import Config, Denied, Mode
 from hooks.errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
 from hooks.ocispec import has_user_namespace, part
+from hooks.requests.kubelet_record import KubeletRecord
+from hooks.requests.naming import items_of
 from hooks.requests.request import Request
 from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     IMEX,
     AllDevices,
+    Devices,
     Feature,
     NamedDevices,
     NoDevices,
@@ -76,14 +90,18 @@ class Container:
     Attributes:
         kubernetes: whether it is a container of a pod.
         sandbox: whether it is the one that holds the pod's namespaces.
-        namespace: the pod's; "" if it is not known.
+        namespace: the pod's; "" if it is not known for certain.
         privileged: whether it could take a GPU by itself.
+        pod_uid: the pod's UID; "" if it is not known for certain.
+        name: its name in the pod; "" if the engine does not tell.
     """
 
     kubernetes: bool = False
     sandbox: bool = False
     namespace: str = ""
     privileged: bool = False
+    pod_uid: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
         kind = "privileged" if self.privileged else "unprivileged"
@@ -101,6 +119,8 @@ class Verdict:
         mode: of the policy.
         denials: what was denied and why, for people.
         notes: what was narrowed without being denied, for people.
+        kubelet: what the kubelet's record has for the container, for people; "" if that did not
+            decide.
     """
 
     container: Container
@@ -109,6 +129,7 @@ class Verdict:
     allowed: Request
     denials: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    kubelet: str = ""
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -119,10 +140,20 @@ class Verdict:
 # What containerd's CRI plugin and CRI-O write into the spec of each container of a pod.
 _OF_CRI: Final = "io.kubernetes.cri"
 _TYPES: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
-_NAMESPACES: Final = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri-o.Namespace")
+_NAMESPACES: Final = (
+    "io.kubernetes.cri.sandbox-namespace",
+    "io.kubernetes.pod.namespace",
+    "io.kubernetes.cri-o.Namespace",
+)
+_UIDS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
+_NAMES: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
 _SANDBOX: Final = "sandbox"
 # In the name of the kubelet's cgroup, or slice, of all pods; it cannot be configured.
 _OF_KUBELET: Final = "kubepods"
+# The pod's UID in a cgroup's path, by either cgroup driver; a static pod's is a digest.
+_UID_IN_CGROUP: Final = re.compile(
+    r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[/.:]|$)"
+)
 _ADMIN: Final = "CAP_SYS_ADMIN"
 
 
@@ -133,22 +164,26 @@ def read_container(spec: Mapping[str, Any]) -> Container:
         MalformedSpec: a part of the spec has the wrong shape.
     """
     annotations = part(spec, "annotations", dict)
-    namespace = next((annotations[name] for name in _NAMESPACES if name in annotations), "")
+    path = part(spec, "linux", dict).get("cgroupsPath")
+    cgroup = path if isinstance(path, str) else ""
+    in_cgroup = [uid.replace("_", "-") for uid in _UID_IN_CGROUP.findall(cgroup)]
     return Container(
-        kubernetes=any(name.startswith(_OF_CRI) for name in annotations) or _is_in_pod(spec),
+        # cri-dockerd's containers have nothing of Kubernetes in their spec but the cgroup.
+        kubernetes=any(name.startswith(_OF_CRI) for name in annotations) or _OF_KUBELET in cgroup,
         sandbox=any(annotations.get(name) == _SANDBOX for name in _TYPES),
-        namespace=str(namespace),
+        namespace=_agreed(annotations, _NAMESPACES),
         privileged=_is_privileged(spec),
+        pod_uid=_agreed(annotations, _UIDS, in_cgroup),
+        name=_agreed(annotations, _NAMES),
     )
 
 
-def _is_in_pod(spec: Mapping[str, Any]) -> bool:
-    """Whether the cgroup is one of a kubelet's, as for a pod whose containers Docker makes.
-
-    cri-dockerd starts them so, and Docker writes nothing else of Kubernetes into the spec.
-    """
-    path = part(spec, "linux", dict).get("cgroupsPath")
-    return isinstance(path, str) and _OF_KUBELET in path
+def _agreed(
+    annotations: Mapping[str, Any], names: Iterable[str], others: Iterable[str] = ()
+) -> str:
+    """What all that say anything say; "" if they differ."""
+    said = {str(annotations[name]) for name in names if name in annotations} | set(others)
+    return said.pop() if len(said) == 1 else ""
 
 
 def _is_privileged(spec: Mapping[str, Any]) -> bool:
@@ -165,8 +200,38 @@ def mounts_are_believed(config: Config) -> bool:
     )
 
 
-def judge(request: Request, container: Container, config: Config) -> Verdict:
+def needs_record(container: Container, config: Config) -> bool:
+    """Whether the kubelet's record decides what a container gets."""
+    in_pod = container.kubernetes and not container.sandbox
+    return in_pod and not _trusts_environment(container, config)
+
+
+def _trusts_environment(container: Container, config: Config) -> bool:
+    if _is_in_trusted_namespace(container, config):
+        return True
+    return {
+        Mode.NVIDIA: True,
+        Mode.STRICT: False,
+        Mode.PRIVILEGED: container.privileged,
+        Mode.DEFAULT: container.privileged or not container.kubernetes,
+    }[config.mode]
+
+
+def _is_in_trusted_namespace(container: Container, config: Config) -> bool:
+    return container.kubernetes and container.namespace in config.trusted_namespaces
+
+
+def judge(
+    request: Request,
+    container: Container,
+    config: Config,
+    record: KubeletRecord | None = None,
+) -> Verdict:
     """The verdict on a request; its ``allowed`` is at most ``request``.
+
+    Args:
+        record: what the kubelet gave the container; None if that does not decide
+            (:func:`needs_record`).
 
     Raises:
         RequestDenied: something may not be had, and that is to be an error.
@@ -179,107 +244,126 @@ def judge(request: Request, container: Container, config: Config) -> Verdict:
             request.without_nvidia(), cdi_devices=(), amd_devices="", intel_devices=""
         )
         return Verdict(container, config.mode, request, nothing, (denied,))
-    case = _Case(request, container, config)
+    if record is not None and not needs_record(container, config):
+        record = None
+    case = _Case(request, container, config, record)
     allowed = case.allowed()
     if case.denials and config.denied == Denied.FAIL:
         raise RequestDenied(
             f"{_asked(request)} for {_an(container)}", found="; ".join(case.denials), do=_DO
         )
-    return Verdict(container, config.mode, request, allowed, tuple(case.denials), tuple(case.notes))
+    found = record.found if record is not None else ""
+    return Verdict(
+        container, config.mode, request, allowed, tuple(case.denials), tuple(case.notes), found
+    )
 
 
-_OF_PLUGINS: Final = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY})
-"""What device plugins ask for by variables, with the GPUs that they give."""
-_CHANNELS_OF_PLUGINS: Final = (0,)
-"""The only channel that their configuration may name (``imex.channelIDs``)."""
+_BY_VARIABLES: Final = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY, Feature.NVSWITCH})
 _STEERING_MIG: Final = frozenset({Feature.MIG_CONFIG, Feature.MIG_MONITOR})
 _DO: Final = (
-    "ask the kubelet for the GPU (a device plugin names its UUID), or let [policy] believe this "
-    "container: trusted-namespaces, or mode"
+    "request the GPU in the pod's resources (nvidia.com/gpu), so that the kubelet gives it, or let "
+    "[policy] trust this container: trusted-namespaces, or mode"
 )
 
 
 class _Case:
     """One request before the policy."""
 
-    def __init__(self, request: Request, container: Container, config: Config) -> None:
+    def __init__(
+        self, request: Request, container: Container, config: Config, record: KubeletRecord | None
+    ) -> None:
         self._request = request
         self._container = container
         self._config = config
-        self._trusted = container.namespace in config.trusted_namespaces and container.kubernetes
-        self._environment = (
-            self._trusted
-            or {
-                Mode.NVIDIA: True,
-                Mode.STRICT: False,
-                Mode.PRIVILEGED: container.privileged,
-                Mode.DEFAULT: container.privileged or not container.kubernetes,
-            }[config.mode]
-        )
+        self._environment = _trusts_environment(container, config)
+        self._record = KubeletRecord() if record is None else record
         self.denials: list[str] = []
         self.notes: list[str] = []
 
     def allowed(self) -> Request:
         request = self._request
-        trusted = self._believes(request.origin)
+        trusted = self._trusts(request.origin)
         changes: dict[str, Any] = {}
-        if not self._may_have_devices(trusted):
-            self._deny(_asked(request), _WHY.get(request.origin, ""))
+        devices = self._devices(trusted=trusted)
+        if devices is None:
+            self._deny(_asked(request), origin=request.origin)
             request = request.without_nvidia()
         else:
-            changes |= self._beside_devices(trusted)
-        if request.cdi_devices and not self._believes(request.cdi_origin):
-            self._deny(", ".join(request.cdi_devices), _WHY.get(request.cdi_origin, ""))
+            changes |= {"devices": devices, **self._beside_devices(trusted=trusted)}
+        if not (
+            self._trusts(request.cdi_origin)
+            or self._record.cdi_devices.issuperset(request.cdi_devices)
+        ):
+            self._deny(", ".join(request.cdi_devices), origin=request.cdi_origin)
             changes["cdi_devices"] = ()
         for name, variable in _OTHER_VENDORS.items():
-            if getattr(request, name) and not self._environment:
-                self._deny(f"{variable}={getattr(request, name)}")
+            value: str = getattr(request, name)
+            given: frozenset[str] = getattr(self._record, name)
+            if value and not self._environment and not given.issuperset(items_of(value)):
+                self._deny(f"{variable}={value}")
                 changes[name] = ""
         allowed = replace(request, **changes)
         if not allowed.wants_driver:
             return allowed.without_nvidia()
         return replace(allowed, capabilities=self._capabilities(request.capabilities))
 
-    def _believes(self, origin: str) -> bool:
+    def _trusts(self, origin: str) -> bool:
+        """Whether whoever wrote there says what the container gets."""
         container = self._container
-        if origin == Origin.DOCKER:
-            # Docker starts no containers of pods: there, a hook of NVIDIA's is in every spec.
-            return not container.kubernetes or self._environment
-        if origin == Origin.MOUNTS:
-            free = not container.kubernetes or container.privileged
-            return free or mounts_are_believed(self._config) or self._environment
-        return origin in {Origin.ANNOTATIONS, Origin.SPEC} or self._environment
-
-    def _may_have_devices(self, trusted: bool) -> bool:  # noqa: FBT001 - says who is asking
-        match self._request.devices:
-            case Void():
+        free = not container.kubernetes or container.privileged
+        match origin:
+            case Origin.DOCKER:
+                # Docker starts no containers of pods: there, a hook of NVIDIA's is in every spec.
+                return not container.kubernetes or self._environment
+            case Origin.MOUNTS:
+                return free or mounts_are_believed(self._config) or self._environment
+            case Origin.ANNOTATIONS:
+                return free or self._environment
+            case Origin.SPEC:
                 return True
+        return self._environment
+
+    def _devices(self, *, trusted: bool) -> Devices | None:
+        """The allowed devices; None if those that are requested may not be had."""
+        request, record = self._request, self._record
+        match request.devices:
+            case Void():
+                granted = True
             case NoDevices():
-                return trusted or self._may_say_uuids()
+                by_default = self._config.mode == Mode.DEFAULT and request.origin != Origin.MOUNTS
+                granted = by_default or record.gave_anything
             case AllDevices():
-                return trusted
+                if record.devices and not (trusted or record.every):
+                    given = ", ".join(map(str, record.devices))
+                    self.notes.append(one_line(f"{_asked(request)}: {given}, as the kubelet gave"))
+                    return NamedDevices(record.devices)
+                granted = record.every
             case NamedDevices(names):
-                return trusted or (self._may_say_uuids() and all(map(_is_whole_uuid, names)))
+                granted = record.every or set(names) <= set(record.devices)
+        return request.devices if trusted or granted else None
 
-    def _may_say_uuids(self) -> bool:
-        return self._config.mode == Mode.DEFAULT and self._request.origin != Origin.MOUNTS
-
-    def _beside_devices(self, trusted: bool) -> dict[str, Any]:  # noqa: FBT001 - as above
+    def _beside_devices(self, *, trusted: bool) -> dict[str, Any]:
         """The allowed features and channels, if the devices are allowed."""
-        request = self._request
+        request, record = self._request, self._record
         features, channels = request.features, request.imex_channels
         if channels != () and self._config.ignore_imex:
             self.notes.append("requests of IMEX channels are ignored, as configured")
             channels = ()
-        has_gpus = isinstance(request.devices, AllDevices | NamedDevices)
-        if not (trusted or has_gpus) and (features or channels != ()):
-            named = [*sorted(features), *(["IMEX channels"] if channels != () else [])]
-            self._deny(f"{', '.join(named)} without a GPU")
-            return {"features": frozenset(), "imex_channels": ()}
-        if not self._environment:
-            features, channels = self._without_what_no_kubelet_says(features, channels, trusted)
-        if Feature.MANAGEMENT in features and not self._may_manage(trusted):
-            self._deny("management devices", _NOT_MANAGER if trusted else "")
+
+        def is_granted(what: str) -> bool:
+            return self._environment or (trusted and what not in request.only_variables)
+
+        for feature in sorted((features & _BY_VARIABLES) - record.features):
+            if not is_granted(feature):
+                self._deny(feature)
+                features -= {feature}
+        if channels != () and not (is_granted(IMEX) or record.has_channels(channels)):
+            numbers = "every one" if channels is None else ", ".join(map(str, channels))
+            self._deny(f"IMEX channels ({numbers})")
+            channels = ()
+        if Feature.MANAGEMENT in features and not self._may_manage(trusted=trusted):
+            is_manager = self._container.privileged or not self._container.kubernetes
+            self._deny("management devices", "" if is_manager else _NOT_MANAGER)
             features -= {Feature.MANAGEMENT}
         steering = features & _STEERING_MIG
         if steering and not self._container.privileged:
@@ -291,37 +375,10 @@ class _Case:
             )
         return {"features": features, "imex_channels": channels}
 
-    def _without_what_no_kubelet_says(
-        self,
-        features: frozenset[str],
-        channels: tuple[int, ...] | None,
-        trusted: bool,  # noqa: FBT001 - as above
-    ) -> tuple[frozenset[str], tuple[int, ...] | None]:
-        """The features that remain if those of the untrusted environment are removed."""
-
-        def only_environment(what: str) -> bool:
-            return not trusted or what in self._request.only_variables
-
-        # Device plugins set variables, too, and only the default mode trusts them.
-        listens = self._config.mode == Mode.DEFAULT
-        may_follow = _OF_PLUGINS if listens else frozenset()
-        for feature in sorted(features & (_OF_PLUGINS | {Feature.NVSWITCH}) - may_follow):
-            if only_environment(feature):
-                self._deny(feature)
-                features -= {feature}
-        if channels != () and only_environment(IMEX):
-            if channels is None:
-                self._deny("every IMEX channel")
-                channels = ()
-            elif not (listens and channels == _CHANNELS_OF_PLUGINS):
-                self._deny("IMEX channels other than 0" if listens else "IMEX channels")
-                channels = ()
-        return features, channels
-
-    def _may_manage(self, trusted: bool) -> bool:  # noqa: FBT001 - as above
-        container = self._container
-        free = self._config.mode == Mode.NVIDIA or not container.kubernetes
-        return trusted and (free or container.privileged or self._trusted)
+    def _may_manage(self, *, trusted: bool) -> bool:
+        container, config = self._container, self._config
+        free = config.mode == Mode.NVIDIA or not container.kubernetes or container.privileged
+        return trusted and (free or _is_in_trusted_namespace(container, config))
 
     def _capabilities(self, asked: frozenset[str]) -> frozenset[str]:
         supported = frozenset(self._config.supported_capabilities)
@@ -338,40 +395,23 @@ class _Case:
         self.notes.append(f"not supported, as configured: {missing}")
         return asked & supported
 
-    def _deny(self, what: str, why: str = "") -> None:
-        mode = f'in mode "{self._config.mode}"'
-        if not self._container.kubernetes:
-            unbelieved = f"the environment is not trusted {mode}"
-        else:
-            unbelieved = (
-                f"the image may have set it, and {_an(self._container)} is not trusted {mode}"
-            )
-        self.denials.append(one_line(f"{what}: {why or unbelieved}"))
+    def _deny(self, what: str, why: str = "", *, origin: str = Origin.ENVIRONMENT) -> None:
+        container, mode = self._container, f'mode "{self._config.mode}"'
+        if not container.kubernetes:
+            why = why or f"the environment is not trusted in {mode}"
+        elif not why:
+            nobody = f"neither {mode} nor accept-mounts trusts"
+            trusts = nobody if origin == Origin.MOUNTS else f"{mode} does not trust"
+            why = f"no device plugin gave it to {_an(container)}, which {trusts}"
+            why += f"; {self._record.found}"
+        self.denials.append(one_line(f"{what}: {why}"))
 
 
-_WHY: Final = {
-    Origin.MOUNTS: "the author of a pod can make such mounts, and accept-mounts does not say that "
-    "they are trusted in unprivileged containers of pods"
-}
 _NOT_MANAGER: Final = "in a pod they are for privileged containers and trusted namespaces"
 _OTHER_VENDORS: Final = {
     "amd_devices": "AMD_VISIBLE_DEVICES",
     "intel_devices": "INTEL_VISIBLE_DEVICES",
 }
-
-
-_UUID_LENGTH: Final = len("GPU-00000000-0000-0000-0000-000000000000")
-
-
-def _is_whole_uuid(name: object) -> bool:
-    """Whether a device is named by all of a UUID; a name may be the beginning of one.
-
-    "MIG-GPU-…/1/0" is how drivers before 470 name a MIG device: by its GPU's UUID.
-    """
-    text = str(name)
-    if text.startswith("MIG-GPU-"):
-        text = text.removeprefix("MIG-").partition("/")[0]
-    return text.startswith(("GPU-", "MIG-")) and len(text) == _UUID_LENGTH
 
 
 def _asked(request: Request) -> str:

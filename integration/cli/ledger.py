@@ -103,13 +103,15 @@ def check(
 
     What the kubelet has given and nobody holds is listed too. It is a fault if the container runs
     without it; until then, as long as its image is not there, so it is with every pod. And
-    processes on a GPU that are in no container are listed.
+    processes on a GPU that are in no container are listed, and what containers of pods asked for
+    and were not given.
 
     \b
     Keys of -o json: holdings (the stale and the orphans, as of `list`), unheld (each with
     namespace, pod, container, resource, device; pid and pod_uid of the container that runs without
-    it, 0 and "" if none does), foreign (each with pid, name, devices; null if NVML does not say),
-    unknown (why containers could not be read).
+    it, 0 and "" if none does), denied (each with namespace, pod, pod_uid, container, why), foreign
+    (each with pid, name, devices; null if NVML does not say), unknown (why containers could not be
+    read).
     """
     found = _look(config, states, proc, pod_resources, foreign=True)
     found["holdings"] = [row for row in found["holdings"] if row["stale"] or row["orphan"]]
@@ -123,6 +125,9 @@ def check(
         ):
             if rows:
                 output.rows(rows, columns)
+        for row in found["denied"]:
+            title = f"{row['namespace']}/{row['pod']}/{row['container']}"
+            click.echo(printable(f"{title} was not given {row['why']}"))
         for line in found["unknown"]:
             click.echo(printable(line), err=True)
     if found["holdings"] or any(row["pid"] for row in found["unheld"]):

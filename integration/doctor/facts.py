@@ -431,6 +431,7 @@ class Plugins:
     nvidias: tuple[int, ...] = ()  # pids of NVIDIA's own plugin
     # whether a driver for dynamic resource allocation of NVIDIA's devices has registered
     dra: bool = False
+    unread: str = ""  # why a shim does not go by what the kubelet has recorded; "" if it does
 
 
 _NOT_ASKED = Unseen("nobody asked for it")

@@ -126,10 +126,11 @@ class Places:
         if not self.is_below:
             return config
         fields: dict[str, Any] = {name: self.at(getattr(config, name)) for name in _OF_CONFIG}
-        driver = config.driver_root
+        driver, kubelet = config.driver_root, config.kubelet_root
         return replace(
             config,
             driver_root=None if driver is None else self.at(driver),
+            kubelet_root=None if kubelet is None else self.at(kubelet),
             cdi_spec_dirs=tuple(self.at(path) for path in config.cdi_spec_dirs),
             source=self.within(config.source),
             **fields,

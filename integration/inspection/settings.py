@@ -414,7 +414,7 @@ def _read(path: str) -> bytes | None:
 
 def _as_toml(key: str, value: Any) -> Any:
     """A value of :class:`Config` as TOML has it."""
-    if key == "driver-root" and value is None:
+    if key in {"driver-root", "kubelet-root"} and value is None:
         return LOOK
     if key == "other-hooks":
         return "leave-out" if value else "fail"

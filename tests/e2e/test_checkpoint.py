@@ -16,8 +16,10 @@ import pytest
 from api import typeurl
 from api.errors import Status
 from api.proto import events_pb2, runc_options_pb2
+from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
 from api.ttrpc import ConnectionClosed, RemoteError
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
 from tests.harness.shim import gone, wait_for_file
@@ -603,3 +605,34 @@ async def test_crun_without_criu_is_said(start_shim: StartShim, tmp_path: Path) 
         assert "NVSHIM-E1525 criu-unsupported-by-runtime" in message
         assert await shim.status("c1") == "RUNNING"
         await shim.end("c1")
+
+
+async def test_restored_container_of_a_pod_gets_what_the_kubelet_gave_it_and_no_more(
+    start_shim: StartShim, tmp_path: Path, own_gpus: SimulatedNode
+) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "inventory.img").write_bytes(bytes.fromhex("16313158"))
+    (saved / "descriptors.json").write_text("[]")
+    kubelet = KubeletRoot(f"{tmp_path}/kubelet")
+    kubelet.set_in(own_gpus.config_path)
+    uuid = own_gpus.scenario.gpus[1].uuid
+    environment = {"NVSHIM_CONFIG": own_gpus.config_path}
+    async with start_shim("c1", "true", environment=environment) as shim:
+        spec = shim.spec("c1")
+        spec["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={uuid}")
+        spec["annotations"] = {
+            "io.kubernetes.cri.sandbox-uid": "1-2",
+            "io.kubernetes.cri.container-name": "main",
+            "io.kubernetes.cri.sandbox-id": "c1",
+        }
+        for given in (False, True):
+            shim.write_spec("c1", spec)
+            if given:
+                answer = ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": uuid})
+                kubelet.record("1-2", "main", answer)
+            await shim.create("c1", checkpoint=str(saved))
+            nodes = [node["path"] for node in shim.spec("c1")["linux"].get("devices") or ()]
+            assert ("/dev/nvidia1" in nodes) is given
+            assert "/dev/nvidia0" not in nodes
+            await shim.call("Delete", id="c1")

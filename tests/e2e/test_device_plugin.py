@@ -224,10 +224,11 @@ def test_settings_change_while_the_kubelet_watches_and_bad_ones_change_nothing(
         assert len(kubelet.given(SHARED)) == 3
 
 
-def test_devices_by_mounts_are_said_not_to_be_believed_until_the_shim_is_told(
+def test_devices_by_mounts_are_said_to_be_of_no_use_while_the_shim_looks_at_none(
     agent: NodeAgent, kubelet: KubeletPlugins
 ) -> None:
-    word = "nvshim config set requests.accept-mounts true"
+    word, key = "nvshim config set requests.accept-mounts auto", "requests.accept-mounts"
+    nvshim("config", "set", key, "false", "--config", agent.node.config_path)
     agent.configure(flags={"plugin": {"deviceListStrategy": ["volume-mounts"]}})
     kubelet.start()
     with agent:
@@ -237,7 +238,7 @@ def test_devices_by_mounts_are_said_not_to_be_believed_until_the_shim_is_told(
         told = nvshim("doctor", "--only", "D105", "--config", agent.node.config_path, check=False)
         assert word in told.stdout
     eventually(lambda: kubelet.plugins[GPU].ended, "its connections are gone")
-    nvshim("config", "set", "requests.accept-mounts", "true", "--config", agent.node.config_path)
+    nvshim("config", "set", key, "auto", "--config", agent.node.config_path)
     with agent:
         kubelet.wait_for(GPU, 2)
         mounts = kubelet.allocate(GPU, 1, pod="one").mounts
@@ -385,21 +386,3 @@ def test_an_engine_that_does_not_read_cdi_names_has_the_shim_told_as_well(
             assert told(kubelet, "six") == ({"envvar"}, set())
             engine.restart("2.1.9", cdi=True)
             assert told(kubelet, "seven") == (set(), set())
-
-
-def test_where_the_shim_believes_no_variable_it_is_told_by_what_it_believes(
-    gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
-) -> None:
-    socket = str(tmp_path / "engine.sock")
-    with open(gpus.config_path, "a", encoding="utf-8") as file:
-        file.write('\n[policy]\nmode = "strict"\n')
-    kubelet.start()
-    with (
-        CriServer(socket, "1.7.24", cdi=False, annotations=("cdi.k8s.io/*",)) as engine,
-        NodeAgent(gpus, str(tmp_path), kubelet.socket, engine=socket) as agent,
-    ):
-        kubelet.wait_for(GPU, 2)
-        assert told(kubelet, "one") == ({"annotations"}, set())
-        engine.restart("1.7.24", cdi=True)
-        assert told(kubelet, "two") == (set(), set())
-        assert agent.faults() == []

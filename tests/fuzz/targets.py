@@ -39,6 +39,7 @@ from hooks.plan import Bounds, CachedLibrary, Device, Mount, Plan
 from hooks.platforms import tegra
 from hooks.record import make_denial, process_edits
 from hooks.requests import glance
+from hooks.requests.kubelet_record import RecordFile, record_of
 from hooks.requests.naming import items_of, parse_channels, parse_names
 from hooks.requests.policy import judge, read_container
 from hooks.requests.request import parse_capabilities, read_request
@@ -192,6 +193,21 @@ def _spec(data: bytes) -> None:
     assert mutation.apply(edited, _PLAN) == edited
     assert json.dumps(spec) == before
     json.loads(json.dumps(edited))
+
+
+def _kubelet_record(data: bytes) -> None:
+    file = RecordFile("f", data)
+    for checkpoint, claims in ((file, None), (RecordFile("c", b"{}"), file)):
+        record = record_of(checkpoint, claims, "1-2", "main", Config())
+        assert len(record.found) < 5000, "words that nobody reads"
+        verdict = judge(read_request(_WISH), read_container(_WISH), Config(), record)
+        json.loads(json.dumps(make_denial(verdict)))
+
+
+_WISH: Final = {
+    "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]},
+    "annotations": {"io.kubernetes.cri.sandbox-uid": "1-2"},
+}
 
 
 def _variables(data: bytes) -> None:
@@ -349,6 +365,10 @@ TARGETS: Final[dict[str, Target]] = {
             b"driver<550",
             b" ",
         ),
+    ),
+    "kubelet-record": Target(
+        _kubelet_record,
+        (*_JSON, b"1-2", b'"PodDeviceEntries"', b'"AllocResp"', b'"PodUIDs"', b'"CDIDeviceIDs"'),
     ),
     "nvml": Target(
         _nvml, (*_JSON, b'"gpus"', b'"uuid"', b'"mig_devices"', b'"bus_id"', b'"driver"')

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from api.proto import cri_pb2 as pb
+from api.proto import deviceplugin_pb2
 from integration import traces
 from integration.cri.client import Cri
 from integration.cri.errors import CriError
+from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
 
@@ -180,6 +182,16 @@ class Kubelet:
     def remove_pod(self, pod: str) -> None:
         self.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod))
         self.cri.remove_pod_sandbox(pb.RemovePodSandboxRequest(pod_sandbox_id=pod))
+
+    def record(
+        self,
+        pod: tuple[str, pb.PodSandboxConfig],
+        container: str,
+        answer: deviceplugin_pb2.ContainerAllocateResponse,
+    ) -> None:
+        """Write down what a device plugin has answered for a container of a pod."""
+        root = KubeletRoot(self.world.path("/var/lib/kubelet"))
+        root.record(pod[1].metadata.uid, container, answer)
 
     def start(
         self, pod: tuple[str, pb.PodSandboxConfig], config: pb.ContainerConfig, spec: dict[str, Any]

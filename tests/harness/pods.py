@@ -14,9 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from api.proto import cri_pb2 as pb
+from api.proto import deviceplugin_pb2
 from integration import traces
 from integration.cri.client import Cri
 from integration.cri.errors import CriError
+from tests.harness.kubelet_plugins import container_fields
+from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriContainerd
@@ -196,6 +199,7 @@ class Pod:
         mounts: Iterable[pb.Mount] = (),
         security: pb.LinuxContainerSecurityContext | None = None,
         resources: pb.LinuxContainerResources | None = None,
+        granted: deviceplugin_pb2.ContainerAllocateResponse | Mapping[str, str] | None = None,
         **fields: Any,
     ) -> PodContainer:
         """Create a container in it.
@@ -208,9 +212,21 @@ class Pod:
             mounts: directories of the host that it gets.
             security: its security context; that of the pod's namespaces if None.
             resources: its limits.
+            granted: what a device plugin has answered for it, or the variables of that: it is in
+                the kubelet's record, and what the kubelet makes of it comes before the rest.
             fields: further fields of its ContainerConfig.
         """
         name = name or new_name()
+        if granted is not None:
+            answer = (
+                granted
+                if isinstance(granted, deviceplugin_pb2.ContainerAllocateResponse)
+                else deviceplugin_pb2.ContainerAllocateResponse(envs=granted)
+            )
+            self.pods.kubelet.record(self.config.metadata.uid, name, answer)
+            fields = container_fields(answer) | fields
+            env = fields.pop("env") | dict(env or {})
+            mounts = [*fields.pop("mounts"), *mounts]
         if security is None:
             security = pb.LinuxContainerSecurityContext(
                 namespace_options=self.config.linux.security_context.namespace_options,
@@ -226,13 +242,13 @@ class Pod:
             linux=pb.LinuxContainerConfig(security_context=security, resources=resources),
             **fields,
         )
-        answer = self.pods.cri.create_container(
+        created = self.pods.cri.create_container(
             pb.CreateContainerRequest(
                 pod_sandbox_id=self.id, config=config, sandbox_config=self.config
             )
         )
         log = os.path.join(self.config.log_directory, config.log_path)
-        return PodContainer(self, answer.container_id, log)
+        return PodContainer(self, created.container_id, log)
 
     def start(self, *command: str, **fields: Any) -> PodContainer:
         """Create a container in it, and start it."""
@@ -276,6 +292,13 @@ class Pods:
         self.handler = handler
         self.cri = Cri(containerd.address)
         self._configs: list[pb.PodSandboxConfig] = []
+        self._kubelet = KubeletRoot(os.path.join(containerd.directory, "kubelet"))
+
+    @property
+    def kubelet(self) -> KubeletRoot:
+        """What the kubelet has recorded, which the shim is told to go by."""
+        self._kubelet.set_in(self.containerd.shim_config)
+        return self._kubelet
 
     @property
     def is_ours(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Final
 CONTAINERS: Final = "security/test_hostile_containers.py"
 IMAGES: Final = "security/test_hostile_images.py"
 HERE: Final = "security/test_advisories.py"
+GRANTS: Final = "e2e/cri/test_cri_grants.py"
 
 LINKS: Final = (
     f"{CONTAINERS}::test_a_link_at_every_directory_leads_nowhere",
@@ -72,6 +73,12 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "environment of the image as a grant": (
         f"{HERE}::test_volume_that_an_image_declares_is_no_grant",
+    ),
+    "the name of a GPU as a grant": (
+        f"{GRANTS}::test_pod_that_knows_the_uuid_of_another_pods_gpu_does_not_get_it",
+        f"{GRANTS}::test_no_way_of_asking_gives_a_gpu_that_the_kubelet_did_not_give",
+        f"{GRANTS}::test_nothing_that_an_engine_hands_on_of_a_pods_annotations_makes_it_another",
+        f"{GRANTS}::test_record_is_of_one_container_and_of_one_pod",
     ),
     # runc and crun: that we make nothing worse
     "CVE-2019-5736": (f"{CONTAINERS}::test_programs_of_the_host_cannot_be_overwritten",),
@@ -144,6 +151,7 @@ MECHANISM: Final[dict[str, str]] = {
     "CVE-2026-24260": "hooks checked paths below the rootfs, and then used them (1.19.1)",
     "params mount with shared propagation": "a mount in the container reached the host (1.18)",
     "environment of the image as a grant": "an image asked, and nobody had granted it anything",
+    "the name of a GPU as a grant": "a pod named another's GPU, whose UUID it had read in procfs",
     "CVE-2019-5736": "the container overwrote runc by /proc/self/exe",
     "CVE-2021-30465": "links were exchanged at mount targets",
     "CVE-2024-21626": "a directory's descriptor was left open in the container",

@@ -1,16 +1,17 @@
-"""The node agent, and device plugins: D104 to D111."""
+"""The node agent, and device plugins: D104 to D112."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hooks.config import Mode
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
 from integration.node.plugin.engine_cdi import ENABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.doctor.facts import Driver, NodeAgent, Plugins
+    from integration.doctor.facts import Driver, NodeAgent, Plugins, Policy
 
 
 @check(
@@ -168,3 +169,19 @@ def _unheard(agent: NodeAgent) -> Iterator[Trouble]:
 def _missing(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs:
         yield from map(Trouble, agent.missing)
+
+
+@check(
+    "NVSHIM-D112",
+    WARNING,
+    "a shim does not go by what the kubelet has recorded",
+    why=(
+        "In a pod, the kubelet's record says which GPUs were given. Without it, a container that "
+        "is told of its GPU by a variable, a mount or an annotation starts without."
+    ),
+    remedy="name the kubelet's root in [node] of config.toml; the record has to be root's alone",
+    command="nvshim config set node.kubelet-root DIRECTORY",
+)
+def _unread(plugins: Plugins, policy: Policy) -> Iterator[Trouble]:
+    if plugins.unread and policy.mode != Mode.NVIDIA:
+        yield Trouble(plugins.unread)

@@ -15,6 +15,8 @@ import time
 from glob import glob
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.node.kubelet import kubelet_root, read_checkpoint
+from hooks.requests.kubelet_record import CHECKPOINT
 from integration.doctor.facts import NodeAgent, Plugins
 from integration.doctor.observing.kubernetes import KUBELETS
 from integration.doctor.observing.running import hosts_processes, processes, read_file
@@ -99,11 +101,23 @@ def look_at_plugins(places: Places) -> Plugins | None:
     names = sorted(os.listdir(here)) if os.path.isdir(here) else []
     return Plugins(
         directory=directory,
-        registered=_registered(f"{here}/kubelet_internal_checkpoint"),
+        registered=_registered(f"{places.at(root)}/{CHECKPOINT}"),
         sockets=tuple(n for n in names if n.endswith(".sock") and "nvidia" in n),
         nvidias=tuple(p.pid for p in processes(places) if _is_nvidias(p.words)),
         dra=bool(glob(f"{places.at(root)}/plugins_registry/*gpu.nvidia.com*.sock")),
+        unread=_unread(places, root),
     )
+
+
+def _unread(places: Places, root: str) -> str:
+    config = places.config()
+    ours = kubelet_root(config)
+    if os.path.realpath(ours) != os.path.realpath(places.at(root)):
+        return f"a shim looks in {places.within(ours)}, and the kubelet's root is {root}"
+    checkpoint = read_checkpoint(config)
+    # One that is not there yet is so until the first plugin registers.
+    is_there = os.path.lexists(checkpoint.path)
+    return f"{root}/{CHECKPOINT}: {checkpoint.fault}" if checkpoint.fault and is_there else ""
 
 
 def _registered(path: str) -> tuple[tuple[str, int], ...] | None:

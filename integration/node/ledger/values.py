@@ -147,6 +147,7 @@ def as_document(ledger: Ledger) -> dict[str, Any]:
     return {
         "holdings": [holding_row(each) for each in ledger.holdings],
         "unheld": [asdict(each) for each in ledger.unheld],
+        "denied": [asdict(each) for each in ledger.denied],
         "unknown": list(ledger.unknown),
     }
 

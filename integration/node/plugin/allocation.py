@@ -22,13 +22,10 @@ Rules
 - An id that the resource does not have is refused; so is one whose device the node does not have at
   this moment. One that is unhealthy is not, as with NVIDIA's: the kubelet has chosen by what it was
   told, and who keeps a device over a restart of the kubelet is not to lose it.
-- The shim believes UUIDs in a variable by default; not indices, since an image could name them too,
-  and mounts only if the operator has told it to, since a pod could have them of its own
-  (:mod:`hooks.requests.policy`). Where its mode does not believe the variable, and it believes
-  mounts, the answer to ``envvar`` has the mounts as well, which name the same devices and come
-  before it; those of what comes beside GPUs as well, where it does not believe these variables
-  either. So a container gets what the kubelet has given, in every mode; or the agent says that
-  it would not.
+- The kubelet records the answer, and the shim goes by the record (:mod:`hooks.requests.policy`). So
+  a container gets what it has been given, whatever the way and the mode. Only where the shim is
+  told to look at no mounts (``accept-mounts = false``), ``volume-mounts`` gives nothing, and the
+  agent says so.
 - Of IMEX channels those are named that the node has; where they are required, a missing one is an
   error.
 
@@ -41,10 +38,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from api.proto import deviceplugin_pb2 as pb
-from hooks.config import Mode
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.requests.glance import DEVICES, MOUNTS
-from hooks.requests.policy import mounts_are_believed
 from integration.node.errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,
@@ -69,7 +64,6 @@ __all__ = [
     "VENDOR",
     "Ground",
     "allocate",
-    "is_believed",
     "refuse_ineffective",
 ]
 
@@ -96,8 +90,6 @@ class Ground:
         config: what the shim goes by, and where the host's device nodes are.
         cdi_devices: the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…").
         channels: the IMEX channels that the node has.
-        sure: the strategies by which a container is told whatever the engine does; none if that is
-            all of them.
     """
 
     settings: Settings
@@ -105,7 +97,6 @@ class Ground:
     config: Config
     cdi_devices: frozenset[str] = frozenset()
     channels: tuple[int, ...] = ()
-    sure: tuple[DeviceList, ...] = ()
 
 
 def allocate(
@@ -148,25 +139,13 @@ def refuse_ineffective(settings: Settings, config: Config) -> None:
     Raises:
         GrantIneffective: it would not, so that containers would start without their devices.
     """
-    strategies = set(settings.device_list_strategies)
-    # By CDI the engine gives, or the shim by the annotation.
-    helped = not strategies & CDI and not is_believed(settings, config.mode)
-    by_mounts = helped or DeviceList.VOLUME_MOUNTS in strategies
-    if by_mounts and not mounts_are_believed(config):
+    strategies = settings.device_list_strategies
+    if DeviceList.VOLUME_MOUNTS in strategies and config.accept_mounts is False:
         raise GrantIneffective(
-            f"devices by {', '.join(sorted(strategies))}",
-            found="the shim does not believe mounts in unprivileged containers of pods "
-            f'(accept-mounts), and in mode "{config.mode}" no variable that names a device by its '
-            f"{settings.device_id_strategy}",
-            do="run `nvshim config set requests.accept-mounts true`, or choose cdi-cri or "
-            "cdi-annotations",
+            f"devices by {', '.join(strategies)}",
+            found="the shim looks at no mounts (accept-mounts = false)",
+            do="run `nvshim config set requests.accept-mounts auto`, or choose cdi-cri or envvar",
         )
-
-
-def is_believed(settings: Settings, mode: str) -> bool:
-    """Whether the shim believes the variable of an unprivileged container."""
-    by_uuid = settings.device_id_strategy == DeviceIds.UUID
-    return mode == Mode.NVIDIA or (mode == Mode.DEFAULT and by_uuid)
 
 
 # -- which devices ----------------------------------------------------------------------------
@@ -264,13 +243,8 @@ def _add_variables(
     answer.envs[DEVICES] = MOUNTS if by_mounts else ",".join(names) or _NOTHING
     if DeviceList.ENVVAR in strategies and channels:
         answer.envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, channels))
-    sure, mode = set(ground.sure) or strategies, ground.config.mode
-    is_helped = not sure & CDI and not is_believed(settings, mode)
-    if by_mounts or (is_helped and mounts_are_believed(ground.config)):
-        below = [*names, *(f"imex/{channel}" for channel in channels)]
-        if mode in {Mode.STRICT, Mode.PRIVILEGED}:
-            below += [f"cdi/nvidia.com/{feature}/all" for feature in settings.features]
-        for name in below:
+    if by_mounts:
+        for name in (*names, *(f"imex/{channel}" for channel in channels)):
             answer.mounts.add(host_path="/dev/null", container_path=f"{MOUNTS}/{name}")
     for feature in settings.features:
         answer.envs[_VARIABLES[feature]] = "enabled"

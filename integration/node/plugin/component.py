@@ -130,7 +130,7 @@ class _Plugin:
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
         self._engine: EngineAsked | None = None
-        self._told = Told((), (), ())
+        self._told = Told(())
         self._wake = anyio.Event()
         self._worked_in = anyio.Event()
 
@@ -309,8 +309,8 @@ class _Plugin:
 
         self._engine = self._engine or EngineAsked(self._options.cri_sockets)
         engine = await self._engine.ask()
-        settings, config = self._known.settings, self._context.config
-        told = self._told if settings is None else told_by(settings, engine, config)
+        settings = self._known.settings
+        told = self._told if settings is None else told_by(settings, engine)
         if settings is None or told == self._told:
             return told
         why, self._told = self._told.why, told
@@ -322,7 +322,7 @@ class _Plugin:
             self._context.say("info", "the engine heeds what containers are given by CDI", over=why)
         try:
             refuse_ineffective(
-                replace(settings, device_list_strategies=told.effective), self._context.config
+                replace(settings, device_list_strategies=told.strategies), self._context.config
             )
         except NvshimError as error:
             self.fault("strategy", str(error))
@@ -372,7 +372,6 @@ class _Plugin:
             config,
             cdi_devices=known.specs.devices,
             channels=_channels(config.dev) if settings.imex_channels else (),
-            sure=told.sure,
         )
         answer = allocate(resource, ids, ground, token=str(uuid.uuid4()))
         if resource.sharing == MPS:

@@ -6,8 +6,7 @@ does not (:mod:`integration.cri.engine`), or none answers, our shim is told as w
 
 Rules
 - What the settings ask for stays in the answer: an engine that comes to read it, does, and to be
-  told twice does no harm. The variable is added to it (``envvar``), or, where the shim does not
-  believe that, the annotation, if the engine hands it on to our handler.
+  told twice does no harm. The variable is added to it (``envvar``).
 - Settings by which the shim is told anyway stay as they are.
 
 Source: the kubelet's change 126435: "containerd versions older than v1.7.2 don't support passing
@@ -18,14 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from integration.node.plugin.allocation import CDI, PLUGIN, is_believed
+from integration.node.plugin.allocation import CDI, PLUGIN
 from integration.node.plugin.values import DeviceList
 from shim import RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from hooks.config import Config
     from integration.cri.engine import Engine
     from integration.node.plugin.values import Settings
 
@@ -39,39 +37,29 @@ class Told(NamedTuple):
 
     Attributes:
         strategies: what answers have.
-        sure: those of them by which a container is told whatever the engine does.
-        effective: those of them that have an effect, or may have one.
         why: why there are more than the settings ask for; "" if there are not.
     """
 
     strategies: tuple[DeviceList, ...]
-    sure: tuple[DeviceList, ...]
-    effective: tuple[DeviceList, ...]
     why: str = ""
 
 
-def told_by(settings: Settings, engine: Engine | None, config: Config) -> Told:
+def told_by(settings: Settings, engine: Engine | None) -> Told:
     """How containers are told what they have.
 
     Args:
         engine: as it says of itself; None if none answers.
     """
     asked = settings.device_list_strategies
-    sure = tuple(each for each in asked if _is_heard(each, settings, engine))
-    if sure:
-        return Told(asked, sure, sure)
-    more = DeviceList.ENVVAR
-    if not is_believed(settings, config.mode) and _hands_on(settings, engine):
-        more = DeviceList.CDI_ANNOTATIONS
+    if any(_is_heard(each, settings, engine) for each in asked):
+        return Told(asked)
     if engine is None:
         why = "no engine says whether it reads CDI names of the CRI"
     elif engine.reads_cdi is None:
         why = f"{engine} does not say whether it reads CDI names of the CRI"
     else:
         why = f"{engine} does not read CDI names of the CRI, or is not set to"
-    strategies = _sorted({*asked, more})
-    is_doubtful = engine is None or engine.reads_cdi is None
-    return Told(strategies, (more,), strategies if is_doubtful else (more,), why)
+    return Told(_sorted({*asked, DeviceList.ENVVAR}), why)
 
 
 def _is_heard(strategy: DeviceList, settings: Settings, engine: Engine | None) -> bool:

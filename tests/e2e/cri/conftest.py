@@ -90,6 +90,7 @@ def _handlers(workshop: str, crun: str, low_level: str | None) -> dict[str, Any]
         **handlers,
         "plain": plain,
         "annotated": {**plain, "container_annotations": ["cdi.k8s.io/*"]},
+        "handing on": {**plain, "pod_annotations": ["*", "*/*"]},
         "crun": {"runtime_type": OURS, "options": options},
         "crun by file": {"runtime_type": OURS, "options": by_file},
         "runc": stock,

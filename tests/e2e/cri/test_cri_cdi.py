@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from api.proto import cri_pb2 as pb
+from api.proto import deviceplugin_pb2
 from tests.harness.containerds import nothing_left
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
@@ -89,7 +90,8 @@ def spec_of(bundle: str) -> Any:
 def test_what_containerd_has_given_is_not_given_twice(pods: Pods, two_gpus: SimulatedNode) -> None:
     pod = pods.run()
     annotations = {"cdi.k8s.io/nvidia-device-plugin_x": "nvidia.com/gpu=1"}
-    both = pod.start(*IDLE, image=GLIBC, annotations=annotations, env={DEVICES: "all"})
+    granted = deviceplugin_pb2.ContainerAllocateResponse(annotations=annotations)
+    both = pod.start(*IDLE, image=GLIBC, granted=granted, env={DEVICES: "all"})
     spec = spec_of(both.bundle)
     assert f"{DEVICES}=void" in spec["process"]["env"], "containerd has not given anything"
     for entries, key in (

@@ -15,7 +15,7 @@ from integration.cri.errors import CriRefused
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.api_server import ApiServer
 from tests.harness.containerds import nothing_left
-from tests.harness.kubelet_plugins import KubeletPlugins, container_fields
+from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
@@ -84,7 +84,6 @@ def node(tmp_path: Path) -> Iterator[SimulatedNode]:
     with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
         with open(node.config_path, "a", encoding="utf-8") as file:
             file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
-            file.write("[requests]\naccept-mounts = true\n")
         os.mkdir(tmp_path / "cdi")
         yield node
 
@@ -134,7 +133,7 @@ def give(pod: Pod, kubelet: KubeletPlugins, resource: str, count: int) -> Any:
     name = new_name()
     answer = kubelet.allocate(resource, count, pod=name)
     given = {each.partition("::")[0] for each in kubelet.assignments[-1].ids}
-    container = pod.start(*IDLE, image=GLIBC, **container_fields(answer))
+    container = pod.start(*IDLE, image=GLIBC, granted=answer)
     done = container.exec("nvidia-smi", "-L")
     assert done.code == 0, done.stdout + done.stderr
     listed = set(LISTED.findall(done.stdout))
@@ -222,7 +221,7 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
             (uuid,) = kubelet.assignments[-1].ids
             # Until its image is there it is as any pod.
             assert nvshim(*checking).code == 0
-            pod.start(*IDLE, image=GLIBC, name=name, **container_fields(answer))
+            pod.start(*IDLE, image=GLIBC, name=name, granted=answer)
             title = f"tests/{pod.config.metadata.name}/{name}"
             (line,) = eventually(lambda: agent.said("runs without a device"), "it is said")
             assert (line["container"], line["device"], line["level"]) == (title, uuid, "error")
@@ -253,6 +252,8 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
             assert denied["involvedObject"]["uid"] == wants.config.metadata.uid
             assert denied["involvedObject"]["fieldPath"] == f"spec.containers{{{name}}}"
             assert "NVIDIA_VISIBLE_DEVICES=all" in denied["message"]
+            assert wants.config.metadata.uid in denied["message"]
+            assert "kubelet_internal_checkpoint: nothing" in denied["message"]
             wants.remove()
             pod.remove()
             kubelet.release(pod.config.metadata.name)
@@ -266,4 +267,4 @@ def refuse_another(pod: Pod, kubelet: KubeletPlugins, node: SimulatedNode) -> No
         file.write('\n[sharing]\nholders = "exclusive"\n')
     answer = kubelet.allocate(GPU, 1, pod=new_name())
     with pytest.raises(CriRefused, match=r"NVSHIM-E0228 device-held: GPU [01] "):
-        pod.start(*IDLE, image=GLIBC, **container_fields(answer))
+        pod.start(*IDLE, image=GLIBC, granted=answer)

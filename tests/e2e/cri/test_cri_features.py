@@ -72,7 +72,7 @@ def test_a_handler_of_runcs_type_announces_what_runcs_does_and_gives_gpus(
     assert features["runc"].recursive_read_only_mounts
     uuid = two_gpus.scenario.gpus[1].uuid
     pod = pods.run()
-    container = pod.start(*IDLE, image=GLIBC, env={"NVIDIA_VISIBLE_DEVICES": uuid})
+    container = pod.start(*IDLE, image=GLIBC, granted={"NVIDIA_VISIBLE_DEVICES": uuid})
     assert uuid in container.exec("nvidia-smi", "-L").stdout
     with open(os.path.join(container.bundle, "nvidia.json"), encoding="utf-8") as file:
         assert json.load(file)["request"]["devices"] == [uuid]

@@ -26,9 +26,9 @@ def test_containers_of_a_pod_have_different_gpus(gpus: Pods, two_gpus: Simulated
     pod = gpus.run()
     seen = []
     for number in range(2):
-        # A kubelet's device plugin names GPUs by UUID.
-        env = {DEVICES: two_gpus.scenario.gpus[number].uuid, CAPABILITIES: "compute,utility"}
-        container = pod.start(*IDLE, image=GLIBC, env=env)
+        granted = {DEVICES: two_gpus.scenario.gpus[number].uuid}
+        env = {CAPABILITIES: "compute,utility"}
+        container = pod.start(*IDLE, image=GLIBC, env=env, granted=granted)
         done = container.exec("nvidia-smi", "-L")
         assert done.code == 0, done.stdout + done.stderr
         seen += LISTED.findall(done.stdout)
@@ -55,8 +55,8 @@ def test_exec_loads_the_driver_as_an_unprivileged_user_of_a_readonly_root(
         capabilities=pb.Capability(drop_capabilities=["ALL"]),
     )
     uuids = ",".join(gpu.uuid for gpu in two_gpus.scenario.gpus)
-    env = {DEVICES: uuids, CAPABILITIES: "compute,utility"}
-    container = pod.start(*IDLE, image=GLIBC, env=env, security=security)
+    env, granted = {CAPABILITIES: "compute,utility"}, {DEVICES: uuids}
+    container = pod.start(*IDLE, image=GLIBC, env=env, granted=granted, security=security)
     executed = container.exec("probe", "dlopen", "libcuda.so.1", "libnvidia-ml.so.1")
     assert executed.code == 0, executed.stdout + executed.stderr
     done = container.exec("nvidia-smi", "-L")
@@ -77,7 +77,7 @@ def test_gpu_that_is_not_there_is_one_line_that_says_what_there_is(
 ) -> None:
     pod = gpus.run()
     absent = "GPU-00000000-0000-4000-8000-000000000000"
-    container = pod.create("true", image=GLIBC, env={DEVICES: absent})
+    container = pod.create("true", image=GLIBC, granted={DEVICES: absent})
     with pytest.raises(CriRefused, match="NVSHIM-E0") as refused:
         container.start()
     assert "\n" not in refused.value.said
@@ -86,8 +86,9 @@ def test_gpu_that_is_not_there_is_one_line_that_says_what_there_is(
     assert (status.reason, status.exit_code) == ("StartError", 128)
     assert "NVSHIM-E0" in status.message
     container.remove()
-    env = {DEVICES: two_gpus.scenario.gpus[1].uuid, CAPABILITIES: "utility"}
-    good = pod.run("nvidia-smi", "-L", image=GLIBC, env=env)
+    granted = {DEVICES: two_gpus.scenario.gpus[1].uuid}
+    env = {CAPABILITIES: "utility"}
+    good = pod.run("nvidia-smi", "-L", image=GLIBC, env=env, granted=granted)
     assert good.status.exit_code == 0
     pod.remove()
     assert gpus.ids() == []

@@ -86,12 +86,8 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
         with pytest.raises(grpc.RpcError, match="NVSHIM-E"):  # one share each, by default
             kubelet.allocate(RESOURCE, 2, pod="greedy")
         answer = kubelet.allocate(RESOURCE, 1, pod="one")
-    env = dict(answer.envs)
-    number = [gpu.uuid for gpu in agent.node.scenario.gpus].index(env["NVIDIA_VISIBLE_DEVICES"])
-    mounts = [
-        host_directory(each.host_path, each.container_path, readonly=each.read_only)
-        for each in answer.mounts
-    ]
+    uuids = [gpu.uuid for gpu in agent.node.scenario.gpus]
+    number = uuids.index(answer.envs["NVIDIA_VISIBLE_DEVICES"])
     security = pb.LinuxContainerSecurityContext(
         namespace_options=pb.NamespaceOption(pid=pb.CONTAINER),
         run_as_user=pb.Int64Value(value=USER),
@@ -101,8 +97,9 @@ def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected
     container = pod.start(
         *IDLE,
         image=GLIBC,
-        env=env | {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"},
-        mounts=[*mounts, host_directory(str(programs), "/programs", readonly=True)],
+        granted=answer,
+        env={"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"},
+        mounts=[host_directory(str(programs), "/programs", readonly=True)],
         security=security,
     )
 

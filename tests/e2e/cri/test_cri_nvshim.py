@@ -51,12 +51,10 @@ def tell(*arguments: str) -> list[str]:
 
 
 def _with_gpu(gpus: Pods, pod: Any, node: SimulatedNode, index: int, **fields: Any) -> PodContainer:
-    env = {
-        "NVIDIA_VISIBLE_DEVICES": node.scenario.gpus[index].uuid,
-        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-    }
+    granted = {"NVIDIA_VISIBLE_DEVICES": node.scenario.gpus[index].uuid}
+    env = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     container: PodContainer = pod.start(
-        *fields.pop("command", IDLE), image=GLIBC, env=env, **fields
+        *fields.pop("command", IDLE), image=GLIBC, env=env, granted=granted, **fields
     )
     return container
 

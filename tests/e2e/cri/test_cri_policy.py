@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from api.proto import cri_pb2 as pb
+from api.proto import deviceplugin_pb2
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
 from integration.simulated import Scenario, SimulatedNode
@@ -104,8 +105,8 @@ def test_kubelet_operator_and_privilege_are_believed(
 ) -> None:
     every = [gpu.uuid for gpu in node.scenario.gpus]
     pod = pods.run()
-    by_uuid = pod.start(*IDLE, image=WANTS_ALL, env={DEVICES: every[1]})
-    assert _listed(by_uuid) == [every[1]]
+    by_kubelet = pod.start(*IDLE, image=WANTS_ALL, granted={DEVICES: every[1]})
+    assert _listed(by_kubelet) == [every[1]]
     assert _listed(pod.start(*IDLE, image=GLIBC, env=_env("1"))) == []
     set_policy('trusted-namespaces = ["tests"]')
     assert _listed(pod.start(*IDLE, image=WANTS_ALL)) == every
@@ -114,6 +115,7 @@ def test_kubelet_operator_and_privilege_are_believed(
     assert _listed(pod.start(*IDLE, image=GLIBC, env=_env("1"))) == [every[1]]
     set_policy('mode = "strict"')
     assert _listed(pod.start(*IDLE, image=GLIBC, env=_env(every[1]))) == []
+    assert _listed(pod.start(*IDLE, image=GLIBC, granted=_env(every[1]))) == [every[1]]
     pod.remove()
     set_policy()
     pod = pods.run(security=pb.LinuxSandboxSecurityContext(privileged=True))
@@ -124,28 +126,29 @@ def test_kubelet_operator_and_privilege_are_believed(
 def test_with_one_gpu_an_image_gets_no_switch_and_not_every_channel(
     pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
 ) -> None:
-    greedy = {
+    granted = {
         **_env(node.scenario.gpus[0].uuid),
-        "NVIDIA_IMEX_CHANNELS": "all",
-        "NVIDIA_NVSWITCH": "enabled",
+        "NVIDIA_IMEX_CHANNELS": "0",
         "NVIDIA_GDRCOPY": "enabled",
     }
+    greedy = {"NVIDIA_IMEX_CHANNELS": "all", "NVIDIA_NVSWITCH": "enabled"}
     pod = pods.run()
-    container = pod.start(*IDLE, image=GLIBC, env=greedy)
+    container = pod.start(*IDLE, image=GLIBC, granted=granted, env=greedy)
     assert container.exec(*SHOW).lines == ["gdrdrv", "nvidia0"]
     denied = _record(container)["policy"]["denied"]
-    assert [line.partition(":")[0] for line in denied] == ["nvswitch", "every IMEX channel"]
+    denied_for = [line.partition(":")[0] for line in denied]
+    assert denied_for == ["nvswitch", "IMEX channels (every one)"]
     # A device plugin names the channel that it gives by the same variable; it has no other.
-    numbered = pod.start(*IDLE, image=GLIBC, env={**greedy, "NVIDIA_IMEX_CHANNELS": "0"})
+    numbered = pod.start(*IDLE, image=GLIBC, granted=granted)
     assert "nvidia-caps-imex-channels/channel0" in numbered.exec(*SHOW).lines
     for channels in ("3", "0,3", " 0 , channel3", ",".join(map(str, range(2048)))):
-        other = pod.start(*IDLE, image=GLIBC, env={**greedy, "NVIDIA_IMEX_CHANNELS": channels})
+        more = {**greedy, "NVIDIA_IMEX_CHANNELS": channels}
+        other = pod.start(*IDLE, image=GLIBC, granted=granted, env=more)
         assert other.exec(*SHOW).lines == ["gdrdrv", "nvidia0"]
-    _expect_refusal(
-        pod, "NVSHIM-E0223", "mig-config", env={**greedy, "NVIDIA_MIG_CONFIG_DEVICES": "all"}
-    )
+    steering = {**granted, "NVIDIA_MIG_CONFIG_DEVICES": "all"}
+    _expect_refusal(pod, "NVSHIM-E0223", "mig-config", granted=steering)
     set_policy('trusted-namespaces = ["tests"]')
-    seen = pod.start(*IDLE, image=GLIBC, env=greedy).exec(*SHOW).lines
+    seen = pod.start(*IDLE, image=GLIBC, env={**granted, **greedy}).exec(*SHOW).lines
     assert {"nvidia-nvswitchctl", "nvidia-caps-imex-channels/channel0"} <= set(seen)
 
 
@@ -158,16 +161,15 @@ def test_a_gpu_of_the_kubelets_brings_nothing_that_only_the_image_asked_for(
         **{f"NVIDIA_{name}": "enabled" for name in ("GDS", "MOFED", "GDRCOPY", "NVSWITCH")},
         "NVIDIA_IMEX_CHANNELS": "0,3",
     }
-    annotations = {"cdi.k8s.io/kubelet": "nvidia.com/gpu=0"}
     set_policy(f'mode = "{mode}"')
     pod = pods.run(handler="annotated")
-    alone = pod.start(*IDLE, image=GLIBC, env=greedy, annotations=annotations)
+    alone = pod.start(*IDLE, image=GLIBC, env=greedy, granted=_annotated("nvidia.com/gpu=0"))
     assert alone.exec(*SHOW).lines == ["nvidia0"]
     denied = [line.partition(":")[0] for line in _record(alone)["policy"]["denied"]]
-    assert denied == ["gdrcopy", "gds", "mofed", "nvswitch", "IMEX channels"]
+    assert denied == ["gdrcopy", "gds", "mofed", "nvswitch", "IMEX channels (0, 3)"]
     # What the kubelet has named itself is given.
     named = "nvidia.com/gpu=0,nvidia.com/gdrcopy=all,nvidia.com/imex-channel=3"
-    both = pod.start(*IDLE, image=GLIBC, env=greedy, annotations={"cdi.k8s.io/kubelet": named})
+    both = pod.start(*IDLE, image=GLIBC, env=greedy, granted=_annotated(named))
     seen = set(both.exec(*SHOW).lines)
     assert seen >= {"gdrdrv", "nvidia0", "nvidia-caps-imex-channels/channel3"}
     assert "nvidia-caps-imex-channels/channel0" not in seen
@@ -221,9 +223,10 @@ def test_an_annotation_that_names_no_cdi_device_gives_none(
 ) -> None:
     pod = pods.run(handler="annotated")
     own = _env(node.scenario.gpus[0].uuid)
-    for env, seen in (({}, []), (own, ["nvidia0"])):
+    for granted, seen in (({}, []), (own, ["nvidia0"])):
+        annotations = {"cdi.k8s.io/x": value}
         try:
-            made = pod.create(*IDLE, image=GLIBC, env=env, annotations={"cdi.k8s.io/x": value})
+            made = pod.create(*IDLE, image=GLIBC, granted=granted, annotations=annotations)
         except CriRefused:
             pytest.skip("this containerd knows CDI, and refuses such an annotation itself")
         assert made.start().exec(*SHOW).lines == seen
@@ -260,7 +263,7 @@ def test_denied_container_fails_in_one_line_if_that_is_set(
     pod = pods.run()
     _expect_refusal(pod, "NVSHIM-E0221", f"{DEVICES}=all", image=WANTS_ALL)
     uuid = node.scenario.gpus[0].uuid
-    assert _listed(pod.start(*IDLE, image=WANTS_ALL, env={DEVICES: uuid})) == [uuid]
+    assert _listed(pod.start(*IDLE, image=WANTS_ALL, granted={DEVICES: uuid})) == [uuid]
 
 
 def test_excluded_gpu_is_given_to_nobody(
@@ -289,13 +292,14 @@ def test_what_an_image_needs_is_held_against_the_driver(
     pod = pods.run()
     needs = "NVIDIA_REQUIRE_CUDA"
     met = f"cuda>=99.0 cuda>={major}.{minor},brand=nvidia,arch>=9.0"
-    assert _listed(pod.start(*IDLE, image=GLIBC, env={**_env(uuid), needs: met})) == [uuid]
+    granted = _env(uuid)
+    assert _listed(pod.start(*IDLE, image=GLIBC, granted=granted, env={needs: met})) == [uuid]
     found = f"driver {node.driver_version} supports CUDA {major}.{minor}"
     for unmet in ("cuda>=99.0", f"cuda>={major}.{minor},arch>=10"):
-        _expect_refusal(pod, "NVSHIM-E0225", found, env={**_env(uuid), needs: unmet})
-    _expect_refusal(pod, "NVSHIM-E0227", "cuda~1", env={**_env(uuid), needs: "cuda~1"})
-    off = {**_env(uuid), needs: "cuda>=99.0", "NVIDIA_DISABLE_REQUIRE": "true"}
-    assert _listed(pod.start(*IDLE, image=GLIBC, env=off)) == [uuid]
+        _expect_refusal(pod, "NVSHIM-E0225", found, granted=granted, env={needs: unmet})
+    _expect_refusal(pod, "NVSHIM-E0227", "cuda~1", granted=granted, env={needs: "cuda~1"})
+    off = {needs: "cuda>=99.0", "NVIDIA_DISABLE_REQUIRE": "true"}
+    assert _listed(pod.start(*IDLE, image=GLIBC, granted=granted, env=off)) == [uuid]
 
 
 def _accept_mounts(configure: Callable[[str], None], node: SimulatedNode) -> None:
@@ -315,10 +319,13 @@ def _listed(container: PodContainer) -> list[str]:
     return found
 
 
-def _expect_refusal(
-    pod: Pod, code: str, named: str, *, image: str = GLIBC, env: dict[str, str] | None = None
-) -> None:
-    container = pod.create("true", image=image, env=env)
+def _annotated(names: str) -> deviceplugin_pb2.ContainerAllocateResponse:
+    """What a device plugin answers that tells by annotations."""
+    return deviceplugin_pb2.ContainerAllocateResponse(annotations={"cdi.k8s.io/kubelet": names})
+
+
+def _expect_refusal(pod: Pod, code: str, named: str, *, image: str = GLIBC, **fields: Any) -> None:
+    container = pod.create("true", image=image, **fields)
     with pytest.raises(CriRefused, match=code) as refused:
         container.start()
     assert named in refused.value.said

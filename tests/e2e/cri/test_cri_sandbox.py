@@ -187,9 +187,8 @@ def test_containers_of_a_pod_have_their_gpus(pods: Pods) -> None:
     pod = pods.run()
     seen = set()
     for gpu in Scenario.load("two").gpus:
-        # By UUID, as a kubelet's device plugin does: an index is believed of nobody in a pod.
-        env = {DEVICES: gpu.uuid, CAPABILITIES: "compute,utility"}
-        container = pod.start(*IDLE, image=GLIBC, env=env)
+        env = {CAPABILITIES: "compute,utility"}
+        container = pod.start(*IDLE, image=GLIBC, env=env, granted={DEVICES: gpu.uuid})
         done = container.exec("nvidia-smi", "-L")
         assert done.code == 0, done.stdout + done.stderr
         seen |= set(re.findall(r"GPU-[0-9a-f-]+", done.stdout))

@@ -83,7 +83,7 @@ def test_container_of_such_a_pod_has_its_gpu(
     with open(two_gpus.config_path, encoding="utf-8") as file:
         configure(file.read())
     devices = {"NVIDIA_VISIBLE_DEVICES": two_gpus.scenario.gpus[1].uuid}
-    container = pods.run(namespaces=MAPPED).start(*IDLE, image=GLIBC, env=devices)
+    container = pods.run(namespaces=MAPPED).start(*IDLE, image=GLIBC, granted=devices)
     done = container.exec(
         "sh", "-c", "nvidia-smi -L; ls /dev/nvidia[0-9]; stat -c %u /etc/ld.so.cache"
     )

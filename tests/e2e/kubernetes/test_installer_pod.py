@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from api.proto import cri_pb2 as pb
+from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
 from integration.tree import MANIFEST, read_tree
 from tests.harness.kubectl import Kubectl, render
 from tests.harness.launcher import REPOSITORY
@@ -78,6 +79,7 @@ def _gpu_pod(kubelet: Kubelet, uuid: str) -> Container:
         command=["sh", "-c", "ls /dev; probe dlopen libcuda.so.1 libnvidia-ml.so.1"],
         envs=[pb.KeyValue(key="NVIDIA_VISIBLE_DEVICES", value=uuid.encode())],
     )
+    kubelet.record(pod, "cuda", ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": uuid}))
     return kubelet.start(pod, config, {})
 
 

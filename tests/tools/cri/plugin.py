@@ -151,6 +151,7 @@ class CriContainerd(PrivateContainerd):
 
     def __init__(self, directory: str | None = None, *, cri: CriPlugin, **options: Any) -> None:
         super().__init__(directory, **options)
+        self.shim_config: str = options.get("shim_config") or ""
         self._cri = cri
         # The name of an interface has at most 15 bytes.
         self._bridge = self.namespace.replace("nvshim-", "nv")

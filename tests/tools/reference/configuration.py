@@ -102,6 +102,7 @@ def key_of(field: str) -> tuple[str, str]:
 
 _WORDS: Final = {
     ("driver-root", None): '"auto"',
+    ("kubelet-root", None): '"auto"',
     ("other-hooks", False): '"fail"',
     ("other-hooks", True): '"leave-out"',
     ("loggers", None): "",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from integration.doctor.examination import choose, examine
 from integration.doctor.findings import Severity
+from tests.unit.doctor.trees import CHECKPOINT, OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tests.unit.doctor.trees import Tree
 
 STATE: Final = "/run/containerd-shim-nvidia"
-CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110", "D111")
+CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110", "D111", "D112")
 
 
 @contextmanager
@@ -115,3 +116,24 @@ def test_a_pipe_of_mps_whose_daemon_is_dead_is_found_where_device_plugins_have_i
     assert "/run/nvidia/mps/nvidia.com/gpu/pipe/control" in finding.found
     tree.process(78, "nvidia-cuda-mps-control", "-d")
     assert examine(tree.places(), choose(["D013"])).findings == ()
+
+
+def test_a_shim_that_does_not_go_by_the_kubelets_record_is_found(tree: Tree) -> None:
+    with agent(tree, resources=served(2, 2)):
+        assert found(tree) == {}
+        os.chmod(tree.at(CHECKPOINT), 0o666)
+        assert set(found(tree)) == {"D112"}
+        os.chmod(tree.at(CHECKPOINT), 0o600)
+        tree.process(820, "/usr/bin/kubelet", "--root-dir=/data/kubelet")
+        moved = f"/data/kubelet/{CHECKPOINT.removeprefix('/var/lib/kubelet/')}"
+        with open(tree.at(CHECKPOINT), encoding="utf-8") as file:
+            tree.write(moved, file.read())
+        (finding,) = found(tree).values()
+        assert finding.code == "NVSHIM-D112"
+        assert "looks in /var/lib/kubelet, and the kubelet's root is /data/kubelet" in finding.found
+        with open(tree.at(OURS), encoding="utf-8") as file:
+            text = file.read()
+        tree.write(OURS, text.replace("[node]\n", '[node]\nkubelet-root = "/data/kubelet"\n'))
+        assert found(tree) == {}
+        tree.write(OURS, text.replace('mode = "default"', 'mode = "nvidia"'))
+        assert found(tree) == {}

@@ -167,7 +167,7 @@ def test_denied_container_of_a_pod_is_told_what_and_why(
     status, story, _ = explain(bundle, "--config", config_file)
     assert status == 0
     assert "mode default; asked by an unprivileged container of a pod in team\n" in story
-    assert "denied: NVIDIA_VISIBLE_DEVICES=all: the image may have set it" in story
+    assert "denied: NVIDIA_VISIBLE_DEVICES=all: no device plugin gave it to" in story
     assert "nvidia0" not in story
     assert story.endswith(f"config     {config_file}\nspec       it stays as it is\n")
     with open(config_file, "a") as file:

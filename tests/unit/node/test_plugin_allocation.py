@@ -12,7 +12,8 @@ from hooks.config import Config, Mode
 from hooks.edits.grant import decide
 from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
-from hooks.requests.policy import judge, read_container
+from hooks.requests.kubelet_record import RecordFile, record_of
+from hooks.requests.policy import Verdict, judge, needs_record, read_container
 from hooks.requests.request import read_request
 from hooks.words import Node
 from integration.node.errors import (
@@ -36,6 +37,7 @@ from integration.node.plugin.values import (
     SharedResource,
     Sharing,
 )
+from tests.unit.hooks.requests.test_kubelet_record import checkpoint_of
 
 if TYPE_CHECKING:
     from api.errors import NvshimError
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 GPUS = tuple(f"GPU-{n}0000000-0000-4000-8000-000000000000" for n in range(3))
 PART = "MIG-10000000-0000-4000-8000-000000000001"
+POD = "8f671f58-f552-4f04-9451-c6da55a39396"
 CHANNELS = "/dev/nvidia-caps-imex-channels"
 
 
@@ -114,14 +117,27 @@ def spec_of(answer: pb.ContainerAllocateResponse, *, engine_has_cdi: bool = Fals
         "annotations": {
             "io.kubernetes.cri.container-type": "container",
             "io.kubernetes.cri.sandbox-namespace": "default",
+            "io.kubernetes.cri.sandbox-uid": POD,
+            "io.kubernetes.cri.container-name": "main",
             **answer.annotations,
         },
     }
 
 
-def granted(spec: Any, config: Config) -> set[str]:
+def judged(spec: Any, answer: pb.ContainerAllocateResponse, config: Config) -> Verdict:
+    """What our shim allows of a spec, where the kubelet has recorded the answer."""
+    checkpoint = RecordFile("checkpoint", checkpoint_of(POD, "main", answer))
+    record = record_of(checkpoint, None, POD, "main", config)
+    container = read_container(spec)
+    return judge(
+        read_request(spec, config), container, config,
+        record if needs_record(container, config) else None,
+    )  # fmt: skip
+
+
+def granted(spec: Any, answer: pb.ContainerAllocateResponse, config: Config) -> set[str]:
     """What our shim gives of itself, and the names that it goes to spec files with."""
-    verdict = judge(read_request(spec, config), read_container(spec), config)
+    verdict = judged(spec, answer, config)
     assert not verdict.denials
     grant = decide(verdict.allowed, NODE)
     given = {gpu.uuid for gpu in grant.gpus} | {mig.uuid for mig in grant.mig_devices}
@@ -152,54 +168,32 @@ def test_the_shim_gives_what_the_kubelet_has_given_in_every_way_and_mode(
     index: str,
 ) -> None:
     told = settings(*strategies, device_id_strategy=called, sharing=SHARED)
-    config = Config(mode=mode, accept_mounts=True)
+    config = Config(mode=mode)
     refuse_ineffective(told, config)
     answer = answered(told, f"{device}::0", name=name, config=config)
     cdi = [each.name for each in answer.cdi_devices]
     if strategies == (DeviceList.CDI_CRI,):
         # There, the engine gives.
         assert cdi == [f"{VENDOR}/gpu={device if called == DeviceIds.UUID else index}"]
-        assert granted(spec_of(answer, engine_has_cdi=True), config) == set()
+        assert granted(spec_of(answer, engine_has_cdi=True), answer, config) == set()
         return
     believed = not set(strategies) <= {DeviceList.CDI_CRI, DeviceList.ENVVAR}
     if DeviceList.CDI_CRI in strategies and not believed:
         # The engine gives, and the variable is void at its end.
-        assert granted(spec_of(answer, engine_has_cdi=True), config) == set()
+        assert granted(spec_of(answer, engine_has_cdi=True), answer, config) == set()
         return
-    given = granted(spec_of(answer), config)
+    given = granted(spec_of(answer), answer, config)
     by_annotation = DeviceList.CDI_ANNOTATIONS in strategies
     assert given == {index if by_annotation and called == DeviceIds.INDEX else device}
-
-
-@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT])
-@pytest.mark.parametrize("called", list(DeviceIds))
-@pytest.mark.parametrize("strategy", [DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS])
-def test_a_shim_that_was_not_told_to_believe_mounts_gives_what_is_given_or_the_agent_says_so(
-    mode: str, called: DeviceIds, strategy: DeviceList
-) -> None:
-    told = settings(strategy, device_id_strategy=called)
-    config = Config(mode=mode)
-    answer = answered(told, GPUS[2], config=config)
-    spec = spec_of(answer)
-    gets = read_request(spec, config)
-    verdict = judge(gets, read_container(spec), config)
-    try:
-        refuse_ineffective(told, config)
-    except GrantIneffective as error:
-        assert "nvshim config set requests.accept-mounts true" in str(error)  # noqa: PT017
-        assert not verdict.allowed.wants_driver
-        assert verdict.denials
-    else:
-        assert granted(spec, config) == {GPUS[2]}
 
 
 @pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT])
 @pytest.mark.parametrize("strategy", [DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS])
 def test_what_comes_beside_gpus_is_given_in_every_mode(mode: str, strategy: DeviceList) -> None:
     told = settings(strategy, gds=True, gdrcopy=True, imex_channels=(0,))
-    config = Config(mode=mode, accept_mounts=True)
-    spec = spec_of(answered(told, GPUS[0], config=config))
-    verdict = judge(read_request(spec, config), read_container(spec), config)
+    config = Config(mode=mode)
+    answer = answered(told, GPUS[0], config=config)
+    verdict = judged(spec_of(answer), answer, config)
     assert not verdict.denials
     assert verdict.allowed.features == {"gds", "gdrcopy"}
     assert verdict.allowed.imex_channels == (0,)
@@ -321,16 +315,6 @@ def test_a_way_that_the_shim_would_not_go_by_is_said() -> None:
     deaf = Config(accept_mounts=False)
     refuse_ineffective(settings(DeviceList.ENVVAR), deaf)
     refuse_ineffective(settings(DeviceList.CDI_CRI), deaf)
-    by_index = settings(DeviceList.ENVVAR, device_id_strategy=DeviceIds.INDEX)
-    for told, config in (
-        (settings(DeviceList.VOLUME_MOUNTS), deaf),
-        (by_index, deaf),
-        (settings(DeviceList.ENVVAR), Config(accept_mounts=False, mode=Mode.STRICT)),
-        # By default, a shim believes no mounts: the author of a pod can make them.
-        (settings(DeviceList.VOLUME_MOUNTS), Config()),
-        (settings(DeviceList.VOLUME_MOUNTS, DeviceList.CDI_CRI), Config()),
-        (by_index, Config()),
-        (settings(DeviceList.ENVVAR), Config(mode=Mode.PRIVILEGED)),
-    ):
-        with pytest.raises(GrantIneffective):
-            refuse_ineffective(told, config)
+    refuse_ineffective(settings(DeviceList.VOLUME_MOUNTS), Config())
+    with pytest.raises(GrantIneffective):
+        refuse_ineffective(settings(DeviceList.VOLUME_MOUNTS), deaf)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hooks.config import Config, Denied, Mode
 from hooks.errors import MalformedSpec, PrivilegeNeeded, RequestDenied, UnsupportedCapability
+from hooks.requests.kubelet_record import KubeletRecord
 from hooks.requests.policy import Container, judge, read_container
 from hooks.requests.request import Request, read_request
 from hooks.words import (
@@ -72,7 +73,7 @@ TABLE: list[tuple[Any, Container, str]] = [
     (MIG_INDEX, POD, "no yes no no"),
     (BEGINNING, POD, "no yes no no"),
     (MIXED, POD, "no yes no no"),
-    (UUIDS, POD, "yes yes no no"),
+    (UUIDS, POD, "no yes no no"),  # procfs shows them to every container
     (NoDevices(), POD, "yes yes no no"),
     (Void(), POD, "yes yes yes yes"),
     (ALL, PRIVILEGED_POD, "yes yes yes no"),
@@ -90,28 +91,114 @@ def test_environment_is_a_grant_or_not(devices: Any, container: Container, answe
 @pytest.mark.parametrize(
     ("environment", "given"),
     [
-        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)}", "NVIDIA_VISIBLE_DEVICES=all"], False),
+        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(n)}" for n in (0, 1)], False),
+        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(n)}" for n in (1, 0)], True),
         (["NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)}"], True),
-        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)},{uuid_of(1)},0"], False),
+        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)},{uuid_of(1)}"], False),
+        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)},0"], False),
         ([f"NVIDIA_VISIBLE_DEVICES= {uuid_of(0).upper()} ,{uuid_of(0)}"], True),
-        (["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all"], False),
-        (["CUDA_VERSION=9.0"], False),
+        ([f"NVIDIA_VISIBLE_DEVICES={uuid_of(0)[:-1]}"], False),
+        ([f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={uuid_of(0)}"], True),
+        ([f"nvidia_visible_devices={uuid_of(0)}", "NVIDIA_VISIBLE_DEVICES=1"], False),
+        (["NVIDIA_VISIBLE_DEVICES=0"], False),
     ],
 )
-def test_variable_that_is_set_twice_is_judged_by_what_it_is_read_as(
-    environment: list[str], *, given: bool
-) -> None:
+def test_a_variable_is_judged_by_what_it_is_read_as(environment: list[str], *, given: bool) -> None:
     spec = {"process": {"env": environment}, "annotations": CRI}
-    verdict = judge(read_request(spec), read_container(spec), Config())
+    record = KubeletRecord(devices=(GpuUuid(uuid_of(0)),))
+    verdict = judge(read_request(spec), read_container(spec), Config(), record)
     assert verdict.allowed.wants_driver is given
     assert bool(verdict.denials) is not given
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("devices", [ALL, INDEX, UUIDS, NoDevices()], ids=str)
-@pytest.mark.parametrize("container", [DESKTOP, POD], ids=str)
-def test_annotations_are_a_grant_always(mode: str, devices: Any, container: Container) -> None:
-    assert gets(asked(devices, ANNOTATIONS), container, mode=mode)
+def test_annotations_are_a_grant_where_no_author_of_a_pod_could_have_written_them(
+    mode: str, devices: Any
+) -> None:
+    request = asked(devices, ANNOTATIONS, cdi_devices=("a.b/c=d",), cdi_origin=ANNOTATIONS)
+    for container in (DESKTOP, PRIVILEGED_POD):
+        assert gets(request, container, mode=mode)
+    in_pod = judge(request, POD, Config(mode=mode)).allowed
+    # "none" gives no GPU.
+    of_nobody = mode == Mode.DEFAULT and devices == NoDevices()
+    assert in_pod.wants_driver == (mode == Mode.NVIDIA or of_nobody)
+    assert bool(in_pod.cdi_devices) == (mode == Mode.NVIDIA)
+
+
+# -- what the kubelet gave ---------------------------------------------------------------------
+
+GIVEN = KubeletRecord(
+    devices=UUIDS.devices,
+    features=frozenset({Feature.GDS}),
+    imex_channels=(0,),
+    cdi_devices=frozenset({"a.b/c=d"}),
+    amd_devices=frozenset({"0", "1"}),
+)
+FIRST = NamedDevices(UUIDS.devices[:1])
+RECORDED: list[tuple[Request, bool]] = [
+    (asked(UUIDS), True),
+    (asked(FIRST), True),
+    (asked(FIRST, MOUNTS), True),
+    (asked(FIRST, ANNOTATIONS), True),
+    (asked(FIRST, DOCKER), True),
+    (asked(NoDevices()), True),
+    (asked(MIXED), False),
+    (asked(BEGINNING), False),
+    (asked(INDEX), False),
+    (asked(INDEX, MOUNTS), False),
+    (asked(INDEX, ANNOTATIONS), False),
+    (asked(FIRST, features=frozenset({Feature.GDS}), imex_channels=(0,)), True),
+    (asked(FIRST, features=frozenset({Feature.GDS, Feature.MOFED})), False),
+    (asked(FIRST, imex_channels=(0, 1)), False),
+    (asked(FIRST, imex_channels=None), False),
+    (asked(Void(), imex_channels=(0,)), True),
+    (asked(Void(), cdi_devices=("a.b/c=d",), cdi_origin=ENVIRONMENT), True),
+    (asked(Void(), cdi_devices=("a.b/c=d", "a.b/c=e"), cdi_origin=ENVIRONMENT), False),
+    (asked(Void(), cdi_devices=("a.b/c=e",), cdi_origin=ANNOTATIONS), False),
+    (asked(Void(), amd_devices="1"), True),
+    (asked(Void(), amd_devices="all"), False),
+    (asked(Void(), intel_devices="0"), False),
+]
+
+
+@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.PRIVILEGED, Mode.STRICT])
+@pytest.mark.parametrize(("request_", "answer"), RECORDED)
+def test_a_pod_gets_what_the_kubelet_gave_it_wherever_that_is_requested(
+    request_: Request, mode: str, *, answer: bool
+) -> None:
+    verdict = judge(request_, POD, Config(mode=mode), GIVEN)
+    assert (verdict.allowed == request_) is answer
+    assert bool(verdict.denials) is not answer
+
+
+def test_all_is_what_the_kubelet_gave_and_every_gpu_only_if_it_gave_that() -> None:
+    for request in (asked(ALL), asked(ALL, MOUNTS), asked(ALL, ANNOTATIONS)):
+        verdict = judge(request, POD, Config(), GIVEN)
+        assert verdict.allowed.devices == UUIDS
+        assert verdict.denials == ()
+        assert uuid_of(0) in verdict.notes[0]
+        assert judge(request, POD, Config(), KubeletRecord(every=True)).allowed == request
+    of_claims = KubeletRecord(cdi_devices=frozenset({"k8s.gpu.nvidia.com/claim=1-gpu-0"}))
+    assert judge(asked(ALL), POD, Config(), of_claims).denials
+
+
+def test_record_of_a_container_makes_it_no_manager_and_no_sandbox() -> None:
+    managing = KubeletRecord(every=True, features=frozenset({Feature.MANAGEMENT}))
+    request = asked(Void(), ANNOTATIONS, features=frozenset({Feature.MANAGEMENT}))
+    assert judge(request, POD, Config(), managing).denials
+    assert not judge(asked(UUIDS), replace(POD, sandbox=True), Config(), GIVEN).allowed.wants_driver
+
+
+def test_record_decides_in_pods_alone() -> None:
+    for container in (DESKTOP, PRIVILEGED_POD):
+        assert judge(asked(INDEX), container, Config(), GIVEN).allowed == asked(INDEX)
+    for container in (DESKTOP, PRIVILEGED_DESKTOP):
+        assert judge(asked(UUIDS), container, Config(mode=Mode.STRICT), GIVEN).denials
+    assert judge(asked(UUIDS), PRIVILEGED_POD, Config(mode=Mode.STRICT), GIVEN).denials == ()
+
+
+# -- what the operator trusts --------------------------------------------------------------------
 
 
 ON_THE_OPERATORS_WORD: list[tuple[Container, dict[str, Any], str]] = [
@@ -168,16 +255,18 @@ def test_sandbox_of_a_pod_gets_nothing_and_does_not_fail(mode: str, origin: str)
 
 
 def test_denied_request_says_who_asked_for_what_and_why_not() -> None:
-    (denial,) = judge(asked(INDEX), POD, Config()).denials
+    record = KubeletRecord(found="/var/lib/kubelet/x: nothing for container main of pod 1-2")
+    (denial,) = judge(asked(INDEX), POD, Config(), record).denials
     for words in ("NVIDIA_VISIBLE_DEVICES=", "unprivileged container of a pod", "team", "default"):
         assert words in denial
+    assert denial.endswith(record.found)
 
 
 def test_denied_request_fails_if_that_is_set() -> None:
     config = Config(denied=Denied.FAIL)
     with pytest.raises(RequestDenied, match="trusted-namespaces"):
         judge(asked(ALL), POD, config)
-    assert judge(asked(UUIDS), POD, config).allowed == asked(UUIDS)
+    assert judge(asked(UUIDS), POD, config, GIVEN).allowed == asked(UUIDS)
     assert judge(asked(Void()), POD, config).allowed == asked(Void())
 
 
@@ -202,21 +291,23 @@ BESIDE = frozenset({Feature.GDS, Feature.MOFED, Feature.GDRCOPY})
 @pytest.mark.parametrize(
     ("devices", "origin", "container", "answer"),
     [
-        (UUIDS, ENVIRONMENT, POD, True),
-        (UUIDS, ANNOTATIONS, POD, True),
+        (UUIDS, ENVIRONMENT, POD, False),
+        (UUIDS, ANNOTATIONS, POD, False),
         (NoDevices(), ENVIRONMENT, POD, False),
         (Void(), ENVIRONMENT, POD, False),
-        (Void(), ANNOTATIONS, POD, True),
+        (Void(), ANNOTATIONS, POD, False),
+        (Void(), ANNOTATIONS, PRIVILEGED_POD, True),
         (NoDevices(), ENVIRONMENT, PRIVILEGED_POD, True),
         (NoDevices(), ENVIRONMENT, DESKTOP, True),
     ],
     ids=str,
 )
-def test_what_follows_the_gpus_is_given_with_them(
+def test_what_goes_with_gpus_needs_a_grant_of_its_own(
     devices: Any, origin: str, container: Container, answer: bool
 ) -> None:
     request = asked(devices, origin, features=BESIDE, imex_channels=(0,))
-    verdict = judge(request, container, Config())
+    record = KubeletRecord(devices=UUIDS.devices)
+    verdict = judge(request, container, Config(), record)
     assert verdict.allowed.devices == devices
     assert (verdict.allowed.features == BESIDE) is answer
     assert (verdict.allowed.imex_channels == (0,)) is answer
@@ -240,34 +331,27 @@ ITS_OWN = frozenset({Feature.NVSWITCH, IMEX})
     ],
     ids=str,
 )
-def test_image_with_a_gpu_gets_no_switch_and_not_every_channel_by_its_variables(
+def test_image_with_a_gpu_gets_nothing_else_by_its_variables(
     devices: Any, origin: str, container: Container, settings: dict[str, Any], answer: bool
 ) -> None:
     beside = {"features": ALL_BESIDE, "imex_channels": None}
     request = asked(devices, origin, **beside, only_variables=ITS_OWN | ALL_BESIDE)
-    verdict = judge(request, container, Config(**settings))
+    record = KubeletRecord(devices=UUIDS.devices, features=BESIDE, imex_channels=(0,))
+    verdict = judge(request, container, Config(**settings), record)
     assert verdict.allowed.devices == devices
     assert verdict.allowed.features == (ALL_BESIDE if answer else BESIDE)
     assert verdict.allowed.imex_channels == (None if answer else ())
     assert len(verdict.denials) == (0 if answer else 2)
 
 
-@pytest.mark.parametrize("origin", [MOUNTS, ANNOTATIONS])
-def test_switch_and_every_channel_of_a_list_that_is_believed_are_given(origin: str) -> None:
-    request = asked(UUIDS, origin, features=ALL_BESIDE, imex_channels=None)
+def test_switch_and_every_channel_of_a_list_that_is_trusted_are_given() -> None:
+    request = asked(UUIDS, MOUNTS, features=ALL_BESIDE, imex_channels=None)
     assert judge(request, POD, Config(accept_mounts=True)).allowed == request
 
 
 # What comes of GDS and the like, and of IMEX channels, that variables ask for beside GPUs.
 BY_VARIABLES: list[tuple[str, Container, tuple[int, ...] | None, dict[str, Any], str]] = [
-    (ANNOTATIONS, POD, (0,), {}, "features channels"),
-    (ANNOTATIONS, POD, (0, 3), {}, "features"),
-    (ANNOTATIONS, POD, (3,), {}, "features"),
-    (ANNOTATIONS, POD, tuple(range(2048)), {}, "features"),
-    (ENVIRONMENT, POD, (0,), {}, "features channels"),
-    (ENVIRONMENT, POD, (0, 3), {}, "features"),
-    (ANNOTATIONS, POD, (0,), {"mode": Mode.STRICT}, ""),
-    (ANNOTATIONS, POD, (0,), {"mode": Mode.PRIVILEGED}, ""),
+    (MOUNTS, POD, (0,), {"accept_mounts": True}, ""),
     (MOUNTS, POD, (0,), {"mode": Mode.STRICT, "accept_mounts": True}, ""),
     (ANNOTATIONS, PRIVILEGED_POD, (0,), {"mode": Mode.STRICT}, ""),
     (DOCKER, DESKTOP, (0,), {"mode": Mode.STRICT}, ""),
@@ -297,7 +381,7 @@ def test_what_variables_ask_for_beside_gpus_needs_an_environment_that_is_believe
 
 
 def test_requests_of_imex_channels_are_ignored_if_that_is_set() -> None:
-    verdict = judge(asked(UUIDS, imex_channels=(0, 1)), POD, Config(ignore_imex=True))
+    verdict = judge(asked(UUIDS, imex_channels=(0, 1)), POD, Config(ignore_imex=True), GIVEN)
     assert verdict.allowed == asked(UUIDS)
     assert (verdict.denials, len(verdict.notes)) == ((), 1)
 
@@ -348,7 +432,7 @@ def test_other_vendors_devices_of_the_environment_need_one_that_is_believed(mode
     allowed = judge(request, POD, Config(mode=mode)).allowed
     assert allowed == (request if mode == Mode.NVIDIA else Request(Void(), origin=ENVIRONMENT))
     both = asked(UUIDS, ANNOTATIONS, amd_devices="0")
-    verdict = judge(both, POD, Config(mode=mode))
+    verdict = judge(both, POD, Config(mode=mode), KubeletRecord(devices=UUIDS.devices))
     assert verdict.allowed == (both if mode == Mode.NVIDIA else asked(UUIDS, ANNOTATIONS))
     assert bool(verdict.denials) == (mode != Mode.NVIDIA)
 
@@ -392,6 +476,15 @@ REQUESTS = st.builds(
     intel_devices=st.sampled_from(["", "0"]),
     origin=st.sampled_from([ENVIRONMENT, MOUNTS, ANNOTATIONS, DOCKER]),
 )
+RECORDS = st.builds(
+    KubeletRecord,
+    every=st.booleans(),
+    devices=st.sampled_from([(), UUIDS.devices, FIRST.devices, INDEX.devices]),
+    features=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | {Feature.MANAGEMENT}))),
+    imex_channels=st.none() | st.sampled_from([(), (0,), (0, 3)]),
+    cdi_devices=st.sampled_from([frozenset(), frozenset({"amd.com/gpu=0"})]),
+    amd_devices=st.sampled_from([frozenset(), frozenset({"all"})]),
+)
 CONTAINERS = st.builds(
     Container, st.booleans(), st.booleans(), st.sampled_from(["", "team"]), st.booleans()
 )
@@ -404,13 +497,14 @@ CONFIGS = st.builds(
 )
 
 
-@given(REQUESTS, CONTAINERS, CONFIGS)
+@given(REQUESTS, CONTAINERS, CONFIGS, RECORDS)
 def test_verdict_only_takes_away_and_says_so(
-    request_: Request, container: Container, config: Config
+    request_: Request, container: Container, config: Config, record: KubeletRecord
 ) -> None:
-    verdict = judge(request_, container, config)
+    verdict = judge(request_, container, config, record)
     allowed = verdict.allowed
-    assert allowed.devices in {request_.devices, Void()}
+    less = {NamedDevices(record.devices)} if request_.devices == ALL else set()
+    assert allowed.devices in {request_.devices, Void()} | less
     assert allowed.capabilities <= request_.capabilities
     assert allowed.features <= request_.features
     assert allowed.imex_channels in {request_.imex_channels, ()}
@@ -423,16 +517,39 @@ def test_verdict_only_takes_away_and_says_so(
     )
     assert not taken or verdict.reasons
     # What is allowed once is allowed again, with nothing more to say.
-    assert judge(allowed, container, config).allowed == allowed
+    assert judge(allowed, container, config, record).allowed == allowed
 
 
-@given(REQUESTS, CONTAINERS, st.sampled_from([(), ("team",)]))
+@given(REQUESTS, st.sampled_from([Mode.DEFAULT, Mode.PRIVILEGED, Mode.STRICT]), RECORDS)
+def test_an_unprivileged_pod_gets_nothing_that_the_kubelet_did_not_give(
+    request_: Request, mode: str, record: KubeletRecord
+) -> None:
+    allowed = judge(request_, POD, Config(mode=mode), record).allowed
+    match allowed.devices:
+        case AllDevices():
+            assert record.every
+        case NamedDevices(names):
+            assert record.every or set(names) <= set(record.devices)
+    assert allowed.features <= record.features
+    if allowed.imex_channels is None or record.imex_channels is None:
+        assert record.imex_channels is None or allowed.imex_channels == ()
+    else:
+        assert set(allowed.imex_channels) <= set(record.imex_channels)
+    assert record.cdi_devices.issuperset(allowed.cdi_devices)
+    assert record.amd_devices.issuperset(filter(None, [allowed.amd_devices]))
+    assert not allowed.intel_devices
+
+
+@given(REQUESTS, CONTAINERS, RECORDS, st.sampled_from([(), ("team",)]))
 def test_no_mode_gives_more_than_nvidias_nor_less_than_strict(
-    request_: Request, container: Container, namespaces: tuple[str, ...]
+    request_: Request,
+    container: Container,
+    record: KubeletRecord,
+    namespaces: tuple[str, ...],
 ) -> None:
     def amount(mode: str) -> set[str]:
         config = Config(mode=mode, trusted_namespaces=namespaces)
-        allowed = judge(request_, container, config).allowed
+        allowed = judge(request_, container, config, record).allowed
         got = {f"feature {feature}" for feature in allowed.features}
         got |= {name for name in ("amd_devices", "intel_devices", "cdi_devices")
                 if getattr(allowed, name)}  # fmt: skip
@@ -479,6 +596,56 @@ ADMIN = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
 )  # fmt: skip
 def test_who_asks_is_read_from_the_spec(spec: dict[str, Any], container: Container) -> None:
     assert read_container(spec) == container
+
+
+UID = "8f671f58-f552-4f04-9451-c6da55a39396"
+OTHER = "0c25e414-e34e-4727-b579-70539c962489"
+STATIC = "241085e86692375b15f08be531fd2a0f"
+BY_CONTAINERD = {
+    "io.kubernetes.cri.sandbox-uid": UID,
+    "io.kubernetes.cri.container-name": "main",
+    "io.kubernetes.cri.sandbox-namespace": "team",
+}
+BY_CRI_O = {
+    "io.kubernetes.cri-o.ContainerType": "container",
+    "io.kubernetes.pod.uid": UID,
+    "io.kubernetes.container.name": "main",
+    "io.kubernetes.pod.namespace": "team",
+}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cgroup", "expected"),
+    [
+        (BY_CONTAINERD, f"/kubepods/besteffort/pod{UID}/abc", (UID, "main", "team")),
+        (BY_CONTAINERD, f"kubepods-pod{UID.replace('-', '_')}.slice:cri-containerd:abc",
+         (UID, "main", "team")),
+        (BY_CONTAINERD, "/k8s.io/abc", (UID, "main", "team")),
+        (BY_CONTAINERD | {"io.kubernetes.cri.sandbox-uid": STATIC}, f"/kubepods/pod{STATIC}/abc",
+         (STATIC, "main", "team")),
+        (BY_CRI_O, f"kubepods-pod{UID.replace('-', '_')}.slice:crio:abc", (UID, "main", "team")),
+        # containerd 1.6 writes no UID, and cri-dockerd no annotation at all.
+        ({"io.kubernetes.cri.container-name": "main"}, f"/kubepods/pod{UID}/abc",
+         (UID, "main", "")),
+        ({}, f"/kubepods/burstable/pod{UID}/abc", (UID, "", "")),
+        # Engines that hand on a pod's annotations, whose author writes what an engine would.
+        (BY_CONTAINERD | {"io.kubernetes.cri.sandbox-uid": OTHER}, f"/kubepods/pod{UID}/abc",
+         ("", "main", "team")),
+        (BY_CONTAINERD | {"io.kubernetes.pod.uid": OTHER}, "/k8s.io/abc", ("", "main", "team")),
+        (BY_CRI_O | {"io.kubernetes.cri.sandbox-uid": OTHER}, "", ("", "main", "team")),
+        (BY_CRI_O | {"io.kubernetes.cri.sandbox-namespace": "kube-system"}, "",
+         (UID, "main", "")),
+        (BY_CRI_O | {"io.kubernetes.cri-o.Namespace": "kube-system"}, "", (UID, "main", "")),
+        (BY_CONTAINERD, f"/kubepods/pod{OTHER}/pod{UID}", ("", "main", "team")),
+        ({"io.kubernetes.cri.container-name": "main"}, "/kubepods/pod12/abc", ("", "main", "")),
+    ],
+)  # fmt: skip
+def test_which_pod_it_is_counts_if_all_that_say_so_agree(
+    annotations: dict[str, str], cgroup: str, expected: tuple[str, str, str]
+) -> None:
+    found = read_container({"annotations": annotations, "linux": {"cgroupsPath": cgroup}})
+    assert found.kubernetes
+    assert (found.pod_uid, found.name, found.namespace) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,305 @@
+"""What the kubelet's own records say that it gave one container. Pure.
+
+A device plugin answers the kubelet, and the kubelet keeps the answer by the pod's UID and the
+container's name, before it asks an engine for either. Root alone reads and writes the files. So
+they are the one word on who may have a GPU that neither an image nor the author of a pod can forge:
+a UUID can be read in every container, below /proc/driver/nvidia.
+
+=============================================  ==============================================
+file below the kubelet's root                  what of it counts
+=============================================  ==============================================
+``device-plugins/kubelet_internal_checkpoint`` of entries with this pod and container, the
+                                               answer of the plugin: variables, mounts,
+                                               annotations, CDI names
+``dra_manager_state``                          of claims of this pod, the CDI names
+=============================================  ==============================================
+
+Rules
+- The answer is the grant, and not the ids of its entry: plugins that share GPUs (HAMi's) answer
+  with another GPU than the id that the kubelet chose.
+- Each part of an answer grants what it would request in a spec (:mod:`hooks.requests.request`); a
+  part that cannot be understood grants nothing.
+- A CDI name of NVIDIA's device plugin (``k8s.device-plugin.nvidia.com/gpu=…``) also grants the
+  device by the name in it.
+- Several entries of one container, for several resources, are united.
+- A claim is recorded for a pod and not for a container, so it grants to each container of the pod.
+  So does every entry of a pod where the engine does not tell a container's name (cri-dockerd). Who
+  takes from one container for another then is the author of both.
+- The UID decides. An entry of an earlier pod of the same name grants nothing.
+- Parsing is total: files of any content give a record, whose ``found`` says what is wrong.
+
+Source: kubelet pkg/kubelet/cm/devicemanager/checkpoint and pkg/kubelet/cm/dra/state; device plugin
+API v1beta1, ContainerAllocateResponse.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from api.errors import NvshimError
+from hooks.config import Config
+from hooks.errors import enumerated
+from hooks.requests.naming import items_of, parse_names, united_channels
+from hooks.requests.request import Request, read_request
+from hooks.words import AllDevices, DeviceName, NamedDevices
+
+CHECKPOINT: Final = "device-plugins/kubelet_internal_checkpoint"
+CLAIMS: Final = "dra_manager_state"
+"""Below the kubelet's root."""
+
+_PLUGIN: Final = "k8s.device-plugin.nvidia.com"  # NVIDIA's, and ours
+# What is told of an answer: a denial is one line.
+_MOST_NAMED, _LONGEST = 4, 200
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """A file of the kubelet's as it was read.
+
+    Attributes:
+        fault: why there is no content; "" if there is.
+    """
+
+    path: str
+    content: bytes = b""
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletRecord:
+    """What the kubelet gave one container.
+
+    Attributes:
+        every: whether it gave every GPU and MIG device.
+        devices: the GPUs and MIG devices, as the plugin named them.
+        features: words of :class:`hooks.words.Feature`.
+        imex_channels: numbers; None for every channel.
+        cdi_devices: fully qualified CDI names.
+        amd_devices: items of AMD_VISIBLE_DEVICES.
+        intel_devices: items of INTEL_VISIBLE_DEVICES.
+        found: which record was looked for and what was found, for people.
+    """
+
+    every: bool = False
+    devices: tuple[DeviceName, ...] = ()
+    features: frozenset[str] = frozenset()
+    imex_channels: tuple[int, ...] | None = ()
+    cdi_devices: frozenset[str] = frozenset()
+    amd_devices: frozenset[str] = frozenset()
+    intel_devices: frozenset[str] = frozenset()
+    found: str = "the kubelet's record was not read"
+
+    @property
+    def gave_anything(self) -> bool:
+        """Whether anything was given that a container can request."""
+        return replace(self, found="") != KubeletRecord(found="")
+
+    def has_channels(self, asked: tuple[int, ...] | None) -> bool:
+        """Whether it has these IMEX channels; None for every one."""
+        if self.imex_channels is None or asked is None:
+            return self.imex_channels is None
+        return set(asked) <= set(self.imex_channels)
+
+
+def record_of(
+    checkpoint: RecordFile, claims: RecordFile | None, pod: str, container: str, config: Config
+) -> KubeletRecord:
+    """What the kubelet's files say that it gave one container.
+
+    Args:
+        checkpoint: the device manager's file.
+        claims: the DRA manager's; None if the kubelet has none.
+        pod: the pod's UID.
+        container: its name in the pod; "" for any of the pod's.
+        config: how requests are written, and so answers.
+    """
+    whose = f"container {container} of pod {pod}" if container else f"pod {pod}"
+    record, found = KubeletRecord(), []
+    for file, read in ((checkpoint, _by_plugins), (claims, _by_claims)):
+        if file is None:
+            continue
+        told, given = file.fault, []
+        if not told:
+            try:
+                given = list(read(file.content, pod, container, config))
+                told = _told(given)
+            except (ValueError, RecursionError) as error:
+                told, given = f"not as a kubelet writes it ({error})", []
+        for request in given:
+            record = _united(record, request)
+        found.append(f"{file.path}: {told}")
+    return replace(record, found=f"of {whose}, by {'; '.join(found)}")
+
+
+def _told(given: Iterable[Request]) -> str:
+    """What was given, in the words of the answers."""
+    words = [request.source or ", ".join(request.cdi_devices) for request in given]
+    short = (word if len(word) <= _LONGEST else f"{word[:_LONGEST]}…" for word in words)
+    named = enumerated(dict.fromkeys(filter(None, short)), most=_MOST_NAMED)
+    return named or ("an answer that names no device" if words else "nothing")
+
+
+# -- the files -----------------------------------------------------------------------------------
+
+
+def _by_plugins(content: bytes, pod: str, container: str, config: Config) -> Iterator[Request]:
+    """What the answers of device plugins would request, by the device manager's checkpoint."""
+    # The file has all devices of the node, and most pods have none of them.
+    if pod.encode() not in content:
+        return
+    for entry in _objects(_part(json.loads(content), "Data", dict), "PodDeviceEntries"):
+        if entry.get("PodUID") == pod and container in {"", entry.get("ContainerName")}:
+            yield from _requests(binascii.a2b_base64(_part(entry, "AllocResp", str)), config)
+
+
+def _by_claims(content: bytes, pod: str, _: str, config: Config) -> Iterator[Request]:
+    """What the CDI names of a pod's claims would request, by the DRA manager's state."""
+    if pod.encode() not in content:
+        return
+    data = json.loads(_part(json.loads(content), "Data", str))
+    for claim in _objects(data, "ClaimInfoStateList"):
+        if pod not in _part(claim, "PodUIDs", dict):
+            continue
+        drivers = _part(claim, "DriverState", dict)
+        for driver in drivers:
+            for device in _objects(_part(drivers, driver, dict), "Devices"):
+                yield from _of_names(map(str, _part(device, "CDIDeviceIDs", list)), config)
+
+
+def _requests(answer: bytes, config: Config) -> Iterator[Request]:
+    """What the answer of a plugin would request, each of its parts for itself."""
+    tables: dict[int, dict[str, str]] = {_VARIABLES: {}, _ANNOTATIONS: {}}
+    mounts, names = [], []
+    for number, value in _fields(answer):
+        if number in tables:
+            key, text = _texts(value)
+            tables[number][key] = text
+        elif number == _MOUNTS:
+            destination, source = _texts(value)
+            mounts.append({"destination": destination, "source": source})
+        elif number == _CDI_NAMES:
+            names.append(_texts(value)[0])
+    process = {"env": [f"{name}={value}" for name, value in tables[_VARIABLES].items()]}
+    parts: tuple[dict[str, Any], ...] = (
+        {}, {"mounts": mounts}, {"annotations": tables[_ANNOTATIONS]},
+    )  # fmt: skip
+    for part in parts:
+        try:
+            yield read_request({"process": process, **part}, config)
+        except NvshimError:
+            pass  # NVIDIA_VISIBLE_DEVICES that only says where mounts are, for example
+    yield from _of_names(names, config)
+
+
+def _of_names(names: Iterable[str], config: Config) -> Iterator[Request]:
+    """What CDI names would request; those of NVIDIA's plugin under their short names as well."""
+    for name in names:
+        vendor, _, rest = name.partition("/")
+        short = [f"nvidia.com/{rest}"] if vendor == _PLUGIN else []
+        for item in (name, *short):
+            try:
+                found = parse_names([item], asked=item, default_kind=config.default_kind)
+            except NvshimError:
+                continue
+            yield Request(
+                found.devices,
+                features=found.features,
+                imex_channels=found.imex_channels,
+                cdi_devices=found.cdi_devices,
+            )
+
+
+def _united(record: KubeletRecord, request: Request) -> KubeletRecord:
+    """The record with what a request names."""
+    devices = request.devices.devices if isinstance(request.devices, NamedDevices) else ()
+    return replace(
+        record,
+        every=record.every or isinstance(request.devices, AllDevices),
+        devices=tuple(dict.fromkeys((*record.devices, *devices))),
+        features=record.features | request.features,
+        imex_channels=united_channels(record.imex_channels, request.imex_channels),
+        cdi_devices=record.cdi_devices | {*request.cdi_devices},
+        amd_devices=record.amd_devices | {*items_of(request.amd_devices)},
+        intel_devices=record.intel_devices | {*items_of(request.intel_devices)},
+    )
+
+
+# -- JSON and protobuf, as far as they are needed ------------------------------------------------
+
+# Fields of ContainerAllocateResponse. Of an entry of a map, and of Mount, 1 and 2 count.
+_VARIABLES, _MOUNTS, _ANNOTATIONS, _CDI_NAMES = 1, 2, 4, 5
+# Types of fields, with the length of those that have a fixed one; and "another byte follows".
+_NUMBER, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
+_MORE: Final = 0x80
+_T = TypeVar("_T", dict[str, Any], list[Any], str)
+
+
+def _part(table: object, name: str, kind: type[_T]) -> _T:
+    """A part of a JSON object; an empty one for null, which Go writes for an empty slice or map.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    value = table.get(name) if isinstance(table, dict) else None
+    if value is None and isinstance(table, dict):
+        return kind()
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is missing or of another kind")  # noqa: TRY004 - of a file
+    return value
+
+
+def _objects(table: object, name: str) -> list[dict[str, Any]]:
+    entries = _part(table, name, list)
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{name} has other things than objects")
+    return entries
+
+
+def _texts(message: bytes) -> tuple[str, str]:
+    """The fields 1 and 2 of a message, which are strings; "" for one that it does not have."""
+    found = {number: value.decode() for number, value in _fields(message) if number in {1, 2}}
+    return found.get(1, ""), found.get(2, "")
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a protobuf message that have a length, with their numbers.
+
+    Raises:
+        ValueError: it is no message.
+
+    Source: protobuf.dev/programming-guides/encoding.
+    """
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == _NUMBER:
+            _, at = _varint(message, at)
+        elif kind == _BYTES:
+            size, start = _varint(message, at)
+            at = start + size
+            yield tag >> 3, message[start:at]
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            raise ValueError(f"a field of type {kind}")
+    if at > len(message):
+        raise ValueError("a message that is cut off")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number, and where the next begins."""
+    value = 0
+    for place in range(10):
+        if at >= len(message):
+            raise ValueError("a message that is cut off")
+        byte = message[at]
+        value |= (byte & 0x7F) << (7 * place)
+        at += 1
+        if byte < _MORE:
+            return value, at
+    raise ValueError("a number of more than ten bytes")
