@@ -19,10 +19,13 @@ its own Python, instead of the checkout's.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import pytest
 
+from integration.simulated.containerd import PrivateContainerd
+from integration.tree import Tree
 from tests.harness import forking  # noqa: F401 - before anything imports gRPC
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.examples import load_profile
@@ -31,12 +34,6 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
 from tests.tools.images import busybox, glibc
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
-    from integration.tree import Tree
 
 load_profile()
 

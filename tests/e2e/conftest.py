@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.node import node_of
-from tests.harness.shim import shim_by_hand
+from tests.harness.node import Node, node_of
+from tests.harness.runtime import Runtime
+from tests.harness.shim import ShimByHand, shim_by_hand
 from tests.tools.criu import find_criu
 from tests.tools.errors import CriuUnusable
+from tests.tools.parts import Parts
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.node import Node
-    from tests.harness.runtime import Runtime
-    from tests.harness.shim import ShimByHand
-    from tests.tools.parts import Parts
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 
 @pytest.fixture

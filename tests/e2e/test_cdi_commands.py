@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,13 +18,8 @@ from hooks.cdi import schema
 from integration.cli import exits
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.harness.runtime import Runtime
 
 UNITS = os.path.join(REPOSITORY, "integration", "systemd")
 

@@ -6,12 +6,15 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 import anyio
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api import typeurl
 from api.errors import Status
@@ -20,21 +23,12 @@ from api.ttrpc import ConnectionClosed, RemoteError
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, wait_for_file
+from tests.harness.shim import ShimByHand, gone, wait_for_file
 from tests.tools.criu import complaint
 from tests.tools.images import glibc
 from tests.tools.parts import SYSTEM_PATH
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

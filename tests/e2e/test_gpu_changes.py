@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.simulated.layouts import Layout
 from tests.harness import api
 from tests.harness.libcuda import build_libcuda, note
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC, File, Link, glibc, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated.containerd import Completed, PrivateContainerd
-    from tests.harness.runtime import Runtime
 
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 COMPAT_IMAGE: Final = "nvshim.local/compat:latest"

@@ -7,18 +7,15 @@ import json
 import os
 import shutil
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import Completed
+from tests.harness.runtime import Container, Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import Completed
-    from tests.harness.runtime import Container, Runtime
 
 PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.runtime import Runtime
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")

@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import socket
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -20,17 +22,10 @@ from api.ttrpc.client import connect
 from integration.byhand import call
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, shim_by_hand
+from tests.harness.shim import ShimByHand, gone, shim_by_hand
 from tests.harness.stopped import stopped_after
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

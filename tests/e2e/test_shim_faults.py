@@ -13,9 +13,10 @@ import re
 import signal
 import socket
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -26,16 +27,10 @@ from api.ttrpc import ConnectionClosed, RemoteError
 from api.ttrpc.client import connect
 from tests.harness.examples import seeds, some
 from tests.harness.runtime import is_alive
-from tests.harness.shim import CGROUP, RUNC_ROOT, content_of, gone
+from tests.harness.shim import CGROUP, RUNC_ROOT, ShimByHand, content_of, gone
 from tests.harness.waiting import settled
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

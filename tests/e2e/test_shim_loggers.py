@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
 
 import anyio
 import pytest
@@ -16,15 +16,9 @@ from api.ttrpc import RemoteError
 from tests.harness import loggers as programs
 from tests.harness.loggers import Loggers, loggers_directory
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, wait_for_file
+from tests.harness.shim import ShimByHand, gone, wait_for_file
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api import typeurl
 from api.errors import Status
 from api.proto import runc_options_pb2, runtimeoptions_pb2
 from api.ttrpc import RemoteError
-from tests.harness.shim import content_of, gone
+from tests.harness.shim import ShimByHand, content_of, gone
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,11 @@ import resource
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -19,16 +20,10 @@ from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.cgroup import is_v2
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, wait_for_file
+from tests.harness.shim import ShimByHand, gone, wait_for_file
 from tests.harness.waiting import eventually
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -16,18 +18,11 @@ from api import typeurl
 from api.proto import events_pb2, runc_options_pb2
 from integration.patience import PATIENCE
 from tests.harness.low_level import crun_for_this_host
-from tests.harness.shim import content_of, gone, shell
+from tests.harness.shim import ShimByHand, content_of, gone, shell
 from tests.harness.waiting import eventually
+from tests.tools.parts import Parts
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.shim import ShimByHand
-    from tests.tools.parts import Parts
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,11 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -29,12 +32,7 @@ from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.shim import CGROUP, RUNC_ROOT, ShimByHand, gone
 from tests.tools.parts import INSTALLED, Parts
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = [
     pytest.mark.anyio,

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from api.ttrpc import RemoteError
-from tests.harness.fuse import FILE, fuse
-from tests.harness.shim import gone
+from tests.harness.fuse import FILE, FuseServer, fuse
+from tests.harness.shim import ShimByHand, gone
 from tests.harness.waiting import eventually
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.fuse import FuseServer
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

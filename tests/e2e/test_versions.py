@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness import api
 from tests.harness.containerds import containerd_with_images
@@ -30,12 +33,6 @@ from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC, busybox, glibc
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import PrivateContainerd
 
 GROUP: Final = "io.containerd.runc.v2.group"
 

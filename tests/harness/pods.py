@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
 from integration import traces
@@ -21,10 +22,6 @@ from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriContainerd
 from tests.tools.images import BUSYBOX, Image, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 IDLE: Final = ("sleep", "1000")
 

@@ -15,11 +15,13 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api import typeurl
 from api.proto import bootstrap_pb2, runc_options_pb2, task_types_pb2
@@ -28,14 +30,7 @@ from integration.byhand import EventsServer, call, execute_verb, verb_words
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-from tests.tools.images import busybox, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-
-    from tests.tools.images import Image
+from tests.tools.images import Image, busybox, unpack
 
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"

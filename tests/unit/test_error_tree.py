@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from api.errors import NvshimError, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGES = ("api", "hooks", "shim", "integration", "tests.tools")
 _SCRIPTS = ("__main__", "nvml_probe")  # run by path, and define no error

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
+from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
@@ -18,11 +20,6 @@ from tests.harness.runtime import OURS
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
 
 pytestmark = pytest.mark.newest
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -17,10 +19,6 @@ from tests.harness.runtime import STOCK
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # Debian 13 has containerd 1.7, sid has 2.x.
 RELEASES: Final = of_releases("trixie", UNSTABLE)

@@ -6,8 +6,10 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -18,19 +20,13 @@ from tests.harness.containerds import nothing_left
 from tests.harness.kubelet_plugins import KubeletPlugins, container_fields
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
-from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.pods import IDLE, Pod, Pods, containerd_for_pods
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, STOCK, new_name
 from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.harness.pods import Pod
 
 GPU: Final = "nvidia.com/gpu"
 SLICE: Final = "nvidia.com/mig-1g.5gb"

@@ -6,11 +6,13 @@ import json
 import os
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
+from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
@@ -19,11 +21,6 @@ from tests.harness.runtime import STOCK
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
 
 pytestmark = pytest.mark.newest
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -14,15 +15,10 @@ from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.pods import IDLE, import_image
+from tests.harness.pods import IDLE, Pod, PodContainer, Pods, import_image
 from tests.harness.waiting import eventually
+from tests.tools.cri.plugin import CriContainerd
 from tests.tools.images import GLIBC, glibc, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.harness.pods import Pod, PodContainer, Pods
-    from tests.tools.cri.plugin import CriContainerd
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 WANTS_ALL: Final = "nvshim.local/pods-that-want-all:latest"

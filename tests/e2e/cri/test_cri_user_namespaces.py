@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
+from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
 from tests.harness.releases import UNSTABLE
@@ -15,11 +17,6 @@ from tests.harness.runtime import OURS, STOCK
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import GLIBC, PAUSE, busybox, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated import SimulatedNode
 
 pytestmark = [
     pytest.mark.newest,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -15,9 +16,6 @@ from tests.tools.dist.build import build
 from tests.tools.dist.inputs import Inputs
 from tests.tools.images import PAUSE, glibc, pause, write_archive
 from tests.tools.node_image import node_image
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONFIG: Final = "/etc/containerd/config.toml"
 

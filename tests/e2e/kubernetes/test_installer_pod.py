@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
+from integration.simulated import SimulatedNode
 from integration.tree import MANIFEST, read_tree
 from tests.harness.kubectl import Kubectl, render
+from tests.harness.kubelet import Container, Kubelet
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC, Directory
 from tests.tools.node_image import IMAGE, node_image
-
-if TYPE_CHECKING:
-    from integration.simulated import SimulatedNode
-    from tests.harness.kubelet import Container, Kubelet
 
 STATUS: Final = "/run/containerd-shim-nvidia/node-installer.json"
 CONFIG: Final = "/etc/containerd/config.toml"

@@ -6,12 +6,10 @@ import ast
 import functools
 import os
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
 from tests.tools import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["ROOMS", "Module", "modules", "remedies", "texts", "variables_of_c", "variables_read"]
 

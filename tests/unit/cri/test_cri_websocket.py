@@ -7,7 +7,8 @@ import hashlib
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,8 @@ from tests.tools.cri.streaming import Ended, PortStream, ProcessStream
 from tests.tools.cri.websocket import WebSocket
 from tests.tools.errors import StreamBroken, StreamRefused
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Talk = Callable[[socket.socket], None]
-    Serve = Callable[..., str]
+Talk = Callable[[socket.socket], None]
+Serve = Callable[..., str]
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 

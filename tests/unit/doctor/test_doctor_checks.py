@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 import pytest
@@ -17,7 +18,7 @@ from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
 from integration.doctor.examination import Examination, choose, examine, judge
 from integration.doctor.facts import Node, Unseen
-from integration.doctor.findings import Severity
+from integration.doctor.findings import Finding, Severity
 from integration.doctor.observing import GROUPS
 from tests.harness.waiting import eventually
 from tests.unit.doctor.trees import (
@@ -37,15 +38,11 @@ from tests.unit.doctor.trees import (
     SERVER_PID,
     SHIM_PID,
     TREE,
+    Healthy,
+    Tree,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.doctor.findings import Finding
-    from tests.unit.doctor.trees import Healthy, Tree
-
-    Break = Callable[[Tree], object]
+Break = Callable[[Tree], object]
 
 OPTIONS: Final = 'BinaryName = "/usr/bin/runc"\nSystemdCgroup = true\n'
 MODULES: Final = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from integration.engines.errors import ConfigInvalid, ConfigUnreadable
 from integration.engines.imports import View, covers, load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(path: Path, text: str) -> str:

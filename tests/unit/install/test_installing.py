@@ -11,9 +11,11 @@ import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -41,16 +43,10 @@ from integration.install.places import Place
 from integration.install.status import status
 from integration.install.survey import look
 from integration.install.trees import problem_of
-from integration.tree import write_tree
+from integration.tree import Tree, write_tree
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
 from tests.harness.trees import disk_of_its_own, small_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from integration.tree import Tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.simulated.errors import ArchiveUnreachable
 from tests.tools import criu
 from tests.tools.errors import CriuUnusable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORKS = "#!/bin/sh\n[ $1 = check ] && echo Looks good.\n"
 REFUSES = """#!/bin/sh

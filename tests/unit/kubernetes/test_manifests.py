@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import pytest
@@ -28,9 +30,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import kubernetes_validate
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OVERLAYS: Final = (
     "beside-gpu-operator", "default-runtime", "driver-container", "host-driver", "not-default",

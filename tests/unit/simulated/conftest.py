@@ -7,19 +7,17 @@ import os
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.driver import DriverFiles
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    AskNvml = Callable[..., Any]
-    MakeNode = Callable[..., SimulatedNode]
+AskNvml = Callable[..., Any]
+MakeNode = Callable[..., SimulatedNode]
 
 
 @pytest.fixture(scope="session")

@@ -9,23 +9,20 @@ import shutil
 import stat
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode, library
 from integration.simulated.capabilities import access_minor
+from integration.simulated.driver import DriverFiles
 from integration.simulated.errors import LibraryNotBuilt
 from tests.harness.nvshim import nvshim
+from tests.unit.simulated.conftest import AskNvml, MakeNode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated.driver import DriverFiles
-    from tests.unit.simulated.conftest import AskNvml, MakeNode
-
-    Smi = Callable[..., subprocess.CompletedProcess[str]]
+Smi = Callable[..., subprocess.CompletedProcess[str]]
 
 # nvmlReturn_t
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7

@@ -7,12 +7,14 @@ import os
 import resource
 import socket
 import time
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from api.errors import NvshimError, Status
@@ -29,11 +31,6 @@ from api.ttrpc import (
 from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, encode
 from tests.harness.examples import seeds
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from google.protobuf.descriptor import ServiceDescriptor
 
 pytestmark = pytest.mark.anyio
 

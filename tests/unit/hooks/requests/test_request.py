@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,17 +13,13 @@ from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     AllDevices,
+    Devices,
     GpuIndex,
     NamedDevices,
     NoDevices,
     Origin,
     Void,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.words import Devices
 
 REQUIRED = (("CUDA_VERSION", "cuda>=8.0"),)
 LEGACY = Request(
