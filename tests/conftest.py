@@ -18,6 +18,7 @@ its own Python, instead of the checkout's.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -50,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker and config.option.basetemp:
         run = os.path.dirname(config.option.basetemp)
         config.option.basetemp = os.path.join(run, worker.removeprefix("gw"))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector, and what a test forks, the thousands of tests that there are."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,3 @@ def test_without_one_each_reason_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert message.count("vdso: Unexpected rt vDSO area bounds") == 2
     assert "that of sid: no network" in message
     assert "\n" not in message
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="criu check needs root")
-def test_what_is_found_runs() -> None:
-    try:
-        program = criu.find_criu()
-    except CriuUnusable as error:
-        pytest.skip(str(error))
-    assert os.path.basename(program) == "criu"
-    assert criu.complaint(program) == ""

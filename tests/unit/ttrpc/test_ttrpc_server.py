@@ -567,7 +567,6 @@ async def test_a_slow_reader_gets_everything_in_the_end(serve: Any, service: str
     assert answers == {number * 2 + 1: str(number) + LARGE for number in range(5)}
 
 
-@pytest.mark.serial
 async def test_shutdown_ends_idle_connections_at_once(serve: Any, service: str) -> None:
     async with serve({"Say": echo}) as served, connect(served.path) as client:
         await _say(client, service)
@@ -613,7 +612,6 @@ async def test_shutdown_lets_requests_finish_and_begins_no_new_ones(
         assert served.returned.is_set()
 
 
-@pytest.mark.serial
 async def test_shutdown_waits_no_longer_than_its_grace(serve: Any, service: str) -> None:
     async def hang(_: Context, request: StringValue) -> StringValue:
         await anyio.sleep_forever()
