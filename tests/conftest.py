@@ -25,6 +25,7 @@ from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
 from integration.simulated.containerd import PrivateContainerd
 from integration.tree import Tree
 from tests.harness import forking  # noqa: F401 - before anything imports gRPC
@@ -106,14 +107,21 @@ def shim_config(workshop: str) -> str:
 
 
 @pytest.fixture
-def configure(shim_config: str) -> Iterator[Callable[[str], None]]:
-    """Give the shim another configuration, which it reads for each container."""
+def configure(shim_config: str) -> Iterator[Callable[..., None]]:
+    """Give the shim another configuration, which it reads for each container.
+
+    That is a text, behind what the configuration of a simulated ``node`` says if there is one.
+    """
     with open(shim_config, encoding="utf-8") as file:
         before = file.read()
 
-    def write(text: str) -> None:
+    def write(text: str = "", *, node: SimulatedNode | None = None) -> None:
+        own = ""
+        if node is not None:
+            with open(node.config_path, encoding="utf-8") as file:
+                own = f"{file.read()}\n"
         with open(shim_config, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(own + text)
 
     yield write
     write(before)

@@ -80,10 +80,9 @@ def ours(runtime: Runtime) -> Runtime:
 
 
 @pytest.fixture
-def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
     """The runtime on the node with two GPUs."""
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
     return ours
 
 

@@ -24,10 +24,9 @@ OF_CONTAINERS: Final = ("D100", "D101", "D102", "D103")
 
 
 @pytest.fixture
-def node(workshop: str, configure: Callable[[str], None]) -> Iterator[SimulatedNode]:
+def node(workshop: str, configure: Callable[..., None]) -> Iterator[SimulatedNode]:
     with SimulatedNode.create(f"{workshop}/sick", Scenario.load("two")) as node:
-        with open(node.config_path, encoding="utf-8") as file:
-            configure(file.read())
+        configure(node=node)
         yield node
 
 

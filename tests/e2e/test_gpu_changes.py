@@ -51,15 +51,14 @@ def _image(
 
 
 @pytest.fixture
-def make(workshop: str, configure: Callable[[str], None]) -> Iterator[Callable[..., SimulatedNode]]:
+def make(workshop: str, configure: Callable[..., None]) -> Iterator[Callable[..., SimulatedNode]]:
     """Make the node of the test, which the shim is then configured for."""
     made: list[SimulatedNode] = []
 
     def make(scenario: Scenario, *, settings: str = "", **more: Any) -> SimulatedNode:
         node = SimulatedNode.create(f"{workshop}/changing", scenario, **more)
         made.append(node)
-        with open(node.config_path) as file:
-            configure(file.read() + settings)
+        configure(settings, node=node)
         return node
 
     yield make

@@ -21,10 +21,9 @@ PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf
 
 
 @pytest.fixture
-def gpus(ours: Runtime, full_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, full_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
     """The runtime on that node."""
-    with open(full_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=full_gpus)
     return ours
 
 

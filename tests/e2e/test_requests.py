@@ -18,10 +18,9 @@ ANNOTATION: Final = "cdi.k8s.io/nvidia-device-plugin_1"
 
 
 @pytest.fixture
-def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
     """The runtime on that node, where a swarm's variable is configured."""
-    with open(two_gpus.config_path) as file:
-        configure(f'{file.read()}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
+    configure('[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n', node=two_gpus)
     return ours
 
 

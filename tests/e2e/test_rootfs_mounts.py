@@ -235,10 +235,9 @@ def mapping(newest: PrivateContainerd) -> Iterator[Runtime]:
 
 
 @pytest.fixture
-def on_gpus(two_gpus: SimulatedNode, configure: Callable[[str], None]) -> None:
+def on_gpus(two_gpus: SimulatedNode, configure: Callable[..., None]) -> None:
     """A node with two GPUs."""
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
 
 
 @pytest.mark.newest

@@ -30,8 +30,7 @@ def limit(
         pytest.skip("containerd's own shim knows nothing of GPUs")
 
     def write(lines: str) -> None:
-        with open(two_gpus.config_path, encoding="utf-8") as file:
-            configure(f"{file.read()}\n[sharing]\n{lines}\n")
+        configure(f"[sharing]\n{lines}\n", node=two_gpus)
 
     yield write
     runtime.close()

@@ -123,12 +123,11 @@ def test_container_and_its_exec_have_terminals(either: Runtime) -> None:
 
 
 def test_granted_gpu_is_in_the_container_and_the_other_is_not(
-    either: Runtime, configure: Callable[[str], None], two_gpus: SimulatedNode
+    either: Runtime, configure: Callable[..., None], two_gpus: SimulatedNode
 ) -> None:
     if not either.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
     container = either.start_idle(image=GLIBC, flags=["--env", "NVIDIA_VISIBLE_DEVICES=1"])
     listed = container.exec("sh", "-c", "echo /dev/nvidia[0-9]*; : </dev/nvidia1")
     smi = container.exec("nvidia-smi", "-L")

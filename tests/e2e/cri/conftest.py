@@ -54,12 +54,11 @@ def pods(cri_containerd: CriContainerd) -> Iterator[Pods]:
 
 
 @pytest.fixture
-def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Pods:
+def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Pods:
     """Pods on the node with two GPUs."""
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
     return pods
 
 

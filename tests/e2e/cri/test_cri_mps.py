@@ -63,12 +63,11 @@ def agent(pods: Pods, two_gpus: SimulatedNode, tmp_path: Path, root: Path) -> It
 
 
 def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected(
-    pods: Pods, agent: NodeAgent, root: Path, configure: Callable[[str], None], tmp_path: Path
+    pods: Pods, agent: NodeAgent, root: Path, configure: Callable[..., None], tmp_path: Path
 ) -> None:
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(agent.node.config_path, encoding="utf-8") as file:
-        configure(file.read())
+    configure(node=agent.node)
     programs = tmp_path / "programs"
     programs.mkdir()
     cc = shutil.which("cc") or pytest.fail("no C compiler")

@@ -50,7 +50,7 @@ def _image(cri_containerd: CriContainerd, workshop: str) -> None:
 
 @pytest.fixture
 def set_policy(
-    pods: Pods, node: SimulatedNode, configure: Callable[[str], None]
+    pods: Pods, node: SimulatedNode, configure: Callable[..., None]
 ) -> Callable[..., None]:
     """Writes a policy into the configuration, which is read for each container."""
     if not pods.is_ours:
@@ -181,7 +181,7 @@ def test_an_unprivileged_pod_takes_no_device_by_mounts_until_the_operator_says_s
     pods: Pods,
     node: SimulatedNode,
     set_policy: Callable[..., None],
-    configure: Callable[[str], None],
+    configure: Callable[..., None],
 ) -> None:
     first, second = (gpu.uuid for gpu in node.scenario.gpus)
     pod = pods.run()
@@ -230,12 +230,11 @@ def test_an_image_takes_no_gpu_however_it_writes_its_wish(
     pods: Pods,
     node: SimulatedNode,
     set_policy: Callable[..., None],
-    configure: Callable[[str], None],
+    configure: Callable[..., None],
     variable: str,
 ) -> None:
     uuid = node.scenario.gpus[0].uuid
-    with open(node.config_path) as file:
-        configure(f'{file.read()}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
+    configure('[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n', node=node)
     pod = pods.run()
     for wish in (
         "all", " all ", ",all,", "none,all", "0", " 0 , 1 ", "0-1", "00", "0000:01:00.0",
@@ -294,9 +293,8 @@ def test_what_an_image_needs_is_held_against_the_driver(
     assert _listed(pod.start(*IDLE, image=GLIBC, env=off)) == [uuid]
 
 
-def _accept_mounts(configure: Callable[[str], None], node: SimulatedNode) -> None:
-    with open(node.config_path) as file:
-        configure(f"{file.read()}\n[requests]\naccept-mounts = true\n")
+def _accept_mounts(configure: Callable[..., None], node: SimulatedNode) -> None:
+    configure("[requests]\naccept-mounts = true\n", node=node)
 
 
 def _env(devices: str) -> dict[str, str]:

@@ -75,10 +75,9 @@ def test_containers_of_such_a_pod_own_their_files(pods: Pods) -> None:
 
 
 def test_container_of_such_a_pod_has_its_gpu(
-    pods: Pods, two_gpus: SimulatedNode, configure: Callable[[str], None]
+    pods: Pods, two_gpus: SimulatedNode, configure: Callable[..., None]
 ) -> None:
-    with open(two_gpus.config_path, encoding="utf-8") as file:
-        configure(file.read())
+    configure(node=two_gpus)
     devices = {"NVIDIA_VISIBLE_DEVICES": two_gpus.scenario.gpus[1].uuid}
     container = pods.run(namespaces=MAPPED).start(*IDLE, image=GLIBC, env=devices)
     done = container.exec(
