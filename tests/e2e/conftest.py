@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ import pytest
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.node import Node, node_of
 from tests.harness.runtime import Runtime
-from tests.harness.shim import ShimByHand, shim_by_hand
+from tests.harness.shim import ShimByHand, StartShim, shim_by_hand
 from tests.tools.criu import find_criu
 from tests.tools.errors import CriuUnusable
 from tests.tools.parts import Parts
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 
 @pytest.fixture

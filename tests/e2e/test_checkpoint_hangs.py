@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from api.errors import Status
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, gone, wait_for_file
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import ShimByHand, StartShim, gone, wait_for_file
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +13,8 @@ import pytest
 
 from api.ttrpc import RemoteError
 from integration.simulated import SimulatedNode
-from tests.harness.shim import ShimByHand, gone
+from tests.harness.shim import ShimByHand, StartShim, gone
 from tests.tools.images import glibc
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

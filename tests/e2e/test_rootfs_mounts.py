@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +20,10 @@ from integration.simulated.containerd import PrivateContainerd
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive
-from tests.harness.shim import ShimByHand, content_of, gone, wait_for_file
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone, wait_for_file
 from tests.tools.cri.plugin import to_toml
 from tests.tools.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
 from tests.tools.parts import Parts
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 MAPPING: Final = "0:100000:65536"
 MAPPED: Final = (f"uidmap={MAPPING}", f"gidmap={MAPPING}")

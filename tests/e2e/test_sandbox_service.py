@@ -23,10 +23,9 @@ from api.ttrpc import ConnectionClosed, RemoteError
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.sandbox import NODE, SandboxByHand
-from tests.harness.shim import CGROUP, ShimByHand, content_of, wait_for_file
+from tests.harness.shim import CGROUP, StartShim, content_of, wait_for_file
 from tests.harness.waiting import eventually, settled
 
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 StartPod = Callable[..., AbstractAsyncContextManager[SandboxByHand]]
 
 pytestmark = pytest.mark.anyio

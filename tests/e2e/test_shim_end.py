@@ -7,8 +7,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +21,8 @@ from api.ttrpc.client import connect
 from integration.byhand import call
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, gone, shim_by_hand
+from tests.harness.shim import ShimByHand, StartShim, gone, shim_by_hand
 from tests.harness.stopped import stopped_after
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

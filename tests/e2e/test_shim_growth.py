@@ -5,23 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import pytest
 
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, content_of, gone
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone
 from tests.harness.waiting import eventually, settled
 
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
-
 pytestmark = pytest.mark.anyio
-
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 
 # -- what children get ----------------------------------------------------------------------

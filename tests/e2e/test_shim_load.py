@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -21,9 +20,7 @@ from api import typeurl
 from api.errors import Status
 from api.proto import task_pb2
 from api.ttrpc import ClientConnection, ResponseReceived
-from tests.harness.shim import ShimByHand, gone
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import ShimByHand, StartShim, gone
 
 pytestmark = pytest.mark.anyio
 

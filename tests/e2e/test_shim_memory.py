@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 
 import anyio
 import pytest
 
 from api import typeurl
 from tests.harness.cgroup import is_v2, read_cgroup
-from tests.harness.shim import CGROUP, ShimByHand
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import CGROUP, ShimByHand, StartShim
 
 pytestmark = pytest.mark.anyio
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ from api import typeurl
 from api.errors import Status
 from api.proto import runc_options_pb2, runtimeoptions_pb2
 from api.ttrpc import RemoteError
-from tests.harness.shim import ShimByHand, content_of, gone
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import StartShim, content_of, gone
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,14 +20,11 @@ from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.cgroup import is_v2
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, gone, wait_for_file
+from tests.harness.shim import LIFE, ShimByHand, StartShim, gone, wait_for_file
 from tests.harness.waiting import eventually
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 # A test makes the runtime fail in a verb by a file that is named after it.
 _FAIL_ON_DEMAND: Final = 'f=${0%/*}/fail-$verb; [ -e "$f" ] && . "$f"'

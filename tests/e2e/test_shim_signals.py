@@ -6,8 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +14,8 @@ import pytest
 from integration.simulated import SimulatedNode
 from tests.harness.pids import process_with
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, content_of, gone
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone
 from tests.harness.waiting import eventually
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,8 @@ from api import typeurl
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from tests.harness.cgroup import is_v2
-from tests.harness.shim import CGROUP, ShimByHand, content_of, gone, shell
+from tests.harness.shim import CGROUP, ShimByHand, StartShim, content_of, gone, shell
 from tests.harness.waiting import eventually
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

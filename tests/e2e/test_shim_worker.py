@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +20,8 @@ from integration.simulated import SimulatedNode
 from shim import syscalls
 from tests.harness.fuse import FILE, fuse
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand
+from tests.harness.shim import ShimByHand, StartShim
 from tests.harness.waiting import eventually, settled
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ import pytest
 from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.fuse import FILE, FuseServer, fuse
-from tests.harness.shim import ShimByHand, gone
+from tests.harness.shim import ShimByHand, StartShim, gone
 from tests.tools.images import busybox, unpack
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -17,9 +16,7 @@ from api.errors import Status
 from api.proto import events_pb2, task_types_pb2
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, wait_for_file
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import ShimByHand, StartShim, wait_for_file
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +17,7 @@ from api.ttrpc import RemoteError
 from integration.byhand import execute_verb, verb_words
 from tests.harness.node import words_of
 from tests.harness.runtime import is_alive
-from tests.harness.shim import NAMESPACE, ShimByHand, gone
-
-StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import NAMESPACE, ShimByHand, StartShim, gone
 
 pytestmark = pytest.mark.anyio
 
