@@ -12,8 +12,7 @@ import pytest
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 from tests.conftest import LOW_LEVEL, PARTS
-from tests.harness.containerds import nothing_left
-from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
 from tests.tools.cri.plugin import CriPlugin
@@ -48,22 +47,9 @@ def test_generated_spec_gives_gpus_without_our_shim_and_without_hooks(
     plugin = CriPlugin(
         {"runc": {"runtime_type": STOCK}}, sandbox_image=PAUSE, cdi_directories=(str(path.parent),)
     )
-    with (
-        containerd_for_pods(
-            glibc(),
-            pause(),
-            shim_directory=shim_directory,
-            shim_config=shim_config,
-            parts=Parts.of_release(release),
-            cri=plugin,
-        ) as containerd,
-        nothing_left(containerd),
-    ):
-        pods = Pods(containerd, "runc")
-        try:
-            look_into_containers(pods, node)
-        finally:
-            pods.close()
+    where = {"shim_directory": shim_directory, "shim_config": shim_config}
+    with pods_of(plugin, glibc(), pause(), parts=Parts.of_release(release), **where) as pods:
+        look_into_containers(pods, node)
 
 
 def look_into_containers(pods: Pods, node: SimulatedNode) -> None:
