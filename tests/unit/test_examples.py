@@ -16,9 +16,9 @@ from hypothesis import given, strategies as st
 from tests.harness.examples import load_profile, seeds
 load_profile()
 
-@given(st.text(), st.sets(st.integers()))
-def show(text, numbers):
-    print(ascii(text), sorted(numbers))
+@given(st.integers())
+def show(number):
+    print(number)
 
 show()
 print(seeds(3))
