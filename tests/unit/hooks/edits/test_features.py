@@ -214,6 +214,8 @@ def test_management_brings_every_node_of_the_driver_and_no_graphics(
     full: Node, rootfs: Path
 ) -> None:
     full.add_library("libnvidia-eglcore.so.535.261.03", None)
+    for other in ("mine", "nvidia-nvlink9"):  # the driver's by its numbers, and not by its name
+        full.add_node(other, 195, 9)
     injection = given(full, rootfs, Feature.MANAGEMENT, devices=Void())
     assert devices(injection) == GPUS | {
         "/dev/nvidia-modeset", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2",
