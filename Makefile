@@ -38,6 +38,8 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 
 # What fails once fails again: examples are the same in each run, and so is the order of sets.
 test: export PYTHONHASHSEED := 0
+# Each module is compiled once, and not by each worker and program, whatever the environment says.
+test test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that run side by side. Those end to end wait for others now and then.
 WORKERS ?= $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
@@ -45,7 +47,8 @@ BESIDE  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test
 test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end against a real containerd
-	@$(VENV)/bin/python -m tests.harness.dist
+	@$(VENV)/bin/python -m pytest --collect-only -q >/dev/null & \
+	$(VENV)/bin/python -m tests.harness.dist; wait
 	@status=0; \
 	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest' || status=$$?; \
 	$(VENV)/bin/python -m pytest -m 'serial and not newest' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \

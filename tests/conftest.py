@@ -18,11 +18,16 @@ its own Python, instead of the checkout's.
 
 from __future__ import annotations
 
+import gc
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import PrivateContainerd
+from integration.tree import Tree
 from tests.harness import forking  # noqa: F401 - before anything imports gRPC
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.examples import load_profile
@@ -31,12 +36,6 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
 from tests.tools.images import busybox, glibc
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
-    from integration.tree import Tree
 
 load_profile()
 
@@ -53,6 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker and config.option.basetemp:
         run = os.path.dirname(config.option.basetemp)
         config.option.basetemp = os.path.join(run, worker.removeprefix("gw"))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector, and what a test forks, the thousands of tests that there are."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,14 +107,21 @@ def shim_config(workshop: str) -> str:
 
 
 @pytest.fixture
-def configure(shim_config: str) -> Iterator[Callable[[str], None]]:
-    """Give the shim another configuration, which it reads for each container."""
+def configure(shim_config: str) -> Iterator[Callable[..., None]]:
+    """Give the shim another configuration, which it reads for each container.
+
+    That is a text, behind what the configuration of a simulated ``node`` says if there is one.
+    """
     with open(shim_config, encoding="utf-8") as file:
         before = file.read()
 
-    def write(text: str) -> None:
+    def write(text: str = "", *, node: SimulatedNode | None = None) -> None:
+        own = ""
+        if node is not None:
+            with open(node.config_path, encoding="utf-8") as file:
+                own = f"{file.read()}\n"
         with open(shim_config, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(own + text)
 
     yield write
     write(before)

@@ -17,8 +17,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -28,9 +29,6 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.releases import UNSTABLE
 from tests.tools.errors import ProgramNotAdapted
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Debian 12's (what is installed), Debian 13's, and what will be 14's.
 CONTAINERDS: Final = (INSTALLED, "trixie", UNSTABLE)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.node import node_of
-from tests.harness.shim import shim_by_hand
+from tests.harness.node import Node, node_of
+from tests.harness.runtime import Runtime
+from tests.harness.shim import ShimByHand, StartShim, shim_by_hand
 from tests.tools.criu import find_criu
 from tests.tools.errors import CriuUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.node import Node
-    from tests.harness.runtime import Runtime
-    from tests.harness.shim import ShimByHand
-    from tests.tools.parts import Parts
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.tools.parts import Parts
 
 
 @pytest.fixture
@@ -86,10 +78,9 @@ def ours(runtime: Runtime) -> Runtime:
 
 
 @pytest.fixture
-def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
     """The runtime on the node with two GPUs."""
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
     return ours
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from integration.simulated.containerd import PrivateContainerd
 from tests.bench.processor import Meter
 from tests.bench.runs import once
 from tests.harness.runtime import Runtime
 from tests.tools.images import BUSYBOX, busybox, write_archive
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # A container that counts, and then says how much processor time that took itself.
 _BURN = "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done; cat /proc/self/stat /proc/$$/stat"

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness.runtime import one_line
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import Completed
+from tests.harness.runtime import Runtime, one_line
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import Completed
-    from tests.harness.runtime import Runtime
 
 
 @pytest.fixture

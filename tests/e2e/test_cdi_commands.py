@@ -8,7 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -17,13 +18,8 @@ from hooks.cdi import schema
 from integration.cli import exits
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.harness.runtime import Runtime
 
 UNITS = os.path.join(REPOSITORY, "integration", "systemd")
 
@@ -149,14 +145,13 @@ def test_spec_gives_a_container_its_mig_device_and_goes_stale_with_the_driver(
     commands: Commands,
     mig: SimulatedNode,
     runtime: Runtime,
-    configure: Callable[[str], None],
+    configure: Callable[..., None],
     tmp_path: Path,
 ) -> None:
     if not runtime.is_ours:
         pytest.skip("containerd's own shim knows nothing of CDI")
     specs = f"{tmp_path}/specs"
-    with open(mig.config_path, encoding="utf-8") as file:
-        configure(f'{file.read()}\n[cdi]\nspec-dirs = ["{specs}"]\n')
+    configure(f'[cdi]\nspec-dirs = ["{specs}"]\n', node=mig)
     # Another class: nvidia.com/gpu is resolved live.
     generate = ["nvidia-ctk", "cdi", "generate", "--class=exported"]
     output = f"{specs}/nvidia.yaml"

@@ -8,10 +8,12 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 import anyio
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api import typeurl
 from api.errors import Status
@@ -22,21 +24,10 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, wait_for_file
+from tests.harness.shim import ShimByHand, StartShim, gone, wait_for_file
 from tests.tools.criu import complaint
 from tests.tools.images import glibc
 from tests.tools.parts import SYSTEM_PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 
@@ -294,9 +285,6 @@ async def test_terminal_is_saved_and_restored(
 ) -> None:
     saved = str(tmp_path / "saved")
     async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = True
-        shim.write_spec("c1", spec)
         with Output(shim, "one") as one, Output(shim, "two") as two:
             terminal = {"terminal": True, "options": _options(criu)}
             await shim.run("c1", stdout=one.path, **terminal)
@@ -305,7 +293,6 @@ async def test_terminal_is_saved_and_restored(
             await shim.call("Wait", id="c1")
             await shim.call("Delete", id="c1")
             shim.bundle("c2", "sh", "-c", COUNT)
-            shim.write_spec("c2", {**spec, "linux": shim.spec("c2")["linux"]})
             await shim.create("c2", stdout=two.path, checkpoint=saved, **terminal)
             await shim.call("Start", id="c2")
             assert await two.more() > last

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -15,16 +17,7 @@ from api.errors import Status
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, wait_for_file
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import ShimByHand, StartShim, gone, wait_for_file
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -13,16 +14,10 @@ from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import RUNTIME
 from tests.harness.events import Recorder
 from tests.harness.leaks import Census, describe
-from tests.harness.runtime import Runtime, is_alive, one_line, remove_fifos
+from tests.harness.runtime import Container, Runtime, is_alive, one_line, remove_fifos
 from tests.harness.waiting import eventually
 from tests.tools.images import busybox, write_archive
-from tests.tools.parts import SYSTEM_PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.runtime import Container
-    from tests.tools.parts import Parts
+from tests.tools.parts import SYSTEM_PATH, Parts
 
 # Knows something that no second start of it could know, and tells it when asked.
 SECRET: Final = """

@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from integration import traces
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.events import Recorder
-from tests.harness.runtime import is_alive, new_name, remove_fifos
+from tests.harness.runtime import Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
-    from tests.harness.runtime import Container, Runtime
 
 GROUP = "io.containerd.runc.v2.group"
 

@@ -9,16 +9,20 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from integration.compat import COMPATIBLE_WITH
-from integration.tree import verify
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import PrivateContainerd
+from integration.tree import Tree, verify
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
-from tests.harness.bare_root import bare_root
+from tests.harness.bare_root import BareRoot, bare_root
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.dist import CACHE, copied, inputs
 from tests.harness.launcher import REPOSITORY
@@ -30,17 +34,7 @@ from tests.tools.dist.build import build
 from tests.tools.dist.debian import package_name, write_package
 from tests.tools.dist.interpreter import elf_files, needed
 from tests.tools.images import GLIBC, busybox, glibc
-from tests.tools.parts import INSTALLED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import PrivateContainerd
-    from integration.tree import Tree
-    from tests.harness.bare_root import BareRoot
-    from tests.tools.parts import Parts
+from tests.tools.parts import INSTALLED, Parts
 
 pytestmark = pytest.mark.skipif(
     (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
-from integration.simulated.containerd import PrivateContainerd
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.traces import cgroup_hierarchies
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker
@@ -18,12 +20,6 @@ from tests.harness.runtime import OURS, new_name
 from tests.harness.waiting import settled
 from tests.tools.images import glibc
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import Completed
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_DIRECTORY: Final = "cdi"

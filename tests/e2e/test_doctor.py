@@ -6,32 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.cgroup import is_v2
-from tests.harness.runtime import new_name
+from tests.harness.runtime import Runtime, new_name
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from integration.simulated.containerd import PrivateContainerd
-    from tests.harness.runtime import Runtime
 
 NEWER: Final = "550.54.14"
 OF_CONTAINERS: Final = ("D100", "D101", "D102", "D103")
 
 
 @pytest.fixture
-def node(workshop: str, configure: Callable[[str], None]) -> Iterator[SimulatedNode]:
+def node(workshop: str, configure: Callable[..., None]) -> Iterator[SimulatedNode]:
     with SimulatedNode.create(f"{workshop}/sick", Scenario.load("two")) as node:
-        with open(node.config_path, encoding="utf-8") as file:
-            configure(file.read())
+        configure(node=node)
         yield node
 
 

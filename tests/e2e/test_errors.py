@@ -6,17 +6,13 @@ import json
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.harness import api
-from tests.harness.runtime import is_refused, new_name, one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.harness.runtime import Runtime
+from tests.harness.runtime import Runtime, is_refused, new_name, one_line
 
 
 def _refusal(runtime: Runtime, name: str, **options: Any) -> str:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.events import Recorder
-from tests.harness.runtime import new_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
-    from tests.harness.runtime import Runtime
+from tests.harness.runtime import Runtime, new_name
 
 
 @pytest.fixture

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.harness.runtime import NO_SUCH_PROGRAM, is_alive, is_refused, new_name, one_line
+from tests.harness.runtime import (
+    NO_SUCH_PROGRAM,
+    Container,
+    Runtime,
+    is_alive,
+    is_refused,
+    new_name,
+    one_line,
+)
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.harness.runtime import Container, Runtime
 
 
 @pytest.fixture

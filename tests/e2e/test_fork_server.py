@@ -9,8 +9,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -19,15 +21,9 @@ from api.ttrpc.client import connect
 from integration.patience import PATIENCE
 from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY
-from tests.harness.node import node_of, pids, words_of
+from tests.harness.node import Node, node_of, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.harness.node import Node
 
 pytestmark = pytest.mark.anyio
 

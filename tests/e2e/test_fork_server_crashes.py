@@ -7,20 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.patience import PATIENCE
-from tests.harness.node import pids, words_of
+from tests.harness.node import Node, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.harness.node import Node
 
 pytestmark = pytest.mark.anyio
 

@@ -8,24 +8,20 @@ import os
 import re
 import signal
 import stat
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import Completed, PrivateContainerd
 from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
-from tests.harness.runtime import is_alive, new_name, one_line, remove_fifos
+from tests.harness.runtime import Runtime, is_alive, new_name, one_line, remove_fifos
 from tests.harness.waiting import eventually
 from tests.tools.images import BUSYBOX, GLIBC, Directory, Link, behind_link, glibc, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import Completed, PrivateContainerd
-    from tests.harness.runtime import Runtime
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"

@@ -7,20 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.tree import Tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import OURS
 from tests.tools.gpu.bundle import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from integration.tree import Tree
 
 pytestmark = pytest.mark.skipif(
     (PARTS, LOW_LEVEL, RUNTIME) != ("installed", "runc", OURS), reason="has its own programs"

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.simulated.layouts import Layout
 from tests.harness import api
 from tests.harness.libcuda import build_libcuda, note
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC, File, Link, glibc, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated.containerd import Completed, PrivateContainerd
-    from tests.harness.runtime import Runtime
 
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 COMPAT_IMAGE: Final = "nvshim.local/compat:latest"
@@ -54,15 +51,14 @@ def _image(
 
 
 @pytest.fixture
-def make(workshop: str, configure: Callable[[str], None]) -> Iterator[Callable[..., SimulatedNode]]:
+def make(workshop: str, configure: Callable[..., None]) -> Iterator[Callable[..., SimulatedNode]]:
     """Make the node of the test, which the shim is then configured for."""
     made: list[SimulatedNode] = []
 
     def make(scenario: Scenario, *, settings: str = "", **more: Any) -> SimulatedNode:
         node = SimulatedNode.create(f"{workshop}/changing", scenario, **more)
         made.append(node)
-        with open(node.config_path) as file:
-            configure(file.read() + settings)
+        configure(settings, node=node)
         return node
 
     yield make

@@ -7,27 +7,23 @@ import json
 import os
 import shutil
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import Completed
+from tests.harness.runtime import Container, Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import Completed
-    from tests.harness.runtime import Container, Runtime
 
 PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 
 
 @pytest.fixture
-def gpus(ours: Runtime, full_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, full_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
     """The runtime on that node."""
-    with open(full_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=full_gpus)
     return ours
 
 

@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -17,21 +18,15 @@ from integration import traces
 from integration.install.places import Place
 from integration.install.survey import look
 from integration.install.usage import Role, users
-from integration.tree import MANIFEST, write_tree
+from integration.simulated.containerd import PrivateContainerd
+from integration.tree import MANIFEST, Tree, write_tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
-from tests.harness.runtime import OURS, Runtime, is_alive, remove_fifos
+from tests.harness.runtime import OURS, Container, Runtime, is_alive, remove_fifos
 from tests.harness.trees import disk_of_its_own, other_version
 from tests.harness.waiting import eventually
 from tests.tools.images import busybox
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
-    from integration.tree import Tree
-    from tests.harness.runtime import Container
 
 pytestmark = pytest.mark.skipif(
     (RUNTIME, PARTS, LOW_LEVEL) != (OURS, INSTALLED, "runc"), reason="chooses its parts itself"

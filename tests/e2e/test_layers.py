@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from tests.harness.runtime import Container, Runtime
 from tests.harness.waiting import eventually
 from tests.tools.images import BUSYBOX, GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.runtime import Container, Runtime
 
 GPUS: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all", "--env", "NVIDIA_DRIVER_CAPABILITIES=all")
 BY_PATH: Final = "/dev/dri/by-path"

@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.harness.cgroup import read_cgroup
-from tests.harness.runtime import NO_SUCH_PROGRAM, is_alive, new_name, one_line
+from tests.harness.runtime import NO_SUCH_PROGRAM, Runtime, is_alive, new_name, one_line
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.harness.runtime import Runtime
 
 LONG = 5_000_000  # bytes: more than fits in any pipe, so that the reader has to keep up
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.request import urlopen
 
 import pytest
@@ -13,13 +14,8 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.harness.exposition import read_told
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
-from tests.harness.nvshim import nvshim
+from tests.harness.nvshim import Answer, nvshim
 from tests.harness.waiting import eventually, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.nvshim import Answer
 
 RESOURCE: Final = "nvidia.com/gpu"
 # NVML's order is not that of the bus, as on some boards with L40S.

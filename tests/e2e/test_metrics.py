@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from api.proto import cgroups_v1_pb2, cgroups_v2_pb2
+from integration.simulated.containerd import PrivateContainerd
 from shim.cgroup import cgroup, stats
 from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.messages import flat
-from tests.harness.runtime import STOCK, Runtime
+from tests.harness.runtime import STOCK, Container, Runtime
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
-    from tests.harness.runtime import Container
 
 LIMIT = 64 << 20
 

@@ -12,25 +12,21 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pytest
 
 from api.proto import task_pb2
 from api.ttrpc.client import connect
 from integration.patience import PATIENCE
-from tests.harness.node import pids, words_of
+from integration.simulated import SimulatedNode
+from tests.harness.node import Node, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.shim import content_of, shim_by_hand
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.node import Node
 
 pytestmark = pytest.mark.anyio
 

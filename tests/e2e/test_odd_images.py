@@ -6,23 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from api.ttrpc import RemoteError
-from tests.harness.shim import gone
+from integration.simulated import SimulatedNode
+from tests.harness.shim import ShimByHand, StartShim, gone
 from tests.tools.images import glibc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.harness import api
 from tests.harness.low_level import crun_for_this_host
-from tests.harness.runtime import new_name, one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.harness.runtime import Runtime
+from tests.harness.runtime import Runtime, new_name, one_line
 
 # What each low-level runtime keeps of a container in its state.
 RUNC_STATE, CRUN_STATE = "state.json", "status"

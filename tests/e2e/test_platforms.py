@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.containerd import Completed
 from integration.simulated.platforms import STORE
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated.containerd import Completed
-    from tests.harness.runtime import Runtime
 
 OWN = f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia"
 # Nobody is behind a simulated node; what must not be opened would be EPERM.

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.harness.runtime import is_alive, new_name
+from tests.harness.runtime import Container, Runtime, is_alive, new_name
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from tests.harness.runtime import Container, Runtime
 
 GROUP = "io.containerd.runc.v2.group"
 SANDBOX = "io.kubernetes.cri.sandbox-id"

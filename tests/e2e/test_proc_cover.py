@@ -10,8 +10,10 @@ import json
 import os
 import select
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -21,12 +23,7 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
 from tests.tools.images import busybox, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.tools.parts import Parts
+from tests.tools.parts import Parts
 
 pytestmark = pytest.mark.anyio
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.runtime import Runtime
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 LISTED: Final = re.compile(r"\(UUID: (GPU-[0-9a-f-]+)\)")
@@ -21,10 +18,9 @@ ANNOTATION: Final = "cdi.k8s.io/nvidia-device-plugin_1"
 
 
 @pytest.fixture
-def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Runtime:
+def gpus(ours: Runtime, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Runtime:
     """The runtime on that node, where a swarm's variable is configured."""
-    with open(two_gpus.config_path) as file:
-        configure(f'{file.read()}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
+    configure('[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n', node=two_gpus)
     return ours
 
 

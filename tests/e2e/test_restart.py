@@ -7,15 +7,11 @@ import re
 import signal
 import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.harness.runtime import is_alive, remove_fifos
+from tests.harness.runtime import Container, Runtime, is_alive, remove_fifos
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from tests.harness.runtime import Container, Runtime
 
 # Ends with 17 when it is told to, by a file that is made from outside.
 UNTIL_TOLD = ("sh", "-c", "until test -e /tmp/end; do sleep 0.02; done; exit 17")

@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -15,23 +16,15 @@ import pytest
 from api.errors import Status
 from api.ttrpc import RemoteError
 from integration.patience import PATIENCE
+from integration.simulated import SimulatedNode
 from integration.simulated.containerd import PrivateContainerd
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive
-from tests.harness.shim import content_of, gone, wait_for_file
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone, wait_for_file
 from tests.tools.cri.plugin import to_toml
 from tests.tools.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 MAPPING: Final = "0:100000:65536"
 MAPPED: Final = (f"uidmap={MAPPING}", f"gidmap={MAPPING}")
@@ -240,10 +233,9 @@ def mapping(newest: PrivateContainerd) -> Iterator[Runtime]:
 
 
 @pytest.fixture
-def on_gpus(two_gpus: SimulatedNode, configure: Callable[[str], None]) -> None:
+def on_gpus(two_gpus: SimulatedNode, configure: Callable[..., None]) -> None:
     """A node with two GPUs."""
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
 
 
 @pytest.mark.newest

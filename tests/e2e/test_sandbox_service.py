@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
 
 import anyio
 import pytest
@@ -22,17 +23,10 @@ from api.ttrpc import ConnectionClosed, RemoteError
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.sandbox import NODE, SandboxByHand
-from tests.harness.shim import CGROUP, content_of, wait_for_file
+from tests.harness.shim import CGROUP, StartShim, content_of, wait_for_file
 from tests.harness.waiting import eventually, settled
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
-    StartPod = Callable[..., AbstractAsyncContextManager[SandboxByHand]]
+StartPod = Callable[..., AbstractAsyncContextManager[SandboxByHand]]
 
 pytestmark = pytest.mark.anyio
 

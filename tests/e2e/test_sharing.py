@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import Completed, PrivateContainerd
 from tests.harness.node import words_of
-from tests.harness.runtime import is_alive, new_name, remove_fifos
+from tests.harness.runtime import Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import Completed, PrivateContainerd
-    from tests.harness.runtime import Runtime
 
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
 ON_GPU_1: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=1")
@@ -34,8 +30,7 @@ def limit(
         pytest.skip("containerd's own shim knows nothing of GPUs")
 
     def write(lines: str) -> None:
-        with open(two_gpus.config_path, encoding="utf-8") as file:
-            configure(f"{file.read()}\n[sharing]\n{lines}\n")
+        configure(f"[sharing]\n{lines}\n", node=two_gpus)
 
     yield write
     runtime.close()

@@ -8,7 +8,8 @@ import shutil
 import signal
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -20,17 +21,8 @@ from api.ttrpc.client import connect
 from integration.byhand import call
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, shim_by_hand
+from tests.harness.shim import ShimByHand, StartShim, gone, shim_by_hand
 from tests.harness.stopped import stopped_after
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

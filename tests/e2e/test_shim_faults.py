@@ -13,9 +13,10 @@ import re
 import signal
 import socket
 from collections import Counter
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -26,29 +27,19 @@ from api.ttrpc import ConnectionClosed, RemoteError
 from api.ttrpc.client import connect
 from tests.harness.examples import seeds, some
 from tests.harness.runtime import is_alive
-from tests.harness.shim import CGROUP, RUNC_ROOT, content_of, gone
+from tests.harness.shim import (
+    CGROUP,
+    LIFE,
+    RUNC_ROOT,
+    ShimByHand,
+    StartShim,
+    content_of,
+    gone,
+    outcome,
+)
 from tests.harness.waiting import settled
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
-
 pytestmark = pytest.mark.anyio
-
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
-
-
-async def _outcome(call: Awaitable[Any]) -> int:
-    """The status that a call is answered with."""
-    try:
-        await call
-    except RemoteError as error:
-        return int(error.status)
-    return Status.OK
 
 
 async def _at_once(*calls: Awaitable[Any], apart: float = 0.0) -> list[int]:
@@ -56,7 +47,7 @@ async def _at_once(*calls: Awaitable[Any], apart: float = 0.0) -> list[int]:
     outcomes = [-1] * len(calls)
 
     async def make(number: int, call: Awaitable[Any]) -> None:
-        outcomes[number] = await _outcome(call)
+        outcomes[number] = await outcome(call)
 
     async with anyio.create_task_group() as tasks:
         for number, call in enumerate(calls):
@@ -218,9 +209,9 @@ async def test_an_exec_started_while_init_dies_ends_with_it(
                 shim.bundle(name, "sh", "-c", "sleep 0.2", shared_pids=shared_pids)
             await shim.run(name, options=shim.options(before=before))
             await anyio.sleep(0.05 + 0.02 * number)
-            added = await _outcome(shim.exec(name, "e1", "sleep", "1000"))
+            added = await outcome(shim.exec(name, "e1", "sleep", "1000"))
             if added == Status.OK:
-                await _outcome(shim.call("Start", id=name, exec_id="e1"))
+                await outcome(shim.call("Start", id=name, exec_id="e1"))
             with anyio.fail_after(5):
                 assert (await shim.call("Wait", id=name)).exit_status == 0
             await shim.call("Delete", id=name)
@@ -290,7 +281,7 @@ async def test_an_exec_that_fails_to_start_lets_go_of_those_who_wait_for_it(
         waited, started = await _at_once(wait, start, apart=0.1)
         assert (waited, started) == (Status.FAILED_PRECONDITION, Status.NOT_FOUND)
         late = shim.call("Wait", id="c1", exec_id="e1")
-        assert await _outcome(late) == Status.FAILED_PRECONDITION
+        assert await outcome(late) == Status.FAILED_PRECONDITION
         await shim.call("Delete", id="c1", exec_id="e1")
         await shim.end("c1")
         await gone(shim, "c1")
@@ -302,7 +293,7 @@ async def test_a_start_that_failed_may_be_tried_again(start_shim: StartShim) -> 
         once = 'f=${0%/*}/once; [ "$verb" = exec ] && [ ! -e $f ] && : > $f && exit 1'
         await shim.run("c1", options=shim.options(before=once))
         await shim.exec("c1", "e1", "sh", "-c", "sleep 0.2; exit 4")
-        assert await _outcome(shim.call("Start", id="c1", exec_id="e1")) == Status.UNKNOWN
+        assert await outcome(shim.call("Start", id="c1", exec_id="e1")) == Status.UNKNOWN
         await shim.call("Start", id="c1", exec_id="e1")
         assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 4
         await shim.end("c1")
@@ -335,7 +326,7 @@ async def test_an_exec_whose_terminal_does_not_come_is_ended(start_shim: StartSh
         await shim.run("c1", options=shim.options(before=_FORGET_THE_TERMINAL))
         before = await shim.files_at_rest()
         await shim.exec("c1", "e1", "sleep", "999", terminal=True)
-        assert await _outcome(shim.call("Start", id="c1", exec_id="e1")) != Status.OK
+        assert await outcome(shim.call("Start", id="c1", exec_id="e1")) != Status.OK
         processes = (await shim.call("Pids", id="c1")).processes
         assert len(processes) == 1
         await shim.call("Delete", id="c1", exec_id="e1")
@@ -349,10 +340,10 @@ async def test_a_malformed_exec_leaves_its_id_free(start_shim: StartShim) -> Non
         await shim.run("c1")
         for process in ({"args": 5, "cwd": "/"}, {"args": ["true"], "cwd": "/", "env": "none"}):
             spec = typeurl.pack_json(process, typeurl.PROCESS)
-            added = await _outcome(shim.call("Exec", id="c1", exec_id="e1", spec=spec))
+            added = await outcome(shim.call("Exec", id="c1", exec_id="e1", spec=spec))
             if added == Status.OK:
                 start = shim.call("Start", id="c1", exec_id="e1")
-                assert await _outcome(start) not in (Status.OK, Status.INTERNAL)
+                assert await outcome(start) not in (Status.OK, Status.INTERNAL)
                 await shim.call("Delete", id="c1", exec_id="e1")
         await shim.exec("c1", "e1", "true")
         await shim.call("Start", id="c1", exec_id="e1")
@@ -365,9 +356,6 @@ async def test_an_exec_may_have_any_name_also_init(
     start_shim: StartShim, *, terminal: bool
 ) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = terminal
-        shim.write_spec("c1", spec)
         stdout = shim.fifo("out") if terminal else ""
         pid = await shim.run("c1", terminal=terminal, stdout=stdout)
         name = "init"
@@ -388,7 +376,7 @@ async def test_a_signal_that_there_is_not_is_refused(start_shim: StartShim, numb
         await shim.call("Start", id="c1", exec_id="e1")
         for exec_id in ("", "e1"):
             kill = shim.call("Kill", id="c1", exec_id=exec_id, signal=number)
-            assert await _outcome(kill) == Status.INVALID_ARGUMENT
+            assert await outcome(kill) == Status.INVALID_ARGUMENT
         await shim.end("c1")
 
 
@@ -446,7 +434,7 @@ async def test_a_create_that_fails_leaves_nothing_and_can_be_made_again(
         bundle_before = sorted(os.listdir(f"{shim.directory}/c1"))
         open_before = await shim.files_at_rest()
         for _ in range(2):
-            assert await _outcome(shim.create("c1", **fields)) != Status.OK
+            assert await outcome(shim.create("c1", **fields)) != Status.OK
         assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
         with anyio.fail_after(20):
             while shim.children():  # noqa: ASYNC110 - seen from outside
@@ -472,7 +460,7 @@ async def test_a_create_that_finds_its_id_taken_leaves_the_other_container_alone
             os.unlink(shim.socket_path)
         async with connect(shim.start_verb("c1")) as shim.client:
             shim.pid = (await shim.call("Connect", id="c1")).shim_pid
-            assert await _outcome(shim.create("c1")) != Status.OK
+            assert await outcome(shim.create("c1")) != Status.OK
             assert is_alive(pid)
         os.kill(pid, signal.SIGKILL)
 
@@ -498,7 +486,7 @@ async def test_a_create_whose_runtime_is_killed_halfway_leaves_nothing(
 ) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         halfway = _die_halfway(RUNC_ROOT, f"{state} {RUNC_ROOT}/c1")
-        assert await _outcome(shim.create("c1", options=shim.options(before=halfway))) != Status.OK
+        assert await outcome(shim.create("c1", options=shim.options(before=halfway))) != Status.OK
         assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
         await shim.run("c1")
         await shim.end("c1")
@@ -510,7 +498,7 @@ async def test_a_runtime_that_is_killed_at_any_moment_leaves_nothing(start_shim:
         for milliseconds in some(range(2, 60, 3)):
             killed = f'[ "$verb" = create ] && exec timeout -s KILL 0.{milliseconds:03} runc "$@"'
             options = shim.options(before=killed)
-            if await _outcome(shim.create("c1", options=options)) == Status.OK:
+            if await outcome(shim.create("c1", options=options)) == Status.OK:
                 await shim.call("Delete", id="c1")
             left = [f"socket {shim.socket_path}", f"process {shim.pid}"]
             assert shim.leftovers() == left, f"killed after {milliseconds} ms"
@@ -691,10 +679,10 @@ _EXEC_TOLD: Final = re.compile(r"((TaskExecAdded e1 )(TaskExecStarted e1 TaskExi
 
 async def _end(shim: ShimByHand, container_id: str) -> None:
     """Delete a container, whatever its state."""
-    await _outcome(shim.call("Resume", id=container_id))
-    await _outcome(shim.call("Kill", id=container_id, signal=9))
-    if await _outcome(shim.call("Wait", id=container_id)) == Status.OK:
-        await _outcome(shim.call("Delete", id=container_id))
+    await outcome(shim.call("Resume", id=container_id))
+    await outcome(shim.call("Kill", id=container_id, signal=9))
+    if await outcome(shim.call("Wait", id=container_id)) == Status.OK:
+        await outcome(shim.call("Delete", id=container_id))
 
 
 @pytest.mark.parametrize("seed", seeds(3))
@@ -718,18 +706,18 @@ async def test_any_requests_in_any_order_at_once(start_shim: StartShim, seed: in
                 call = shim.exec("c1", "e1", "sleep", f"0.{chance.randint(0, 3)}")
             else:
                 call = shim.call(method, id="c1", **fields)
-            answered.append(await _outcome(call))
+            answered.append(await outcome(call))
 
         async def keep_going() -> None:
             for method in ("Create", "Start", "Exec", "Start e1") * 3:
                 await anyio.sleep(0.1)
                 name, _, exec_id = method.partition(" ")
                 if name == "Create":
-                    await _outcome(shim.create("c1"))
+                    await outcome(shim.create("c1"))
                 elif name == "Exec":
-                    await _outcome(shim.exec("c1", "e1", "sleep", "0.1"))
+                    await outcome(shim.exec("c1", "e1", "sleep", "0.1"))
                 else:
-                    await _outcome(shim.call("Start", id="c1", exec_id=exec_id))
+                    await outcome(shim.call("Start", id="c1", exec_id=exec_id))
 
         with anyio.fail_after(40):
             async with anyio.create_task_group() as tasks:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import anyio
 import pytest
 
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
-from tests.harness.shim import content_of, gone
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone
 from tests.harness.waiting import eventually, settled
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
-
 pytestmark = pytest.mark.anyio
-
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 
 # -- what children get ----------------------------------------------------------------------

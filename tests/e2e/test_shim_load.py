@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -19,15 +20,7 @@ from api import typeurl
 from api.errors import Status
 from api.proto import task_pb2
 from api.ttrpc import ClientConnection, ResponseReceived
-from tests.harness.shim import gone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import ShimByHand, StartShim, gone
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -16,15 +16,7 @@ from api.ttrpc import RemoteError
 from tests.harness import loggers as programs
 from tests.harness.loggers import Loggers, loggers_directory
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, wait_for_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import StartShim, gone, wait_for_file
 
 pytestmark = pytest.mark.anyio
 
@@ -35,12 +27,6 @@ EIGHT_MEBIBYTES = "dd if=/dev/zero bs=65536 count=128 2>/dev/null; echo end"
 def loggers() -> Iterator[Loggers]:
     with loggers_directory() as loggers:
         yield loggers
-
-
-def _with_terminal(shim: ShimByHand, container_id: str) -> None:
-    spec = shim.spec(container_id)
-    spec["process"]["terminal"] = True
-    shim.write_spec(container_id, spec)
 
 
 @pytest.mark.parametrize("scheme", ["binary", "binary-v2"])
@@ -109,7 +95,6 @@ async def test_a_terminal_can_have_a_logger(
             await shim.exec("c1", "e1", "sh", "-c", script, stdout=uri, terminal=True)
             await shim.call("Start", id="c1", exec_id="e1")
         else:
-            _with_terminal(shim, "c1")
             await shim.run("c1", stdout=uri, terminal=True)
         await shim.call("Wait", id="c1", exec_id=exec_id)
         await shim.call("Delete", id="c1", exec_id=exec_id)

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from api import typeurl
 from tests.harness.cgroup import is_v2, read_cgroup
-from tests.harness.shim import CGROUP
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import CGROUP, ShimByHand, StartShim
 
 pytestmark = pytest.mark.anyio
 

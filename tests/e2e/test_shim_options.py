@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api import typeurl
 from api.errors import Status
 from api.proto import runc_options_pb2, runtimeoptions_pb2
 from api.ttrpc import RemoteError
-from tests.harness.shim import content_of, gone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import StartShim, content_of, gone
 
 pytestmark = pytest.mark.anyio
 

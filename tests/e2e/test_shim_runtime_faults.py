@@ -7,10 +7,11 @@ import resource
 import signal
 import subprocess
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -19,20 +20,11 @@ from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.cgroup import is_v2
 from tests.harness.runtime import is_alive
-from tests.harness.shim import gone, wait_for_file
+from tests.harness.shim import LIFE, ShimByHand, StartShim, gone, wait_for_file
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 # A test makes the runtime fail in a verb by a file that is named after it.
 _FAIL_ON_DEMAND: Final = 'f=${0%/*}/fail-$verb; [ -e "$f" ] && . "$f"'

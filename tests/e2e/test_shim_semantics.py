@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable
+from typing import Any, Final
 
 import anyio
 import pytest
 
 from api.errors import Status
-from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import NAMESPACE, content_of, gone, wait_for_file
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import (
+    LIFE,
+    NAMESPACE,
+    ShimByHand,
+    StartShim,
+    content_of,
+    gone,
+    outcome,
+    wait_for_file,
+)
 
 pytestmark = pytest.mark.anyio
-
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
-
-
-async def _outcome(call: Awaitable[Any]) -> int:
-    try:
-        await call
-    except RemoteError as error:
-        return int(error.status)
-    return Status.OK
 
 
 # -- every request at every moment -----------------------------------------------------------
@@ -91,7 +82,7 @@ def _request(shim: ShimByHand, name: str) -> Awaitable[Any]:
 
 
 async def _answers(shim: ShimByHand, state: str) -> dict[str, int]:
-    return {name: await _outcome(_request(shim, name)) for name in _ANSWERS[state]}
+    return {name: await outcome(_request(shim, name)) for name in _ANSWERS[state]}
 
 
 async def test_every_request_is_answered_as_containerd_expects_in_every_state(
@@ -145,7 +136,7 @@ async def test_every_request_about_an_exec_is_answered_so_too(start_shim: StartS
         async def answers(state: str) -> dict[str, int]:
             fields: dict[str, Any] = {"id": "c1", "exec_id": "e1"}
             return {
-                method: await _outcome(shim.call(method, **fields, **more.get(method, {})))
+                method: await outcome(shim.call(method, **fields, **more.get(method, {})))
                 for method in _OF_AN_EXEC[state]
             }
 
@@ -166,7 +157,7 @@ async def test_of_two_execs_of_one_id_at_once_one_is_added(start_shim: StartShim
         outcomes: list[int] = []
 
         async def add() -> None:
-            outcomes.append(await _outcome(shim.exec("c1", "e1", "true")))
+            outcomes.append(await outcome(shim.exec("c1", "e1", "true")))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
@@ -194,8 +185,8 @@ async def test_execs_stand_still_with_a_paused_container_and_none_begins(
         await shim.call("Pause", id="c1")
         before = content_of(now)
         with anyio.fail_after(5):
-            started = await _outcome(shim.call("Start", id="c1", exec_id="e2"))
-            added = await _outcome(shim.exec("c1", "e3", "true"))
+            started = await outcome(shim.call("Start", id="c1", exec_id="e2"))
+            added = await outcome(shim.exec("c1", "e3", "true"))
         assert (started, added) == (WRONG, WRONG)
         assert await shim.status("c1") == "PAUSED"
         assert await shim.status("c1", "e1") == "RUNNING"
@@ -219,7 +210,7 @@ async def test_a_pause_lets_an_exec_that_is_being_started_come_to_its_start(
         outcomes: dict[str, int] = {}
 
         async def ask(name: str, call: Awaitable[Any]) -> None:
-            outcomes[name] = await _outcome(call)
+            outcomes[name] = await outcome(call)
 
         with anyio.fail_after(5):
             async with anyio.create_task_group() as tasks:
@@ -336,7 +327,7 @@ async def test_of_two_pauses_at_once_one_pauses_and_so_does_nobody_else(
             outcomes: list[int] = []
 
             async def ask(method: str = method, outcomes: list[int] = outcomes) -> None:
-                outcomes.append(await _outcome(shim.call(method, id="c1")))
+                outcomes.append(await outcome(shim.call(method, id="c1")))
 
             async with anyio.create_task_group() as tasks:
                 for _ in range(2):
@@ -345,7 +336,7 @@ async def test_of_two_pauses_at_once_one_pauses_and_so_does_nobody_else(
         # Somebody does it behind the shim's back: not NOT_FOUND, as if it had ended.
         root = f"/run/containerd/runc/{NAMESPACE}"
         await anyio.run_process(["runc", "--root", root, "pause", "c1"])
-        assert await _outcome(shim.call("Pause", id="c1")) == WRONG
+        assert await outcome(shim.call("Pause", id="c1")) == WRONG
         await anyio.run_process(["runc", "--root", root, "resume", "c1"])
         await shim.call("Pause", id="c1")
         await shim.call("Resume", id="c1")

@@ -6,24 +6,16 @@ import os
 import resource
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
 from tests.harness.pids import process_with
 from tests.harness.runtime import is_alive
-from tests.harness.shim import content_of, gone
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,17 +16,8 @@ from api import typeurl
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from tests.harness.cgroup import is_v2
-from tests.harness.shim import CGROUP, content_of, gone, shell
+from tests.harness.shim import CGROUP, ShimByHand, StartShim, content_of, gone, shell
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

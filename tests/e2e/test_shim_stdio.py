@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -16,22 +18,11 @@ from api import typeurl
 from api.proto import events_pb2, runc_options_pb2
 from integration.patience import PATIENCE
 from tests.harness.low_level import crun_for_this_host
-from tests.harness.shim import content_of, gone, shell
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone, shell
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.shim import ShimByHand
-    from tests.tools.parts import Parts
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.tools.parts import Parts
 
 pytestmark = pytest.mark.anyio
-
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 
 @contextmanager
@@ -103,9 +94,6 @@ async def test_a_container_cannot_reach_the_log_that_it_writes_to(start_shim: St
 
 async def test_a_terminal_can_write_to_a_file(start_shim: StartShim) -> None:
     async with start_shim("c1", "sh", "-c", "seq 100000 254000") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = True
-        shim.write_spec("c1", spec)
         path = f"{shim.directory}/log"
         await shim.run("c1", stdout=f"file://{path}", terminal=True)
         await shim.call("Wait", id="c1")
@@ -118,9 +106,6 @@ async def test_terminal_output_written_right_before_the_end_arrives_whole(
     start_shim: StartShim,
 ) -> None:
     async with start_shim("c1", "sh", "-c", "seq 100000 254000; echo end") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = True
-        shim.write_spec("c1", spec)
         stdout = shim.fifo("out")
         with _reading(stdout, "copy") as copy:
             await shim.run("c1", stdout=stdout, terminal=True)
@@ -138,9 +123,6 @@ async def test_endless_terminal_output_does_not_hold_up_requests(
     start_shim: StartShim, *, read: bool
 ) -> None:
     async with start_shim("c1", "yes") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = True
-        shim.write_spec("c1", spec)
         stdout = shim.fifo("out")
         reader = shell(f"cat {stdout} >/dev/null") if read else None
         try:
@@ -167,9 +149,6 @@ async def test_a_container_that_was_never_started_is_deleted_at_once(
     start_shim: StartShim, *, terminal: bool
 ) -> None:
     async with start_shim("c1", "true") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = terminal
-        shim.write_spec("c1", spec)
         await shim.create("c1", stdout=shim.fifo("out"), terminal=terminal)
         began = time.monotonic()
         await shim.call("Delete", id="c1")
@@ -310,9 +289,6 @@ async def test_readers_come_and_go_and_no_byte_is_lost(
             await shim.exec("c1", "e1", "sh", "-c", script, stdout=stdout, terminal=terminal)
             await shim.call("Start", id="c1", exec_id="e1")
         else:
-            spec = shim.spec("c1")
-            spec["process"]["terminal"] = terminal
-            shim.write_spec("c1", spec)
             await shim.run("c1", stdout=stdout, terminal=terminal)
         data = b""
         for _ in range(10):
@@ -350,9 +326,6 @@ async def test_only_closing_the_input_ends_it_and_what_was_typed_comes_first(
                 await shim.exec("c1", "e1", "sh", "-c", script, **uris)
                 await shim.call("Start", id="c1", exec_id="e1")
             else:
-                spec = shim.spec("c1")
-                spec["process"]["terminal"] = terminal
-                shim.write_spec("c1", spec)
                 await shim.run("c1", **uris)
             for number in range(3):
                 with anyio.fail_after(5):
@@ -471,9 +444,6 @@ async def test_a_client_that_opens_its_fifo_late_misses_nothing(
             await shim.exec("c1", "e1", *words, stdout=stdout, terminal=terminal)
             await shim.call("Start", id="c1", exec_id="e1")
         else:
-            spec = shim.spec("c1")
-            spec["process"]["terminal"] = terminal
-            shim.write_spec("c1", spec)
             await shim.run("c1", stdout=stdout, terminal=terminal)
         await shim.call("Wait", id="c1", exec_id=exec_id)
         await shim.call("Delete", id="c1", exec_id=exec_id)
@@ -500,9 +470,6 @@ async def test_an_exit_is_told_at_once_though_nobody_reads_and_who_comes_then_mi
     start_shim: StartShim, size: int, *, terminal: bool
 ) -> None:
     async with start_shim("c1", "head", "-c", str(size), "/dev/zero") as shim:
-        spec = shim.spec("c1")
-        spec["process"]["terminal"] = terminal
-        shim.write_spec("c1", spec)
         stdout = shim.fifo("out")
         await shim.run("c1", stdout=stdout, terminal=terminal)
         await shim.events.until("TaskExit")

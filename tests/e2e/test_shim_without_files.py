@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sysconfig
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,22 +18,15 @@ from api import typeurl
 from api.proto import runtimeoptions_pb2
 from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
+from integration.simulated import SimulatedNode
 from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
-from tests.harness.loggers import GOOD, loggers_directory
+from tests.harness.loggers import GOOD, Loggers, loggers_directory
 from tests.harness.node import node_of
 from tests.harness.runtime import is_alive
 from tests.harness.sandbox import SandboxByHand
-from tests.harness.shim import shim_by_hand
+from tests.harness.shim import ShimByHand, shim_by_hand
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.loggers import Loggers
-    from tests.harness.shim import ShimByHand
 
 pytestmark = pytest.mark.anyio
 

@@ -5,29 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import pytest
 
 from api.errors import NvshimError
 from api.proto import types_pb2
+from integration.simulated import SimulatedNode
 from shim import syscalls
 from tests.harness.fuse import FILE, fuse
 from tests.harness.runtime import is_alive
+from tests.harness.shim import ShimByHand, StartShim
 from tests.harness.waiting import eventually, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,10 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -26,15 +28,8 @@ from api.ttrpc import RemoteError
 from integration.patience import PATIENCE
 from tests.conftest import PARTS
 from tests.harness.releases import UNSTABLE, of_releases
-from tests.harness.shim import CGROUP, RUNC_ROOT, ShimByHand, gone
+from tests.harness.shim import CGROUP, LIFE, RUNC_ROOT, ShimByHand, StartShim, gone
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = [
     pytest.mark.anyio,
@@ -42,7 +37,6 @@ pytestmark = [
 ]
 
 WITHOUT: Final = {"NVSHIM_STAND_INS": "0"}
-LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 
 # A life takes minutes where the machine is emulated: there, one of each.

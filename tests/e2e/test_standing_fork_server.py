@@ -7,21 +7,17 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from integration.patience import PATIENCE
 from tests.harness.launcher import REPOSITORY
+from tests.harness.node import Node
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from tests.harness.node import Node
 
 pytestmark = pytest.mark.anyio
 

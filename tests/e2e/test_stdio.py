@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.harness import api, loggers
 from tests.harness.loggers import Loggers, loggers_directory
-from tests.harness.runtime import is_alive, new_name, remove_fifos
+from tests.harness.runtime import Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.harness.runtime import Container, Runtime
 
 
 @pytest.fixture

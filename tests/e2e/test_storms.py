@@ -9,17 +9,13 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.harness.events import Recorder
 from tests.harness.examples import seeds
-from tests.harness.runtime import is_alive, new_name, remove_fifos
+from tests.harness.runtime import Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from tests.harness.runtime import Runtime
 
 GROUP = "io.containerd.runc.v2.group"
 

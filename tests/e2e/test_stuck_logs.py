@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from api.ttrpc import RemoteError
-from tests.harness.fuse import FILE, fuse
-from tests.harness.shim import gone
+from tests.harness.fuse import FILE, FuseServer, fuse
+from tests.harness.shim import ShimByHand, StartShim, gone
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.fuse import FuseServer
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 
@@ -65,9 +57,6 @@ async def test_a_log_that_cannot_be_written_holds_up_no_neighbour_and_its_contai
     async with start_shim("c1", "sleep", "1000", **_POD) as shim:
         await shim.run("c1")
         shim.bundle("c2", "sh", "-c", "echo first; while sleep 0.01; do echo more; done", **_POD)
-        spec = shim.spec("c2")
-        spec["process"]["terminal"] = terminal
-        shim.write_spec("c2", spec)
         await shim.run("c2", stdout=f"{scheme}{path}", terminal=terminal)
         eventually(lambda: b"first" in (tmp_path / "written").read_bytes(), "the first line")
         log.hang()

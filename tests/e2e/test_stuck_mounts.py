@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from api.errors import Status
 from api.ttrpc import RemoteError
-from tests.harness.fuse import FILE, fuse
-from tests.harness.shim import gone
+from tests.harness.fuse import FILE, FuseServer, fuse
+from tests.harness.shim import ShimByHand, StartShim, gone
 from tests.tools.images import busybox, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from tests.harness.fuse import FuseServer
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -15,15 +16,7 @@ from api.errors import Status
 from api.proto import events_pb2, task_types_pb2
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import wait_for_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import ShimByHand, StartShim, wait_for_file
 
 pytestmark = pytest.mark.anyio
 

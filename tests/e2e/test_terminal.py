@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
+from tests.harness.runtime import Container, Runtime
 from tests.harness.terminal import Terminal
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from tests.harness.runtime import Container, Runtime
 
 # Does what it is told until the terminal is closed, and says how each command ended.
 SHELL = ("sh", "-c", "trap : INT; while read -r line; do $line; echo code $?; done")

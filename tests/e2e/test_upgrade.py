@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
+from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.events import Recorder
 from tests.harness.releases import of_releases
-from tests.harness.runtime import OURS, Runtime, is_alive, new_name, remove_fifos
+from tests.harness.runtime import OURS, Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
 from tests.tools.images import busybox
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
-    from tests.harness.runtime import Container
 
 GROUP: Final = "io.containerd.runc.v2.group"
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.containerd import Completed
 from tests.harness.cgroup import is_v2, read_cgroup
+from tests.harness.runtime import Runtime
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated.containerd import Completed
-    from tests.harness.runtime import Runtime
 
 
 @pytest.fixture(scope="module")

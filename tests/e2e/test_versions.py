@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
+from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness import api
 from tests.harness.containerds import containerd_with_images
@@ -30,12 +33,6 @@ from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC, busybox, glibc
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import PrivateContainerd
 
 GROUP: Final = "io.containerd.runc.v2.group"
 
@@ -126,12 +123,11 @@ def test_container_and_its_exec_have_terminals(either: Runtime) -> None:
 
 
 def test_granted_gpu_is_in_the_container_and_the_other_is_not(
-    either: Runtime, configure: Callable[[str], None], two_gpus: SimulatedNode
+    either: Runtime, configure: Callable[..., None], two_gpus: SimulatedNode
 ) -> None:
     if not either.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
     container = either.start_idle(image=GLIBC, flags=["--env", "NVIDIA_VISIBLE_DEVICES=1"])
     listed = container.exec("sh", "-c", "echo /dev/nvidia[0-9]*; : </dev/nvidia1")
     smi = container.exec("nvidia-smi", "-L")

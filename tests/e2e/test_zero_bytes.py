@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -18,15 +18,7 @@ from api.ttrpc import RemoteError
 from integration.byhand import execute_verb, verb_words
 from tests.harness.node import words_of
 from tests.harness.runtime import is_alive
-from tests.harness.shim import NAMESPACE, gone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from tests.harness.shim import ShimByHand
-
-    StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+from tests.harness.shim import NAMESPACE, ShimByHand, StartShim, gone
 
 pytestmark = pytest.mark.anyio
 

@@ -19,14 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from types import FunctionType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.fuzz.mutations import mutants
 from tests.fuzz.targets import CORPUS, LONGEST_INPUT, SECONDS, TARGETS, attempt, in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _CACHE: Final = os.path.join(os.path.dirname(CORPUS), "..", "..", ".cache", "fuzz")
 _MEMORY: Final = 1024  # MiB that one process may take, the interpreter's own included

@@ -7,10 +7,8 @@ tests run, and what ``make fuzz`` falls back on where atheris cannot be had.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 _INTERESTING: Final = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 62)
 

@@ -16,9 +16,10 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import NvshimError
 from hooks.cdi import nvidia_hooks, schema
@@ -52,9 +53,6 @@ from integration.node.plugin.topology import parse_links
 from shim import files
 from shim.checkpoint import criu, images
 from tests.unit.hooks.image.images import debian
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CORPUS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
 LONGEST_INPUT: Final = 1 << 16

@@ -10,14 +10,12 @@ api/types/mount.proto; protobuf's encoding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from integration.simulated.containerd import PrivateContainerd
+from integration.simulated.containerd import PrivateContainerd
 
 SPEC: Final = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 LINUX_RESOURCES: Final = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"

@@ -15,12 +15,9 @@ import json
 import os
 import ssl
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
-from tests.harness.http_server import served
-
-if TYPE_CHECKING:
-    from tests.harness.http_server import Request
+from tests.harness.http_server import Request, served
 
 __all__ = ["ApiServer"]
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, Final
 
 _DIRECTORIES: Final = ("bin", "dev", "proc", "tmp", "usr/bin", "opt", "etc")
 _APPLETS: Final = ("sh", "cat", "sleep", "test")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.simulated.containerd import PrivateContainerd
 from tests.harness.leaks import Census, describe
-from tests.tools.images import write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tests.tools.images import Image
-    from tests.tools.parts import Parts
+from tests.tools.images import Image, write_archive
+from tests.tools.parts import Parts
 
 
 @contextmanager

@@ -24,21 +24,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from integration.patience import PATIENCE
-from integration.simulated.containerd import Completed
+from integration.simulated.containerd import Completed, PrivateContainerd
 from tests.harness.processes import end
 from tests.harness.waiting import eventually
-from tests.tools.images import write_layer
+from tests.tools.images import Image, write_layer
 from tests.tools.parts import programs_of_release
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.simulated.containerd import PrivateContainerd
-    from tests.tools.images import Image
 
 HOOK: Final = "nvidia-container-runtime-hook"
 

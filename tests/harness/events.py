@@ -8,15 +8,12 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from integration.simulated.containerd import PrivateContainerd
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.simulated.containerd import PrivateContainerd
 
 
 @dataclass(frozen=True, slots=True)

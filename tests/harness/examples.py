@@ -13,12 +13,10 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Sequence
+from typing import Final, TypeVar
 
 from hypothesis import HealthCheck, settings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["CHOICE", "FIXED", "RANDOM", "THOROUGH", "load_profile", "seeds", "some"]
 

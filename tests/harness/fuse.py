@@ -12,13 +12,11 @@ import os
 import stat
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILE: Final = "image"
 

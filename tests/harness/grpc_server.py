@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Methods = Mapping[str, tuple[Callable[[Any, Any], Any], type[Any]]]
+Methods = Mapping[str, tuple[Callable[[Any, Any], Any], type[Any]]]
 
 
 def serve(path: str, service: str, methods: Methods) -> Any:

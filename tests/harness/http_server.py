@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 
 class Request(NamedTuple):

@@ -16,21 +16,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import yaml
 
 from integration.simulated.packages import default_cache, fetch, unpack
-from tests.harness.http_server import served
+from tests.harness.http_server import Request, served
 from tests.harness.launcher import REPOSITORY
 from tests.tools.parts import programs_of_release
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.harness.http_server import Request
 
 MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")
 

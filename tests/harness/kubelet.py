@@ -16,8 +16,9 @@ import contextlib
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
@@ -27,11 +28,7 @@ from integration.cri.errors import CriError
 from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.harness.world import World
+from tests.harness.world import World
 
 SOCKET: Final = "/run/containerd/containerd.sock"
 LOGS: Final = "/var/lib/pods"

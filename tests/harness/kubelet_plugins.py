@@ -19,24 +19,19 @@ import socket
 import stat
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import grpc  # type: ignore[import-untyped] # it ships no types
+from google.protobuf.message import Message
 
 from api.proto import cri_pb2 as cri
 from api.proto import deviceplugin_pb2 as pb
 from api.proto import podresources_pb2 as podresources
-from tests.harness.grpc_server import serve
+from tests.harness.grpc_server import Methods, serve
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from google.protobuf.message import Message
-
-    from tests.harness.grpc_server import Methods
 
 __all__ = ["Assignment", "KubeletPlugins", "NotEnough", "Plugin", "container_fields"]
 

@@ -12,17 +12,15 @@ import contextlib
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration import traces
 from integration.patience import PATIENCE
+from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.errors import ContainerdError
 from integration.traces import Trace
 from tests.tools.cri.plugin import NAMESPACE as PODS
 from tests.tools.cri.plugin import CriContainerd
-
-if TYPE_CHECKING:
-    from integration.simulated.containerd import PrivateContainerd
 
 # What the shim makes on a machine outside of bundles, when its configuration names no other.
 STATE: Final = "/run/containerd-shim-nvidia"

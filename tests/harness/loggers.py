@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, urlencode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The argument is a key and its value: `out DIRECTORY`. A background job would read /dev/null.
 _BEGIN: Final = """#!/bin/sh

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from io import IOBase
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -20,10 +22,6 @@ from anyio._core import _eventloop
 from shim import loop
 from shim.loop import core
 from shim.loop.scopes import CancelScope
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-    from io import IOBase
 
 OURS: Final = "ours"
 

@@ -20,9 +20,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
@@ -35,12 +36,8 @@ from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import Settings, SharedResource, Sharing
 from integration.node.refresh import refresh
+from integration.simulated import SimulatedNode
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
 
 RESOURCE: Final = "nvidia.com/gpu"
 PROGRAM: Final = "usr/bin/nvidia-cuda-mps-control"

@@ -6,8 +6,9 @@ import glob
 import os
 import signal
 import tempfile
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.ttrpc.client import connect
 from shim.verbs.warmstart import LOCK_FD, link_name
@@ -15,9 +16,6 @@ from tests.harness.processes import sockets_of
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand
 from tests.harness.waiting import eventually, settled
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 # Of /proc/net/unix: __SO_ACCEPTCON.
 _LISTENS: Final = "00010000"

@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import yaml
 
+from integration.simulated import Scenario, SimulatedNode
 from tests.harness.processes import family
-
-if TYPE_CHECKING:
-    from integration.simulated import Scenario, SimulatedNode
 
 __all__ = ["NodeAgent"]
 

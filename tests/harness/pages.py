@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.harness.launcher import REPOSITORY
 from tests.tools.reference.markdown import slug
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Block", "Command", "anchors", "blocks", "links", "pages", "read_page"]
 

@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # clone3(2) with set_tid, and no signal at the child's end but SIGCHLD.
 _MAKE: Final = """

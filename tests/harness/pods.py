@@ -9,25 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
 from integration import traces
 from integration.cri.client import Cri
 from integration.cri.errors import CriError
+from tests.harness.containerds import nothing_left
 from tests.harness.kubelet_plugins import container_fields
 from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.runtime import new_name
 from tests.harness.waiting import eventually
-from tests.tools.cri.plugin import CriContainerd
+from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import BUSYBOX, Image, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
+from tests.tools.parts import Parts
 
 IDLE: Final = ("sleep", "1000")
 
@@ -390,6 +389,30 @@ def containerd_for_pods(*images: Image, **options: Any) -> Iterator[CriContainer
         import_image(cri, containerd, archive, *(image.name for image in images))
         os.unlink(archive)
         yield containerd
+
+
+@contextlib.contextmanager
+def pods_of(
+    plugin: CriPlugin, *images: Image, shim_directory: str, shim_config: str, parts: Parts
+) -> Iterator[Pods]:
+    """Pods of a containerd of their own, of the default handler; nothing may be left of them.
+
+    Args:
+        plugin: its configuration.
+        images: what it has.
+        shim_directory: where our launcher is.
+        shim_config: the shim's configuration.
+        parts: which containerd.
+    """
+    with (
+        containerd_for_pods(
+            *images, shim_directory=shim_directory, shim_config=shim_config, parts=parts, cri=plugin
+        ) as containerd,
+        nothing_left(containerd),
+    ):
+        pods = Pods(containerd, plugin.default_handler)
+        yield pods
+        pods.close()
 
 
 def import_image(cri: Cri, containerd: CriContainerd, archive: str, *names: str) -> None:

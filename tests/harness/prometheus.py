@@ -11,8 +11,9 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -22,9 +23,6 @@ from integration.patience import PATIENCE
 from integration.simulated.packages import default_cache, fetch, unpack
 from tests.harness.processes import end, sockets_of
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Programs", "Prometheus", "Promtool"]
 

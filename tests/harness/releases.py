@@ -7,12 +7,10 @@ it is marked ``newest``, and ``make test-matrix`` runs it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
-
-if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
+from _pytest.mark import ParameterSet
 
 __all__ = ["UNSTABLE", "of_releases"]
 

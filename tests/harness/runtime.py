@@ -11,18 +11,15 @@ import json
 import os
 import re
 import shutil
+import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import traces
+from integration.simulated.containerd import Completed, PrivateContainerd
 from tests.harness.waiting import eventually
 from tests.tools.images import BUSYBOX
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterable
-
-    from integration.simulated.containerd import Completed, PrivateContainerd
 
 STOCK: Final = "io.containerd.runc.v2"
 OURS: Final = "io.containerd.nvidia.v1"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api import typeurl
 from api.proto import pod_pb2, sandbox_pb2
 from tests.harness.runtime import is_alive
-
-if TYPE_CHECKING:
-    from tests.harness.shim import ShimByHand
+from tests.harness.shim import ShimByHand
 
 SERVICE: Final = "containerd.runtime.sandbox.v1.Sandbox"
 NODE: Final = pod_pb2.NODE

@@ -15,27 +15,24 @@ import signal
 import subprocess
 import tempfile
 import time
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
+from google.protobuf.any_pb2 import Any as AnyMessage
 
 from api import typeurl
+from api.errors import Status
 from api.proto import bootstrap_pb2, runc_options_pb2, task_types_pb2
+from api.ttrpc import RemoteError
 from api.ttrpc.client import Client, connect
 from integration.byhand import EventsServer, call, execute_verb, verb_words
 from integration.patience import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-from tests.tools.images import busybox, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
-    from google.protobuf.any_pb2 import Any as AnyMessage
-
-    from tests.tools.images import Image
+from tests.tools.images import Image, busybox, unpack
 
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
@@ -50,6 +47,9 @@ _WITHOUT_SECOND_CGROUPS: Final = (
     f'umount -l {_SECOND_CGROUPS} && exec "$@"', "shim",
 )  # fmt: skip
 RUNC_ROOT: Final = f"/run/containerd/runc/{NAMESPACE}"
+
+LIFE: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
+"""The events of a container's whole life."""
 
 
 class ShimByHand:
@@ -177,7 +177,11 @@ class ShimByHand:
         return await call(self.client, method, service=self.service, timeout=timeout, **fields)
 
     async def create(self, container_id: str, **fields: Any) -> int:
-        """Create a task in its bundle; returns init's pid."""
+        """Create a task in its bundle, on a terminal if that is asked; returns init's pid."""
+        if fields.get("terminal"):
+            spec = self.spec(container_id)
+            spec["process"]["terminal"] = True
+            self.write_spec(container_id, spec)
         bundle = os.path.join(self.directory, container_id)
         return int((await self.call("Create", id=container_id, bundle=bundle, **fields)).pid)
 
@@ -466,3 +470,16 @@ async def gone(shim: ShimByHand, container_id: str) -> None:
     await shim.call("Shutdown", id=container_id)
     await shim.until_gone()
     assert shim.leftovers() == []
+
+
+StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
+"""What the fixture of the name is: :func:`shim_by_hand`, without the launcher."""
+
+
+async def outcome(call: Awaitable[Any]) -> int:
+    """The status that a call is answered with."""
+    try:
+        await call
+    except RemoteError as error:
+        return int(error.status)
+    return Status.OK

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 class Stopped:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from integration.tree import ARCHITECTURES, MANIFEST, read_tree, write_tree
+from integration.tree import ARCHITECTURES, MANIFEST, Tree, read_tree, write_tree
 from shim import syscalls
 from tests.harness.dist import copied
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.tree import Tree
 
 _PROGRAM = """\
 #!/bin/sh

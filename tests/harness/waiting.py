@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import anyio
 
 from integration.patience import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _POLL: Final = 0.01
 

@@ -31,16 +31,14 @@ import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from integration.patience import PATIENCE
+from integration.simulated import SimulatedNode
 from integration.simulated.packages import default_cache
 from tests.harness.bare_root import FORGET_OTHERS
+from tests.harness.pages import Command
 from tests.tools.images import glibc, write_archive
-
-if TYPE_CHECKING:
-    from integration.simulated import SimulatedNode
-    from tests.harness.pages import Command
 
 __all__ = ["Ended", "World", "matches", "write_image"]
 

@@ -20,18 +20,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.containerd import PrivateContainerd
 from tests.harness.launcher import make_launcher
 from tests.harness.leaks import Census
 from tests.harness.runtime import OURS, Container, Runtime, new_name, remove_fifos
 from tests.tools.images import busybox, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GROUP: Final = "io.containerd.runc.v2.group"
 _SHIFT: Final = 20.0  # seconds

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from integration.simulated.errors import PackagesError
 from tests.tools.errors import CriuUnusable, ProgramNotAdapted
 from tests.tools.parts import SYSTEM_PATH, program_of_release
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RELEASES: Final = ("trixie", "sid")
 

@@ -15,21 +15,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
+from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import Scenario
 from integration.simulated.trying import container_flags, private_containerd
 from tests.tools import REPOSITORY
 from tests.tools.errors import DemoFailed
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated.containerd import PrivateContainerd
 
 _CACHE: Final = os.path.join(REPOSITORY, ".cache")
 _REAL_DRIVER: Final = "/proc/driver/nvidia/version"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from integration.simulated.errors import ImageBuildFailed
 from integration.simulated.images import (
@@ -29,9 +30,6 @@ from integration.simulated.images import (
     unpack,
     write_archive,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "BUSYBOX",

@@ -25,8 +25,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from integration.simulated.packages import default_cache, fetch, unpack
 from integration.simulated.programs import (
@@ -37,9 +38,6 @@ from integration.simulated.programs import (
     Programs,
 )
 from tests.tools.errors import ProgramNotAdapted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "INSTALLED",

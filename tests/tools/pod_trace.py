@@ -17,22 +17,19 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.containerd import PrivateContainerd
 from shim import RUNTIME_NAME
 from tests.tools import REPOSITORY
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause, write_archive
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from integration.simulated.containerd import PrivateContainerd
 
 __all__ = ["diagram", "read_trace", "trace"]
 

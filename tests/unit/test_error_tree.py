@@ -6,15 +6,12 @@ import ast
 import importlib
 import pkgutil
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from api.errors import NvshimError, Status
 from tests.tools.reference.sources import modules, remedies
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGES = ("api", "hooks", "shim", "integration", "tests.tools")
 # Their message is that of another program, which says itself what to do.

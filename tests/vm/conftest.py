@@ -7,14 +7,11 @@ NVSHIM_TEST_VM is the guest's name, NVSHIM_TEST_NODE a simulated node's director
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.vm.unit import ContainerdUnit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 if "NVSHIM_TEST_VM" not in os.environ:
     collect_ignore_glob = ["test_*.py"]

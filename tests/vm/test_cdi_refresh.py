@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 import yaml
@@ -14,10 +16,6 @@ from integration.simulated import SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
 from tests.vm.unit import systemctl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 UNIT: Final = "nvshim-cdi-refresh"
 _UNITS: Final = "/run/systemd/system"

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import RUNTIME
-from tests.harness.runtime import Runtime, is_alive
+from tests.harness.runtime import Container, Runtime, is_alive
 from tests.harness.waiting import eventually
-from tests.vm.unit import UNIT, systemctl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.runtime import Container
-    from tests.vm.unit import ContainerdUnit
+from tests.vm.unit import UNIT, ContainerdUnit, systemctl
 
 # Ends with 17 when it is told to, by a file that is made from outside.
 UNTIL_TOLD = ("sh", "-c", "until test -e /tmp/end; do sleep 0.1; done; exit 17")

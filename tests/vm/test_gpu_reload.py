@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from integration.doctor.examination import choose, examine
 from integration.doctor.places import Places
 from integration.simulated import SimulatedNode
-from tests.harness.runtime import new_name
+from tests.harness.runtime import Container, Runtime, new_name
 from tests.tools.images import GLIBC
 from tests.vm.unit import systemctl, systemd_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.harness.runtime import Container, Runtime
 
 NVIDIA_MAJOR: Final = 195
 

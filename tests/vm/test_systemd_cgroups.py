@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from tests.harness import api
 from tests.harness.cgroup import is_v2
 from tests.harness.events import Recorder
-from tests.harness.runtime import is_alive, new_name
+from tests.harness.runtime import Container, Runtime, is_alive, new_name
 from tests.harness.waiting import eventually
 from tests.vm.unit import systemctl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.harness.runtime import Container, Runtime
 
 MIB = 1 << 20
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.patience import PATIENCE
 from integration.simulated.containerd import PrivateContainerd
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    import signal
 
 UNIT: Final = "containerd.service"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.launcher import REPOSITORY
 from tests.harness.low_level import crun_for_this_host
@@ -16,12 +18,7 @@ from tests.harness.pods import Pods, containerd_for_pods
 from tests.harness.runtime import OURS, STOCK
 from tests.tools.cri.plugin import CriContainerd, CriPlugin, to_toml
 from tests.tools.images import PAUSE, busybox, glibc, pause
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated import SimulatedNode
-    from tests.tools.parts import Parts
+from tests.tools.parts import Parts
 
 HANDLER: Final = "runc" if os.environ.get("NVSHIM_TEST_RUNTIME") == STOCK else "nvidia"
 
@@ -57,12 +54,11 @@ def pods(cri_containerd: CriContainerd) -> Iterator[Pods]:
 
 
 @pytest.fixture
-def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[[str], None]) -> Pods:
+def gpus(pods: Pods, two_gpus: SimulatedNode, configure: Callable[..., None]) -> Pods:
     """Pods on the node with two GPUs."""
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(two_gpus.config_path) as file:
-        configure(file.read())
+    configure(node=two_gpus)
     return pods
 
 

@@ -8,22 +8,18 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.cri.errors import CriError, CriRefused, CriUnreachable
-from tests.harness.pods import IDLE, host_directory
+from tests.harness.pods import IDLE, PodContainer, Pods, host_directory
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.harness.pods import PodContainer, Pods
 
 # Of each process: what it is, which namespaces and cgroup it has, and what it may.
 PORTRAIT: Final = """

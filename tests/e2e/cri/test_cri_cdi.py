@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
-from tests.harness.containerds import nothing_left
+from integration.simulated import SimulatedNode
 from tests.harness.nvshim import nvshim
-from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
 
 pytestmark = pytest.mark.newest
 
@@ -66,20 +62,15 @@ def specs(workshop: str, two_gpus: SimulatedNode) -> str:
 def pods(shim_directory: str, two_gpus: SimulatedNode, specs: str) -> Iterator[Pods]:
     """Pods of a containerd 2, which has CDI."""
     plugin = CriPlugin({"nvidia": HANDLER}, PAUSE, "nvidia", cdi_directories=(specs,))
-    with (
-        containerd_for_pods(
-            glibc(),
-            pause(),
-            shim_directory=shim_directory,
-            shim_config=two_gpus.config_path,
-            parts=Parts.of_release(UNSTABLE),
-            cri=plugin,
-        ) as containerd,
-        nothing_left(containerd),
-    ):
-        pods = Pods(containerd, "nvidia")
+    with pods_of(
+        plugin,
+        glibc(),
+        pause(),
+        shim_directory=shim_directory,
+        shim_config=two_gpus.config_path,
+        parts=Parts.of_release(UNSTABLE),
+    ) as pods:
         yield pods
-        pods.close()
 
 
 def spec_of(bundle: str) -> Any:

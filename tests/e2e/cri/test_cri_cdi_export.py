@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 from tests.conftest import LOW_LEVEL, PARTS
-from tests.harness.containerds import nothing_left
-from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import INSTALLED, Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # Debian 13 has containerd 1.7, sid has 2.x.
 RELEASES: Final = of_releases("trixie", UNSTABLE)
@@ -50,22 +47,9 @@ def test_generated_spec_gives_gpus_without_our_shim_and_without_hooks(
     plugin = CriPlugin(
         {"runc": {"runtime_type": STOCK}}, sandbox_image=PAUSE, cdi_directories=(str(path.parent),)
     )
-    with (
-        containerd_for_pods(
-            glibc(),
-            pause(),
-            shim_directory=shim_directory,
-            shim_config=shim_config,
-            parts=Parts.of_release(release),
-            cri=plugin,
-        ) as containerd,
-        nothing_left(containerd),
-    ):
-        pods = Pods(containerd, "runc")
-        try:
-            look_into_containers(pods, node)
-        finally:
-            pods.close()
+    where = {"shim_directory": shim_directory, "shim_config": shim_config}
+    with pods_of(plugin, glibc(), pause(), parts=Parts.of_release(release), **where) as pods:
+        look_into_containers(pods, node)
 
 
 def look_into_containers(pods: Pods, node: SimulatedNode) -> None:

@@ -6,31 +6,26 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 from integration.cri.errors import CriRefused
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.api_server import ApiServer
-from tests.harness.containerds import nothing_left
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
-from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.pods import IDLE, Pod, Pods, pods_of
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, STOCK, new_name
 from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.harness.pods import Pod
 
 GPU: Final = "nvidia.com/gpu"
 SLICE: Final = "nvidia.com/mig-1g.5gb"
@@ -95,24 +90,21 @@ def kubelet(node: SimulatedNode, tmp_path: Path) -> Iterator[KubeletPlugins]:
 
 
 @contextmanager
-def pods_of(release: str, node: SimulatedNode, shim_directory: str, *, cdi: str) -> Iterator[Pods]:
+def pods_with(
+    release: str, node: SimulatedNode, shim_directory: str, *, cdi: str
+) -> Iterator[Pods]:
     """Pods of a containerd that reads CDI specs from a directory, if it knows CDI."""
     known = (cdi,) if cdi and release != "installed" else ()
     plugin = CriPlugin(HANDLERS, PAUSE, "nvidia", cdi_directories=known)
-    with (
-        containerd_for_pods(
-            glibc(),
-            pause(),
-            shim_directory=shim_directory,
-            shim_config=node.config_path,
-            parts=Parts.named(release),
-            cri=plugin,
-        ) as containerd,
-        nothing_left(containerd),
-    ):
-        pods = Pods(containerd, "nvidia")
+    with pods_of(
+        plugin,
+        glibc(),
+        pause(),
+        shim_directory=shim_directory,
+        shim_config=node.config_path,
+        parts=Parts.named(release),
+    ) as pods:
         yield pods
-        pods.close()
 
 
 def apply(agent: NodeAgent, way: Way) -> None:
@@ -163,7 +155,7 @@ def test_every_way_of_giving_gives_just_what_was_allocated(
     agent = NodeAgent(node, str(tmp_path), kubelet.socket)
     apply(agent, first)
     cdi = str(tmp_path / "cdi")
-    with agent, pods_of(release, node, shim_directory, cdi=cdi) as pods:
+    with agent, pods_with(release, node, shim_directory, cdi=cdi) as pods:
         kubelet.wait_for(GPU, 4)
         kubelet.wait_for(SLICE, 6)
         pod = pods.run()
@@ -184,7 +176,7 @@ def test_pod_of_an_engine_that_reads_no_cdi_names_has_its_gpu_all_the_same(
     release: str, node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
 ) -> None:
     """1.6 does not know them and 1.7 is not told to read them; nobody has set anything."""
-    with pods_of(release, node, shim_directory, cdi="") as pods:
+    with pods_with(release, node, shim_directory, cdi="") as pods:
         engine = pods.containerd.address
         agent = NodeAgent(node, str(tmp_path), kubelet.socket, engine=engine)
         agent.configure(flags={"migStrategy": "mixed"})
@@ -201,7 +193,7 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
     with (
         KubeletPlugins(str(tmp_path / "kubelet"), pod_resources=resources) as kubelet,
         ApiServer(str(tmp_path / "service-account")) as api,
-        pods_of("trixie", node, shim_directory, cdi="") as pods,
+        pods_with("trixie", node, shim_directory, cdi="") as pods,
     ):
         containerd = pods.containerd
         state = containerd.bundle("x").rpartition("/io.containerd.")[0]

@@ -6,24 +6,20 @@ import json
 import os
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
-from tests.harness.containerds import nothing_left
+from integration.simulated import SimulatedNode
 from tests.harness.launcher import REPOSITORY
-from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import STOCK
 from tests.tools.cri.plugin import CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
 
 pytestmark = pytest.mark.newest
 
@@ -47,20 +43,15 @@ def pods(shim_directory: str, two_gpus: SimulatedNode) -> Iterator[Pods]:
     parts = Parts.of_release(UNSTABLE)
     ours = handler(shim_directory, parts.runc)
     handlers = {"nvidia": ours, "runc": {"runtime_type": STOCK, "options": ours["options"]}}
-    with (
-        containerd_for_pods(
-            glibc(),
-            pause(),
-            shim_directory=shim_directory,
-            shim_config=two_gpus.config_path,
-            parts=parts,
-            cri=CriPlugin(handlers, PAUSE, "nvidia"),
-        ) as containerd,
-        nothing_left(containerd),
-    ):
-        pods = Pods(containerd, "nvidia")
+    with pods_of(
+        CriPlugin(handlers, PAUSE, "nvidia"),
+        glibc(),
+        pause(),
+        shim_directory=shim_directory,
+        shim_config=two_gpus.config_path,
+        parts=parts,
+    ) as pods:
         yield pods
-        pods.close()
 
 
 def test_a_handler_of_runcs_type_announces_what_runcs_does_and_gives_gpus(

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
-from tests.harness.pods import IDLE
+from integration.simulated import SimulatedNode
+from tests.harness.pods import IDLE, Pods
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from integration.simulated import SimulatedNode
-    from tests.harness.pods import Pods
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"

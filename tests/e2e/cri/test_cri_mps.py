@@ -6,25 +6,21 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from api.proto import cri_pb2 as pb
+from integration.simulated import SimulatedNode
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.mps_agent import RESOURCE, end_daemons, processes
 from tests.harness.node_agent import NodeAgent
-from tests.harness.pods import IDLE, host_directory
+from tests.harness.pods import IDLE, Pods, host_directory
 from tests.harness.waiting import eventually, settled
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated import SimulatedNode
-    from tests.harness.pods import Pods
 
 USER: Final = 1000
 MPS_CONNECTION_FAILED: Final = 805  # what CUDA says if the server, which has no GPU, has ended
@@ -67,12 +63,11 @@ def agent(pods: Pods, two_gpus: SimulatedNode, tmp_path: Path, root: Path) -> It
 
 
 def test_a_container_is_a_client_of_the_daemon_with_the_driver_that_was_injected(
-    pods: Pods, agent: NodeAgent, root: Path, configure: Callable[[str], None], tmp_path: Path
+    pods: Pods, agent: NodeAgent, root: Path, configure: Callable[..., None], tmp_path: Path
 ) -> None:
     if not pods.is_ours:
         pytest.skip("containerd's own shim knows nothing of GPUs")
-    with open(agent.node.config_path, encoding="utf-8") as file:
-        configure(file.read())
+    configure(node=agent.node)
     programs = tmp_path / "programs"
     programs.mkdir()
     cc = shutil.which("cc") or pytest.fail("no C compiler")

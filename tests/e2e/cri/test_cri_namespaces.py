@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 from api.proto import cri_pb2 as pb
-from tests.harness.pods import IDLE
+from tests.harness.pods import IDLE, PodContainer, Pods
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, settled
-
-if TYPE_CHECKING:
-    from tests.harness.pods import PodContainer, Pods
 
 UNCONFINED = pb.SecurityProfile(profile_type=pb.SecurityProfile.Unconfined)
 OWN_PIDS = pb.NamespaceOption(pid=pb.CONTAINER)

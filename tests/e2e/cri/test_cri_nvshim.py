@@ -6,17 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from integration.simulated import SimulatedNode
 from shim import VERSION
 from tests.harness.launcher import REPOSITORY
-from tests.harness.pods import IDLE
+from tests.harness.pods import IDLE, PodContainer, Pods
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
-
-if TYPE_CHECKING:
-    from integration.simulated import SimulatedNode
-    from tests.harness.pods import PodContainer, Pods
 
 # A name that would clear a terminal, begin a line of its own, and read backwards.
 HOSTILE: Final = "evil\x1b[2J\nGPU\x9b7m-0\u202e"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -15,15 +16,10 @@ from api.proto import deviceplugin_pb2
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.pods import IDLE, import_image
+from tests.harness.pods import IDLE, Pod, PodContainer, Pods, import_image
 from tests.harness.waiting import eventually
+from tests.tools.cri.plugin import CriContainerd
 from tests.tools.images import GLIBC, glibc, write_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.harness.pods import Pod, PodContainer, Pods
-    from tests.tools.cri.plugin import CriContainerd
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 WANTS_ALL: Final = "nvshim.local/pods-that-want-all:latest"
@@ -55,7 +51,7 @@ def _image(cri_containerd: CriContainerd, workshop: str) -> None:
 
 @pytest.fixture
 def set_policy(
-    pods: Pods, node: SimulatedNode, configure: Callable[[str], None]
+    pods: Pods, node: SimulatedNode, configure: Callable[..., None]
 ) -> Callable[..., None]:
     """Writes a policy into the configuration, which is read for each container."""
     if not pods.is_ours:
@@ -187,7 +183,7 @@ def test_an_unprivileged_pod_takes_no_device_by_mounts_until_the_operator_says_s
     pods: Pods,
     node: SimulatedNode,
     set_policy: Callable[..., None],
-    configure: Callable[[str], None],
+    configure: Callable[..., None],
 ) -> None:
     first, second = (gpu.uuid for gpu in node.scenario.gpus)
     pod = pods.run()
@@ -237,12 +233,11 @@ def test_an_image_takes_no_gpu_however_it_writes_its_wish(
     pods: Pods,
     node: SimulatedNode,
     set_policy: Callable[..., None],
-    configure: Callable[[str], None],
+    configure: Callable[..., None],
     variable: str,
 ) -> None:
     uuid = node.scenario.gpus[0].uuid
-    with open(node.config_path) as file:
-        configure(f'{file.read()}\n[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n')
+    configure('[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n', node=node)
     pod = pods.run()
     for wish in (
         "all", " all ", ",all,", "none,all", "0", " 0 , 1 ", "0-1", "00", "0000:01:00.0",
@@ -302,9 +297,8 @@ def test_what_an_image_needs_is_held_against_the_driver(
     assert _listed(pod.start(*IDLE, image=GLIBC, granted=granted, env=off)) == [uuid]
 
 
-def _accept_mounts(configure: Callable[[str], None], node: SimulatedNode) -> None:
-    with open(node.config_path) as file:
-        configure(f"{file.read()}\n[requests]\naccept-mounts = true\n")
+def _accept_mounts(configure: Callable[..., None], node: SimulatedNode) -> None:
+    configure("[requests]\naccept-mounts = true\n", node=node)
 
 
 def _env(devices: str) -> dict[str, str]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
 from tests.harness.cgroup import read_cgroup
-from tests.harness.pods import IDLE
+from tests.harness.pods import IDLE, PodContainer, Pods
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from tests.harness.pods import PodContainer, Pods
 
 MIB: Final = 1 << 20
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriError
-from tests.harness.pods import IDLE
+from tests.harness.pods import IDLE, Pods
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from tests.harness.pods import Pods
 
 UNTIL_TOLD = ("sh", "-c", "trap 'exit 17' USR1; echo up; while :; do sleep 0.05; done")
 

@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -15,18 +16,13 @@ from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriError
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.leaks import Census, describe
-from tests.harness.pods import IDLE, Pods, containerd_for_pods
+from tests.harness.pods import IDLE, Pod, PodContainer, Pods, containerd_for_pods
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS, STOCK, is_alive
 from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import GLIBC, PAUSE, busybox, glibc
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.harness.pods import Pod, PodContainer
 
 pytestmark = [
     pytest.mark.newest,

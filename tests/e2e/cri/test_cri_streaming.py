@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.errors import CriRefused
-from tests.harness.pods import IDLE
+from tests.harness.pods import IDLE, Pods
 from tests.harness.waiting import eventually
 from tests.tools.cri.streaming import PortStream, ProcessStream
 from tests.tools.errors import StreamBroken, StreamRefused
-
-if TYPE_CHECKING:
-    from tests.harness.pods import Pods
 
 
 def test_exec_streams_both_ways_and_tells_the_exit_code(pods: Pods) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
 
 from api.proto import cri_pb2 as pb
+from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
 from tests.harness.releases import UNSTABLE
@@ -15,11 +17,6 @@ from tests.harness.runtime import OURS, STOCK
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import GLIBC, PAUSE, busybox, glibc, pause
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.simulated import SimulatedNode
 
 pytestmark = [
     pytest.mark.newest,
@@ -78,10 +75,9 @@ def test_containers_of_such_a_pod_own_their_files(pods: Pods) -> None:
 
 
 def test_container_of_such_a_pod_has_its_gpu(
-    pods: Pods, two_gpus: SimulatedNode, configure: Callable[[str], None]
+    pods: Pods, two_gpus: SimulatedNode, configure: Callable[..., None]
 ) -> None:
-    with open(two_gpus.config_path, encoding="utf-8") as file:
-        configure(file.read())
+    configure(node=two_gpus)
     devices = {"NVIDIA_VISIBLE_DEVICES": two_gpus.scenario.gpus[1].uuid}
     container = pods.run(namespaces=MAPPED).start(*IDLE, image=GLIBC, granted=devices)
     done = container.exec(

@@ -9,7 +9,9 @@ import shutil
 import stat
 import subprocess
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -37,10 +39,6 @@ from tests.harness.nvshim import nvshim
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 RELEASES: Final = ("installed", "trixie", UNSTABLE)
 CRI: Final = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}

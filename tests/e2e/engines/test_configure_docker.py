@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -21,9 +22,6 @@ from integration.engines.errors import (
     RecordInvalid,
 )
 from tests.harness.docker import DockerParts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GRUBBY: Final = """{
 \t"live-restore" : true,

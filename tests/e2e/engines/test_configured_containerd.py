@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
+from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, import_image
@@ -20,11 +22,6 @@ from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause, write_archive
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 

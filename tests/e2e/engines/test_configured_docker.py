@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 
+from integration.simulated import SimulatedNode
 from integration.simulated.containerd import PrivateContainerd
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import HOOK, DockerParts, PrivateDocker
 from tests.harness.nvshim import Answer, nvshim
 from tests.tools.images import glibc
 from tests.tools.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.simulated import SimulatedNode
 
 SETTINGS: Final[dict[str, Any]] = {"log-level": "debug", "features": {"buildkit": False}}
 RELEASE: Final = "trixie"

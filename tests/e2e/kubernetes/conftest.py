@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from integration.tree import Tree
 from tests.harness.kubelet import Kubelet
-from tests.harness.launcher import REPOSITORY
 from tests.harness.world import World, write_image
-from tests.tools.dist.build import build
-from tests.tools.dist.inputs import Inputs
 from tests.tools.images import PAUSE, glibc, pause, write_archive
 from tests.tools.node_image import node_image
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONFIG: Final = "/etc/containerd/config.toml"
 
@@ -39,10 +35,8 @@ def gpus(workshop: str, request: pytest.FixtureRequest) -> Iterator[SimulatedNod
 
 
 @pytest.fixture(scope="session")
-def images(workshop: str) -> str:
-    cache = os.path.join(REPOSITORY, ".cache", "dist")
-    build(os.path.join(cache, "tree"), Inputs.of(), cache=cache)
-    ours = node_image(os.path.join(cache, "tree"))
+def images(workshop: str, built_tree: Tree) -> str:
+    ours = node_image(built_tree.path)
     return write_archive(os.path.join(workshop, "kubernetes.tar"), [ours, pause(), glibc()])
 
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 
 from api.proto import cri_pb2 as pb
+from api.proto import deviceplugin_pb2
 from integration.node.refresh import MARK, MARK_OF_UNIT
+from integration.simulated import SimulatedNode
+from integration.tree import Tree
 from tests.harness.kubectl import Kubectl, render
+from tests.harness.kubelet import Container, Kubelet
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
 from tests.tools.node_image import IMAGE
-
-if TYPE_CHECKING:
-    from api.proto import deviceplugin_pb2
-    from integration.simulated import SimulatedNode
-    from integration.tree import Tree
-    from tests.harness.kubelet import Container, Kubelet
 
 RESOURCE: Final = "nvidia.com/gpu"
 SPEC: Final = "/run/cdi/nvidia.yaml"

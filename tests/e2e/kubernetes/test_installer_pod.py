@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
 from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
-from integration.tree import MANIFEST, read_tree
+from integration.simulated import SimulatedNode
+from integration.tree import MANIFEST, Tree
 from tests.harness.kubectl import Kubectl, render
-from tests.harness.launcher import REPOSITORY
+from tests.harness.kubelet import Container, Kubelet
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC, Directory
 from tests.tools.node_image import IMAGE, node_image
-
-if TYPE_CHECKING:
-    from integration.simulated import SimulatedNode
-    from tests.harness.kubelet import Container, Kubelet
 
 STATUS: Final = "/run/containerd-shim-nvidia/node-installer.json"
 CONFIG: Final = "/etc/containerd/config.toml"
@@ -83,11 +80,10 @@ def _gpu_pod(kubelet: Kubelet, uuid: str) -> Container:
     return kubelet.start(pod, config, {})
 
 
-def test_the_image_is_the_tree_and_an_archive_of_it(images: str) -> None:
-    tree = read_tree(os.path.join(REPOSITORY, ".cache", "dist", "tree"))
-    image = node_image(tree.path)
+def test_the_image_is_the_tree_and_an_archive_of_it(images: str, built_tree: Tree) -> None:
+    image = node_image(built_tree.path)
     files = {path for path, node in image.tree.items() if not isinstance(node, Directory)}
-    assert files == {f"nvshim/{name}" for name in (*tree.files, MANIFEST)}
+    assert files == {f"nvshim/{name}" for name in (*built_tree.files, MANIFEST)}
     assert os.path.getsize(images) < 200 << 20
 
 

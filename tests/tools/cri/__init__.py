@@ -8,5 +8,4 @@ A pod is run over containerd's own socket, by the plugin that serves kubelets::
 
 - :mod:`.plugin`: a containerd with the plugin, its configuration, and a pod network of its own.
 - :mod:`.streaming`: exec, attach and port-forward through the URL that the server gives.
-- :mod:`.websocket`: what these speak, RFC 6455.
 """

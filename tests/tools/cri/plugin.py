@@ -17,14 +17,12 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.simulated.containerd import DISABLED_PLUGINS, PrivateContainerd
 from tests.tools.errors import CniNotInstalled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # Where the CRI keeps its containers and images, whoever's containerd it is.
 NAMESPACE: Final = "k8s.io"

@@ -17,12 +17,72 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Self
 
-from tests.tools.cri.websocket import WebSocket
-from tests.tools.errors import StreamBroken
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, WebSocketException
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from tests.tools.errors import StreamBroken, StreamRefused
 
 PROTOCOL: Final = "v4.channel.k8s.io"
 
 _TIMEOUT: Final = 10.0
+
+
+class _Messages:
+    """A WebSocket to a server of this machine, without extensions.
+
+    Args:
+        url: what to connect to, with the scheme http.
+
+    Raises:
+        StreamRefused: the server cannot be reached, or does not speak the protocol.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        protocol = Subprotocol(PROTOCOL)
+        try:
+            self._socket = connect(
+                url.replace("http:", "ws:", 1),
+                subprotocols=[protocol], compression=None, proxy=None, legacy=True,
+            )  # fmt: skip
+        except (OSError, WebSocketException) as error:
+            raise StreamRefused(f"a stream from {url}", found=str(error)) from error
+        if self._socket.subprotocol != protocol:
+            self._socket.close()
+            raise StreamRefused(f"a stream from {url}", found=f"another protocol than {PROTOCOL}")
+        self.close = self._socket.close
+
+    def send(self, channel: int, data: bytes) -> None:
+        """Send something to a channel.
+
+        Raises:
+            StreamBroken: the connection is gone.
+        """
+        try:
+            self._socket.send(bytes([channel]) + data)
+        except ConnectionClosed as error:
+            raise StreamBroken(f"the stream from {self._url}", found=str(error)) from error
+
+    def receive(self, deadline: float) -> tuple[int, bytes] | None:
+        """The next of a channel's messages; None when the server has ended the connection.
+
+        Args:
+            deadline: on the monotonic clock.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            StreamBroken: it is not what RFC 6455 allows.
+        """
+        try:
+            while not (message := self._socket.recv(deadline - time.monotonic(), decode=False)):
+                pass  # without even a channel it says nothing
+        except ConnectionClosed as error:
+            # Servers just hang up; what we have against what they sent, we have told them.
+            if error.sent is None or isinstance(error, ConnectionClosedOK):
+                return None
+            raise StreamBroken(f"the stream from {self._url}", found=str(error)) from error
+        return message[0], message[1:]
 
 
 class Channel(IntEnum):
@@ -61,23 +121,23 @@ class ProcessStream:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._socket = WebSocket(url, protocol=PROTOCOL)
+        self._messages = _Messages(url)
         self._output = {channel: bytearray() for channel in Channel}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        self._messages.close()
 
     def write(self, text: bytes) -> None:
         """Give it input."""
-        self._socket.send(bytes([Channel.STDIN]) + text)
+        self._messages.send(Channel.STDIN, text)
 
     def resize(self, width: int, height: int) -> None:
         """Tell its terminal the size, in characters."""
         size = json.dumps({"Width": width, "Height": height}).encode()
-        self._socket.send(bytes([Channel.RESIZE]) + size)
+        self._messages.send(Channel.RESIZE, size)
 
     def read_until(self, text: bytes, *, timeout: float = _TIMEOUT) -> bytes:
         """Everything of its stdout, once ``text`` is in it.
@@ -111,10 +171,10 @@ class ProcessStream:
 
     def _take(self, deadline: float) -> bool:
         """Take a message; False at the end."""
-        message = self._socket.receive(timeout=deadline - time.monotonic())
-        if message:  # without even a channel it says nothing
+        message = self._messages.receive(deadline)
+        if message is not None:
             # The first of each channel is empty: it tells that the channel is open.
-            self._output[_channel(message[0], self._url)] += message[1:]
+            self._output[_channel(message[0], self._url)] += message[1]
         return message is not None
 
     def _verdict(self) -> tuple[int, str]:
@@ -147,7 +207,7 @@ class PortStream:
 
     def __init__(self, url: str, port: int) -> None:
         self._url = url
-        self._socket = WebSocket(url, protocol=PROTOCOL)
+        self._messages = _Messages(url)
         # The first message of both channels is the port, so that more than one can be told apart.
         self._greeted: set[int] = set()
         self._port = struct.pack("<H", port)
@@ -156,11 +216,11 @@ class PortStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        self._messages.close()
 
     def write(self, data: bytes) -> None:
         """Send to the port."""
-        self._socket.send(bytes([self._DATA]) + data)
+        self._messages.send(self._DATA, data)
 
     def read(self, *, timeout: float = _TIMEOUT) -> bytes:
         """What comes next from the port; empty at the end.
@@ -171,10 +231,10 @@ class PortStream:
         """
         deadline = time.monotonic() + timeout
         while True:
-            message = self._socket.receive(timeout=deadline - time.monotonic())
-            if not message:
+            message = self._messages.receive(deadline)
+            if message is None:
                 return b""
-            number, data = message[0], message[1:]
+            number, data = message
             if number not in self._greeted:
                 if number not in {self._DATA, self._ERROR} or data != self._port:
                     raise self._broken(f"{data!r} on channel {number} for a port's number")

@@ -6,19 +6,16 @@ import argparse
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
 
 from api.errors import NvshimError
+from integration.tree import Tree
 from tests.tools import REPOSITORY
 from tests.tools.dist.archive import PROJECT, archive_name, write_tarball
 from tests.tools.dist.build import build
 from tests.tools.dist.debian import package_name, write_package
-from tests.tools.errors import TreeNotBuilt
 from tests.tools.dist.inputs import Inputs
+from tests.tools.errors import TreeNotBuilt
 from tests.tools.stamps import read_stamp, write_stamp
-
-if TYPE_CHECKING:
-    from integration.tree import Tree
 
 
 def _hand_on(tree: Tree, inputs: Inputs, directory: str) -> None:

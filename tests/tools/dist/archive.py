@@ -11,10 +11,9 @@ from __future__ import annotations
 import gzip
 import os
 import tarfile
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from integration.tree import Tree
+from integration.tree import Tree
 
 PROJECT: Final = "containerd-shim-nvidia"
 

@@ -6,21 +6,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from tests.tools.dist import interpreter, modules, share
 from integration.errors import TreeError
-from tests.tools.errors import TreeNotBuilt
-from tests.tools.dist.interpreter import Packages
-from tests.tools.stamps import read_stamp, write_stamp
-from integration.tree import read_tree, verify, write_tree
+from integration.tree import Tree, read_tree, verify, write_tree
 from shim.forkserver.launcher import SOURCES, compile_native, tree_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.tools.dist.inputs import Inputs
-    from integration.tree import Tree
+from tests.tools.dist import interpreter, modules, share
+from tests.tools.dist.inputs import Inputs
+from tests.tools.dist.interpreter import Packages
+from tests.tools.errors import TreeNotBuilt
+from tests.tools.stamps import read_stamp, write_stamp
 
 __all__ = ["build"]
 
@@ -167,9 +163,9 @@ def _set_modes(tree: str, epoch: int) -> None:
                 os.chmod(path, 0o755 if _is_program(os.path.relpath(path, tree)) else 0o644)
             os.utime(path, (epoch, epoch), follow_symlinks=False)
         for name in directories:
-            os.chmod(os.path.join(above, name), 0o755)  # noqa: S103 - everybody may look
+            os.chmod(os.path.join(above, name), 0o755)
             os.utime(os.path.join(above, name), (epoch, epoch))
-    os.chmod(tree, 0o755)  # noqa: S103 - likewise
+    os.chmod(tree, 0o755)
     os.utime(tree, (epoch, epoch))
 
 

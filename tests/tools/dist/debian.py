@@ -24,15 +24,13 @@ import subprocess
 import tempfile
 import time
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.cli import exits
+from integration.tree import Tree
 from tests.tools.dist.archive import PROJECT
+from tests.tools.dist.inputs import Inputs
 from tests.tools.errors import TreeNotBuilt
-
-if TYPE_CHECKING:
-    from tests.tools.dist.inputs import Inputs
-    from integration.tree import Tree
 
 PLACE: Final = f"usr/lib/{PROJECT}"
 """Where the package manager's tree is."""
@@ -70,8 +68,8 @@ units='{units}'
 systemd() {
   if [ -d /run/systemd/system ]; then systemctl "$@" || :; fi
 }
-# What containers still need stays, and so does all of it while an engine names the shim; nvshim says
-# so, and stays with it. That is no failure.
+# What containers still need stays, and so does all of it while an engine names the shim; nvshim
+# says so, and stays with it. That is no failure.
 uninstall() {
   status=0
   said=$("$1" uninstall --bindir /usr/bin 2>&1) || status=$?
@@ -197,7 +195,7 @@ def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "
     """
     parent = os.path.dirname(os.path.abspath(path))
     with tempfile.TemporaryDirectory(prefix=".deb-", dir=parent) as work:
-        os.chmod(work, 0o755)  # noqa: S103 - what the package has as its root
+        os.chmod(work, 0o755)
         root = os.path.join(work, "root")
         _fill(root, tree, inputs)
         new = os.path.join(work, "package.deb")
@@ -313,5 +311,5 @@ def _write(path: str, content: bytes, epoch: int, mode: int = 0o644) -> None:
 def _set_directories(root: str, epoch: int) -> None:
     """Give the directories, which were made under whatever umask, one mode and time."""
     for above, _, _ in os.walk(root, topdown=False):
-        os.chmod(above, 0o755)  # noqa: S103 - everybody may look
+        os.chmod(above, 0o755)
         os.utime(above, (epoch, epoch))

@@ -10,16 +10,14 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tests.tools import REPOSITORY
-from tests.tools.errors import TreeNotBuilt
 from integration.tree import ARCHITECTURES
+from tests.tools import REPOSITORY
 from tests.tools.dist.modules import OURS, REQUIREMENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from tests.tools.errors import TreeNotBuilt
 
 _OTHERS: Final = (*REQUIREMENTS, "LICENSE", "pyproject.toml")
 # What builds the tree, and a program of it: entry.c.

@@ -15,14 +15,12 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tests.tools.errors import LibraryMissing, TreeNotBuilt
 from integration.simulated.packages import default_cache, fetch, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+from tests.tools.errors import LibraryMissing, TreeNotBuilt
 
 RELEASE: Final = "trixie"
 PYTHON: Final = "python3.13"

@@ -15,13 +15,11 @@ import os
 import re
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.tools.dist import interpreter
+from tests.tools.dist.interpreter import Packages
 from tests.tools.errors import TreeNotBuilt
-
-if TYPE_CHECKING:
-    from tests.tools.dist.interpreter import Packages
 
 OURS: Final = ("api", "hooks", "integration", "shim")
 REQUIREMENTS: Final = ("requirements.txt", "requirements-node.txt")

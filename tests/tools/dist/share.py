@@ -14,17 +14,13 @@ import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 from urllib.parse import quote
 
+from tests.tools.dist.inputs import Inputs
+from tests.tools.dist.interpreter import RELEASE, Packages
 from tests.tools.errors import TreeNotBuilt
-from tests.tools.dist.interpreter import RELEASE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tests.tools.dist.inputs import Inputs
-    from tests.tools.dist.interpreter import Packages
 
 LIST: Final = "share/sbom.cdx.json"
 

@@ -20,11 +20,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import NvshimError
-from integration.tree import MANIFEST, write_tree
+from integration.tree import MANIFEST, Tree, write_tree
 from tests.tools import REPOSITORY
 from tests.tools.dist.archive import write_tarball
 from tests.tools.dist.build import build as build_tree
@@ -34,11 +35,6 @@ from tests.tools.gpu.image import PROGRAM, gpu_image
 from tests.tools.gpu.machine import BUNDLE
 from tests.tools.images import File, glibc_libraries, write_archive
 from tests.tools.parts import INSTALLED, Parts, patchelf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from integration.tree import Tree
 
 _ENTRY: Final = """\
 import sys

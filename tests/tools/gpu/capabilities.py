@@ -8,22 +8,16 @@ does not work.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.node.capabilities import Library, rows_of
+from hooks.node.driver import LibraryFile
 from hooks.words import Capability
-from tests.tools.gpu.checks import SIMULATED, answers, lists, refusal, told
-from tests.tools.gpu.containers import asking
-from tests.tools.gpu.report import failed, not_possible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hooks.node.driver import LibraryFile
-    from tests.tools.gpu.checks import Subject
-    from tests.tools.gpu.containers import Container
-    from tests.tools.gpu.report import Report
+from tests.tools.gpu.checks import SIMULATED, Subject, answers, lists, refusal, told
+from tests.tools.gpu.containers import Container, asking
+from tests.tools.gpu.report import Report, failed, not_possible
 
 _ALONE: Final = (
     Capability.UTILITY,

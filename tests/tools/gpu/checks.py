@@ -12,25 +12,20 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.node.capabilities import CONTROL
+from hooks.node.gpus import Gpu
+from hooks.node.inventory import Inventory
 from integration import traces
+from integration.simulated.containerd import Completed
 from tests.tools.errors import CheckNotPossible
-from tests.tools.gpu.containers import TIMEOUT, asking
-from tests.tools.gpu.report import failed, not_possible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu
-    from hooks.node.inventory import Inventory
-    from integration.simulated.containerd import Completed
-    from tests.tools.gpu.containers import Container, Containers
-    from tests.tools.gpu.report import Report
+from tests.tools.gpu.containers import TIMEOUT, Container, Containers, asking
+from tests.tools.gpu.report import Report, failed, not_possible
 
 _UUID: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)", re.IGNORECASE)
 _NO_DEVICE: Final = 100  # CUDA_ERROR_NO_DEVICE

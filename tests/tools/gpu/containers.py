@@ -7,13 +7,11 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from integration.simulated.containerd import Completed, PrivateContainerd
+from integration.simulated.containerd import Completed, PrivateContainerd
 
 IMAGE: Final = "nvshim.local/gpu:latest"
 

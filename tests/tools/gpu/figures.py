@@ -8,15 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.memory import pss_and_uss
+from tests.tools.gpu.checks import Subject
 from tests.tools.gpu.containers import OURS, STOCK, asking
-from tests.tools.gpu.report import not_possible
-
-if TYPE_CHECKING:
-    from tests.tools.gpu.checks import Subject
-    from tests.tools.gpu.report import Report
+from tests.tools.gpu.report import Report, not_possible
 
 _COLD_ROUNDS: Final = 3
 _SETTLE: Final = 1.0

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration import traces
 from shim import syscalls
 from tests.tools.errors import MachineUnfit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WORK: Final = "/run/nvshim-gpu"
 """The work directory."""

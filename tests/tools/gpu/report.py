@@ -11,15 +11,13 @@ import json
 import os
 import time
 import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from tests.tools.errors import CheckFailed, CheckNotPossible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 MARKDOWN: Final = "report.md"
 JSON: Final = "report.json"

@@ -14,28 +14,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import NvshimError
 from hooks import engine
 from hooks.config import Config, load_config
+from hooks.node.inventory import Inventory
 from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.simulated.programs import Programs
-from integration.tree import verify
+from integration.tree import Tree, verify
 from tests.tools.gpu.capabilities import check_capabilities
 from tests.tools.gpu.checks import Subject, computes, make_checks, told
 from tests.tools.gpu.containers import OURS, STOCK, TIMEOUT, Containers
 from tests.tools.gpu.figures import measure
 from tests.tools.gpu.machine import BUNDLE, WORK, Machine, prepared
 from tests.tools.gpu.report import Report, ended, failed, not_possible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hooks.node.inventory import Inventory
-    from integration.tree import Tree
 
 _TITLE: Final = "containerd-shim-nvidia on a machine with GPUs"
 _SMI_TIMEOUT: Final = 60.0

@@ -7,7 +7,6 @@ can see (a key, a variable, an error, an option) is a change of a page in the sa
     markdown.py       tables and anchors
     sources.py        our modules as syntax trees: what the code reads, and what it raises
     variables.py      environment variables: a table, since no code says what one is for
-    annotation_names.py  annotations: likewise
     configuration.py  keys of config.toml, from the parser's own table
     error_codes.py    the tree of errors, with the remedies that the code writes into them
     findings.py       what the doctor looks for, from its table
@@ -15,7 +14,9 @@ can see (a key, a variable, an error, an option) is a change of a page in the sa
     capabilities.py   driver capability → files
     migration.py      what becomes of each key of NVIDIA's config.toml
     advisories.py     known advisories, and the tests about them
-    picture.py        a picture (SVG) of a text that Mermaid understands as well
+    metrics.py        the metrics, from their table; dcgm.py, dashboard.py: what is made of them
+    xids.py           NVIDIA's Xids, and what the agent makes of each
+    site.py           the documentation as a site
 
 Rules
 - Whatever the code can say, it says: what is written here by hand is only what it cannot.

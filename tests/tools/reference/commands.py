@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 
 from integration.cli import exits
 from integration.cli.app import COMMANDS, nvshim
 from tests.tools.reference.markdown import code, prose, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["exit_statuses", "page", "walk"]
 

@@ -6,14 +6,12 @@ import importlib
 import inspect
 import pkgutil
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from api.errors import NvshimError, Status
 from tests.tools.reference.markdown import code, prose, table
 from tests.tools.reference.sources import ROOMS, remedies
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["every_error", "page"]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from hooks.config import Config
 from hooks.config.nvidia import KEYS, parse_nvidia_config
 from hooks.errors import WrongConfigValue
 from tests.tools.reference.configuration import key_of, written
 from tests.tools.reference.markdown import code, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["defaults", "keys"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from tests.tools import REPOSITORY, pod_trace
 from tests.tools.errors import BlockMissing
@@ -22,9 +23,6 @@ from tests.tools.reference import (
     variables,
     xids,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any, Final
 
 __all__ = ["on_page_markdown", "with_plain_bars", "without_links_out"]
 

@@ -6,12 +6,10 @@ import ast
 import functools
 import os
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
 from tests.tools import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["ROOMS", "Module", "modules", "remedies", "texts", "variables_of_c", "variables_read"]
 
@@ -53,7 +51,8 @@ def _files(rooms: tuple[str, ...], *endings: str) -> Iterator[str]:
     yield from sorted(os.path.relpath(path, REPOSITORY) for path in found)
 
 
-def texts(module: Module) -> Iterator[tuple[int, str]]:
+@functools.cache
+def texts(module: Module) -> tuple[tuple[int, str], ...]:
     """Every string constant of a module that is no docstring, with its line.
 
     Args:
@@ -64,12 +63,14 @@ def texts(module: Module) -> Iterator[tuple[int, str]]:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
+    found = []
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Constant) and id(node) not in prose:
             if isinstance(node.value, str):
-                yield node.lineno, node.value
+                found.append((node.lineno, node.value))
             elif isinstance(node.value, bytes):
-                yield node.lineno, node.value.decode("latin-1")
+                found.append((node.lineno, node.value.decode("latin-1")))
+    return tuple(found)
 
 
 # -- variables ------------------------------------------------------------------------------

@@ -11,13 +11,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from tests.tools.errors import DiskNotBuilt
 from tests.tools.vm import tools
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MODULES: Final = ("virtio_pci", "virtio_blk", "ext4")
 """What the initial root has to load."""

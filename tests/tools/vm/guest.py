@@ -18,17 +18,14 @@ import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.tools.stamps import read_stamp, write_stamp
 from tests.tools.vm import disk, python, root
+from tests.tools.vm.guests import Guest
 from tests.tools.vm.kernel import Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.tools.vm.guests import Guest
 
 # The modules of this project, compiled for the guest where they are.
 _ROOMS: Final = ("api", "hooks", "integration", "shim", "tests")

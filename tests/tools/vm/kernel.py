@@ -14,17 +14,14 @@ import glob
 import lzma
 import os
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.packages import fetch, unpack
 from tests.tools.errors import KernelUnusable
 from tests.tools.vm import tools
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tests.tools.vm.guests import Guest
+from tests.tools.vm.guests import Guest
 
 _META_PACKAGE: Final = "linux-image-amd64"
 

@@ -14,16 +14,13 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from typing import TYPE_CHECKING, BinaryIO, Final
+from collections.abc import Sequence
+from typing import BinaryIO, Final
 
 from tests.tools.errors import MachineFailed, MachineTimeout, ShareMissing
 from tests.tools.vm import tools
+from tests.tools.vm.guest import Files
 from tests.tools.vm.root import TARGET
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.tools.vm.guest import Files
 
 _CPUS: Final = 2
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from tests.tools.errors import PythonNotPrepared
 from tests.tools.vm import tools
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.tools.vm.guests import Guest
+from tests.tools.vm.guests import Guest
 
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 _LOADER: Final = f"{_LIBRARIES}/ld-linux-x86-64.so.2"

@@ -13,16 +13,13 @@ import os
 import re
 import shlex
 import shutil
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from integration.simulated.packages import sources_of
 from tests.tools.errors import RootNotBuilt
 from tests.tools.vm import tools
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.tools.vm.guests import Guest
+from tests.tools.vm.guests import Guest
 
 TARGET: Final = "nvshim.target"
 """What the guest boots into."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from tests.tools.errors import ToolMissing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.tools.errors import VmError
+from tests.tools.errors import ToolMissing, VmError
 
 _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -7,7 +7,8 @@ import io
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,12 +18,7 @@ from hooks.cdi.files import tree_of
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
 from integration.cli import app, exits
-from tests.unit.hooks.fake_node import NVIDIA, VERSION, uuid_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import NVIDIA, VERSION, Node, uuid_of
 
 pytestmark = pytest.mark.usefixtures("config_file")
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hooks.errors import ImexChannelMissing, NvmlFailed, UnknownDevice
-from hooks.node.inventory import take_inventory
+from hooks.node.inventory import Inventory, take_inventory
 from integration.cli import app, exits
 from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
-from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, nvml_gpu, nvml_mig, uuid_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hooks.node.inventory import Inventory
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,12 +16,7 @@ from integration.cli import app, configure, exits
 from integration.compat import cdi_generate, toolkit_config
 from integration.compat.errors import FlagWithoutMeaning, NoCounterpart
 from integration.compat.runtime_configure import arguments_of
-from tests.unit.hooks.fake_node import uuid_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import Node, uuid_of
 
 LINE = re.compile(r'time="[-0-9T:]+Z" level=(info|warning|debug) msg=("[^"]*(\\.[^"]*)*"|\S+)')
 

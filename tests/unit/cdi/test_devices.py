@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,7 @@ from integration.cli import app, exits
 from integration.devices.creating import State, Wish, create, refuse_failures, run_command
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import expected_nodes
-from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, Node
 
 CONTROL = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
 

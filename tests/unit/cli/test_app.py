@@ -5,7 +5,8 @@ import json
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 import pytest
@@ -15,9 +16,6 @@ from api.errors import NvshimError, Status
 from integration.cli import app, exits
 from integration.cli.options import with_output
 from integration.cli.output import Column, Format, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Unlucky(NvshimError):

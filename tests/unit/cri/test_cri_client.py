@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -16,10 +18,6 @@ from integration.cri.errors import CriRefused, CriUnreachable
 from tests.tools.cri import plugin as module
 from tests.tools.cri.plugin import CriPlugin, to_toml
 from tests.tools.errors import CniNotInstalled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 HANDLERS = {"nvidia": {"runtime_type": "io.containerd.nvidia.v1", "options": {"Root": "/r"}}}
 

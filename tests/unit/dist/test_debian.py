@@ -7,19 +7,14 @@ import os
 import re
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from integration.tree import Tree, write_tree
 from tests.tools.dist.debian import package_name, package_version, write_package
-from tests.tools.errors import TreeNotBuilt
 from tests.tools.dist.inputs import Inputs
-from integration.tree import write_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from integration.tree import Tree
+from tests.tools.errors import TreeNotBuilt
 
 INPUTS = Inputs(
     source="/nowhere", version="1.2.0", revision="abc1234-dirty", epoch=1_700_000_000,

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.errors import TreeDamaged, TreeUnreadable
-from integration.tree import MANIFEST, own_tree, read_tree, verify, write_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from integration.tree import Tree
+from integration.tree import MANIFEST, Tree, own_tree, read_tree, verify, write_tree
 
 
 def _make(path: Path, *, text: str = "import shim\n") -> Tree:

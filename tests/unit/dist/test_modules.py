@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.tools.dist.modules import OURS, copy_ours
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_package_that_has_moved_leaves_nothing_in_a_tree(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,9 +15,6 @@ import pytest
 from tests.harness.launcher import REPOSITORY
 from tests.harness.pages import anchors, blocks, links, pages, read_page
 from tests.tools.reference.site import with_plain_bars, without_links_out
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGES: Final = pages()
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.doctor.trees import Healthy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.unit.doctor.trees import Tree
+from tests.unit.doctor.trees import Healthy, Tree
 
 
 @pytest.fixture(scope="session")

@@ -5,18 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.doctor.examination import choose, examine
-from integration.doctor.findings import Severity
-from tests.unit.doctor.trees import CHECKPOINT, OURS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.findings import Finding
-    from tests.unit.doctor.trees import Tree
+from integration.doctor.findings import Finding, Severity
+from tests.unit.doctor.trees import CHECKPOINT, OURS, Tree
 
 STATE: Final = "/run/containerd-shim-nvidia"
 CODES: Final = ("D104", "D105", "D106", "D107", "D108", "D109", "D110", "D111", "D112")

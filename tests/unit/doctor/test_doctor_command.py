@@ -15,7 +15,9 @@ import sys
 import tarfile
 import termios
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,13 +29,7 @@ from integration.doctor.examination import choose, examine
 from integration.doctor.facts import Unseen
 from integration.doctor.observing.containers import allowed_by_systemd
 from integration.doctor.places import Places
-from tests.unit.doctor.trees import CDI, CONTAINERD, CONTAINERD_PID, OURS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.doctor.trees import Healthy, Tree
+from tests.unit.doctor.trees import CDI, CONTAINERD, CONTAINERD_PID, OURS, Healthy, Tree
 
 
 def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

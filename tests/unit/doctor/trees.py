@@ -13,16 +13,14 @@ import shutil
 import stat
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from hooks.cdi import schema
 from hooks.cdi.generating import Wish, generate
 from hooks.node.inventory import survey
 from integration.doctor.places import Places
 from integration.simulated import Scenario, SimulatedNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 OURS: Final = "/etc/containerd-shim-nvidia/config.toml"
 CONTAINERD: Final = "/etc/containerd/config.toml"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from integration.engines.errors import (
     HandlerTaken,
     NotOurs,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

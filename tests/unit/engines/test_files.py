@@ -7,15 +7,12 @@ import fcntl
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from integration.engines.errors import ChangedMeanwhile, ConfigLocked, WriteFailed
 from integration.engines.files import Change, FileChange, Need, apply, missing_directories
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def change(*changes: FileChange) -> Change:

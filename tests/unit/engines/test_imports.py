@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from integration.engines.errors import ConfigInvalid, ConfigUnreadable
 from integration.engines.imports import covers, load
 from integration.engines.undo import View
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(path: Path, text: str) -> str:

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,6 @@ from integration.engines import restart as restarts
 from integration.engines.errors import RestartFailed, RestartRefused
 from integration.engines.files import Change, Need
 from integration.engines.restart import Mode, restart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SERVER = """
 import os, signal, socket, sys, time

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.tools.errors import BundleNotBuilt, ProgramNotAdapted
 from tests.tools.gpu.bundle import collect
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_patchelf = pytest.mark.skipif(not shutil.which("patchelf"), reason="needs patchelf")
 

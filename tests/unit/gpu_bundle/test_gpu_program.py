@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -13,9 +14,6 @@ import tests.tools.gpu
 from integration.simulated.containerd import Completed
 from tests.tools.errors import CheckFailed
 from tests.tools.gpu.checks import answers, computes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOURCE: Final = os.path.join(os.path.dirname(tests.tools.gpu.__file__), "gpu.c")
 FAKE: Final = os.path.join(os.path.dirname(__file__), "fake_cuda.c")

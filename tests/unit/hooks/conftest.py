@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.unit.hooks.fake_node import MULTIARCH
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Elves
+from tests.unit.hooks.fake_node import MULTIARCH, Elves
 
 
 @pytest.fixture(autouse=True)

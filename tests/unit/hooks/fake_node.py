@@ -7,13 +7,11 @@ import os
 import shutil
 import stat
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hooks.config import Config
 from hooks.node.inventory import Inventory, take_inventory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VERSION = "535.261.03"
 MULTIARCH = "usr/lib/x86_64-linux-gnu"

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from api.errors import NvshimError
-from hooks.plan import Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from hooks.plan import Contribution, Device, Hook, IntelRdt, Plan
+from hooks.plan import Contribution, Device, Hook, IntelRdt, Mount, Plan
 
 USUAL = Mount("", "").options
 

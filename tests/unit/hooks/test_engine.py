@@ -4,9 +4,11 @@ import copy
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,13 +26,7 @@ from hooks.errors import (
 from hooks.image.layout import unseen_layout
 from hooks.image.rootfs import Rootfs
 from hooks.plan import Mount, Plan
-from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu
 
 HOME = MULTIARCH
 

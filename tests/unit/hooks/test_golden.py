@@ -10,24 +10,20 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hooks import engine
 from hooks.image.ldcache import parse
 from hooks.image.rootfs import Rootfs
-from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu, nvml_mig
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig
 from tests.unit.hooks.golden import Golden
 from tests.unit.hooks.image import images
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.hooks.fake_node import Node
 
 GOLDEN = Golden("golden.json")
 ONE = "NVIDIA_VISIBLE_DEVICES=0"

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace as config_with
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,6 @@ from hooks.errors import (
     UnknownConfigKey,
     WrongConfigValue,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # As the toolkit's packages install it: what is commented out there is left out here.
 AS_INSTALLED = """

@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,15 +25,10 @@ from hooks.words import Arch, Void
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import LISTS, STORE
-from tests.unit.hooks.fake_node import put_directory, uuid_of
+from tests.unit.hooks.fake_node import Node, put_directory, uuid_of
 from tests.unit.hooks.golden import Golden, outcome
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.unit.hooks.fake_node import Node
-
-    Change = Callable[[SimulatedNode], Any]
+Change = Callable[[SimulatedNode], Any]
 
 MACHINE = os.uname().machine
 

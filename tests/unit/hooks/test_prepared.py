@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,6 +12,7 @@ from hooks import engine
 from hooks.edits.compat import Compat
 from hooks.image.layout import Layout, Libc, Loader
 from hooks.image.placement import Placed
+from hooks.node.inventory import Inventory
 from hooks.plan import (
     CachedLibrary,
     Device,
@@ -25,11 +26,7 @@ from hooks.plan import (
 )
 from hooks.prepared import Prepared, key_of
 from hooks.words import Arch
-from tests.unit.hooks.fake_node import nvml_gpu
-
-if TYPE_CHECKING:
-    from hooks.node.inventory import Inventory
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import Node, nvml_gpu
 
 PREPARED = Prepared(
     layout=Layout(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,18 +20,14 @@ from hooks.errors import GpuExcluded
 from hooks.plan import Device
 from hooks.requests.request import Request
 from hooks.vendors import amd, intel
+from hooks.vendors.gpus import VendorGpu
 from hooks.vendors.names import Range, VendorRequest, parse
 from hooks.words import Void
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 from tests.unit.hooks.golden import Golden, outcome
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hooks.vendors.gpus import VendorGpu
-
-    MakeNode = Callable[..., SimulatedNode]
+MakeNode = Callable[..., SimulatedNode]
 
 # Two AMD GPUs, the second of them in eight partitions, and two Intel GPUs.
 MIXED = {"amd": ["mi210", "mi300x/8"], "intel": ["flex170", "uhd770"]}

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from integration.inspection import bundles
 from integration.inspection.bundles import Pod, find_containers, state_directories
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 CRI = {
     "io.kubernetes.cri.sandbox-id": "sand",

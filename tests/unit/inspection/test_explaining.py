@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +20,7 @@ from integration.inspection.bundles import Container, Pod, find_containers
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.explaining import explain_container, find_container, rootfs_of
 from integration.simulated import Scenario, SimulatedNode
-from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Elves, Node
+from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
 
 NVSHIM = (sys.executable, "-m", "integration.cli")
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__)))

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,7 @@ from integration.inspection.bundles import Container
 from integration.inspection.gpus import gpu_rows, list_gpus
 from integration.inspection.node import describe_node
 from integration.simulated import Scenario, SimulatedNode
-from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import VERSION, Node, nvml_gpu, uuid_of
 
 ABSENT = "GPU-00000000-0000-4000-8000-00000000dead"
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from hooks.config import Config
 from integration.cli import exits
 from integration.cli.app import main
 from integration.inspection import health
@@ -16,11 +17,7 @@ from integration.node.health.book import Book, Place, heard, judge, saw
 from integration.node.health.machine import Moment, Rules
 from integration.node.health.policy import policy_of
 from integration.node.monitor.values import GpuEvent
-from tests.unit.hooks.fake_node import uuid_of
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import Node, uuid_of
 
 MIG = "MIG-00000000-0000-4000-8000-000000000001"
 

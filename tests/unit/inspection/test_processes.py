@@ -4,8 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,6 @@ from integration.inspection.processes import (
 from integration.inspection.procfs import Procfs
 from integration.inspection.trees import Tree, is_current, tree_of
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PROGRAM = "containerd-shim-nvidia-v1"
 LISTEN = """if True:

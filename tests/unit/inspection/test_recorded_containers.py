@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -12,10 +14,6 @@ from integration.cli.app import main
 from integration.inspection.bundles import TASKS
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 RECORDED: Final = f"{REPOSITORY}/tests/recorded/kubernetes-1.36/specs"
 CDI: Final = "k8s.device-plugin.nvidia.com/gpu="

@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from integration.inspection.errors import (
     SettingsNotWritten,
     SettingUnknown,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OURS = """\
 # What we want.

@@ -7,7 +7,8 @@ import os
 import shutil
 import stat
 import tarfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,14 +20,8 @@ from integration.install.errors import (
     SourceBroken,
     SourceMissing,
 )
-from integration.tree import MANIFEST, read_tree, verify
+from integration.tree import MANIFEST, Tree, read_tree, verify
 from tests.harness.trees import small_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from integration.tree import Tree
 
 TOP = "containerd-shim-nvidia-1.0"
 

@@ -6,8 +6,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -16,10 +18,6 @@ from integration.install.survey import look
 from integration.install.usage import Role, User, is_blind, role_of, users
 from tests.harness.launcher import REPOSITORY
 from tests.harness.trees import small_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NAME: Final = "containerd-shim-nvidia-v1"
 SOCKET: Final = "a1" * 32

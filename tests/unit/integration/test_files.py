@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from integration.files import read_file, replace_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_new_file_has_the_mode_that_was_asked_for_and_its_directory(tmp_path: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.simulated.errors import ArchiveUnreachable
 from tests.tools import criu
 from tests.tools.errors import CriuUnusable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORKS = "#!/bin/sh\n[ $1 = check ] && echo Looks good.\n"
 REFUSES = """#!/bin/sh
@@ -70,13 +67,3 @@ def test_without_one_each_reason_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert message.count("vdso: Unexpected rt vDSO area bounds") == 2
     assert "that of sid: no network" in message
     assert "\n" not in message
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="criu check needs root")
-def test_what_is_found_runs() -> None:
-    try:
-        program = criu.find_criu()
-    except CriuUnusable as error:
-        pytest.skip(str(error))
-    assert os.path.basename(program) == "criu"
-    assert criu.complaint(program) == ""

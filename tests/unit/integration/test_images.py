@@ -8,16 +8,14 @@ import os
 import subprocess
 import tarfile
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.simulated import images
 from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
 from tests.tools.images import Directory, File, Image, Link, behind_link, busybox, write_archive
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TREE: images.Tree = {
     "usr/bin/tool": File(b"#!/bin/sh\n", 0o755),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from integration.simulated.errors import PackagesError
 from tests import matrix
 from tests.harness.launcher import REPOSITORY
 from tests.matrix import Outcome, read_outcome, runs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_each_containerd_meets_each_runc_and_its_own_crun() -> None:

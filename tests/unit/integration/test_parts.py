@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from tests.harness.releases import UNSTABLE, of_releases
 from tests.tools import parts as module
 from tests.tools.errors import ProgramNotAdapted
 from tests.tools.parts import SYSTEM_PATH, Parts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="session", params=of_releases("trixie", UNSTABLE))

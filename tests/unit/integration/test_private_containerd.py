@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from integration.simulated.errors import (
     CtrTimeout,
 )
 from tests.harness.runtime import is_alive
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_it_answers_when_it_has_started_and_is_gone_at_the_end(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,6 @@ from integration.simulated.containerd import PrivateContainerd
 from integration.traces import Marks, Trace
 from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -31,10 +33,6 @@ from shim import RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
 from tests.tools.images import busybox, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is root's")
 

@@ -7,7 +7,8 @@ import json
 import os
 import socket
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,6 @@ from integration.simulated.errors import ImageBuildFailed
 from shim import RUNTIME_NAME
 from tests.tools.images import File, Link
 from tests.tools.node_image import node_image
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_first_time_nothing_is_waited_and_then_twice_as_long_each_time() -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import anyio
 import anyio.lowlevel
+import pytest
 from hypothesis import strategies as st
 
 from shim import loop
@@ -22,11 +24,6 @@ from shim.loop import core, timers
 from shim.loop.descriptors import Descriptors
 from shim.loop.scopes import CancelScope
 from tests.harness import loop_backend
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    import pytest
 
 EVENTS = 3
 LOCKS = 2

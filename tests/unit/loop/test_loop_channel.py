@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from shim import loop
 from shim.loop.descriptors import Descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.anyio
 

@@ -6,14 +6,12 @@ import gc
 import os
 import time
 from _thread import allocate_lock
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from shim import loop
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 pytestmark = pytest.mark.usefixtures("no_collector")
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, ParamSpec
+from collections.abc import Callable
+from typing import ParamSpec
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 P = ParamSpec("P")
 

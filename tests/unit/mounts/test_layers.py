@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,14 +15,9 @@ from shim.errors import BundleUnusable
 from shim.files import digest
 from shim.mountinfo import mount_points_below
 from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
-from shim.rootfs.overlay import read_overlay
+from shim.rootfs.overlay import Overlay, read_overlay
 from shim.work import layers
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shim.rootfs.overlay import Overlay
 
 NAME = "layer"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -16,9 +17,6 @@ from shim.pod.creation import Rootfs
 from shim.rootfs.served import may_hang
 from tests.harness import loop_backend
 from tests.harness.fuse import FILE, fuse
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PLAIN = ["index=off", "upperdir=/a", "workdir=/b", "lowerdir=/c:/d"]
 

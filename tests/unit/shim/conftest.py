@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import anyio
 import anyio.abc
@@ -11,9 +11,6 @@ import pytest
 
 from shim.reaper import Reaper
 from tests.harness import loop_backend
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture

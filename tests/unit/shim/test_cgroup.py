@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from shim.cgroup import cgroup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def _a_hierarchy() -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,14 +19,10 @@ from shim.checkpoint.errors import (
     CriuUnsupportedByRuntime,
     RestoreFailed,
 )
+from shim.reaper import Reaper
 from shim.runtime.options import RuntimeOptions
 from shim.runtime.runtime import LowLevelRuntime
 from shim.stdio.stdio import ChildStdio
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shim.reaper import Reaper
 
 pytestmark = pytest.mark.anyio
 

@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest.mock import Mock
 
 import pytest
 
+from hooks.config import Config
 from hooks.errors import ClaimsUnusable, DeviceHeld
 from hooks.requests.request import read_request
 from integration.inspection.procfs import Procfs
@@ -27,11 +29,6 @@ from shim.work import claims
 from shim.work.provision import Provision
 from tests.harness.waiting import eventually
 from tests.unit.hooks.fake_node import Node, nvml_gpu, uuid_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.config import Config
 
 SPEC: Final[dict[str, Any]] = {
     "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "user": {"uid": 0, "gid": 0}},

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -28,10 +30,6 @@ from shim.checkpoint.errors import (
     RestoreFailed,
 )
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 INVENTORY: Final = bytes.fromhex("163131584e000000080210011a18")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -13,9 +14,6 @@ from api.proto import events_pb2
 from integration.byhand import EventsServer
 from shim.log import Log
 from shim.pod.events import Publisher
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from shim.cgroup.cgroup import pids_in
 from shim.files import at_and_below
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_depth_beyond_recursion(tmp_path: Path) -> None:

@@ -8,16 +8,14 @@ import signal
 import struct
 import subprocess
 import time
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from shim.sandbox import holder
 from shim.sandbox.errors import MachineUnsupported
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ALLOW: Final = 0x7FFF0000
 _EPERM: Final = 0x00050001

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -20,9 +21,6 @@ from shim.work.injection import Injection
 from shim.work.provision import Provision
 from shim.work.worker import Link
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class _Alone(Link):

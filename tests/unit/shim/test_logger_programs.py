@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from shim.errors import LoggerNotAllowed
 from shim.stdio.logger import check_program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -10,8 +10,8 @@ import errno
 import os
 import resource
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -19,9 +19,6 @@ import pytest
 from shim.cgroup import oom
 from shim.cgroup.cgroup import UNIFIED, Cgroup
 from tests.harness.waiting import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.anyio
 

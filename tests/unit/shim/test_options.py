@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -12,9 +12,6 @@ from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 from shim.runtime import options as options_module
 from shim.runtime.options import RuntimeOptions, read_options, with_cgroup_driver
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _RUNC = "containerd.runc.v1.Options"
 _TOML = "runtimeoptions.v1.Options"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -14,9 +14,6 @@ import pytest
 from shim import syscalls
 from shim.reaper import Exit, Reaper
 from shim.spawn import spawn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.anyio
 

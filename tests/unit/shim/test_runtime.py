@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -16,16 +17,11 @@ from hypothesis import strategies as st
 from api.errors import Status
 from shim import syscalls
 from shim.errors import ProcessFinished, ProgramNotFound, ProgramTimeout, RuntimeFailed
+from shim.reaper import Reaper
 from shim.runtime import runtime as runtime_module
 from shim.runtime.options import RuntimeOptions
 from shim.runtime.runtime import POINTLESS, LowLevelRuntime, last_error
 from shim.stdio.stdio import ChildStdio
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from shim.reaper import Reaper
 
 pytestmark = pytest.mark.anyio
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -13,9 +14,6 @@ from shim.sandbox import members
 from shim.sandbox.errors import WrongSandboxState
 from shim.sandbox.pod import Pod
 from shim.sandbox.sandbox import Sandbox, State
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _IPC = {"linux": {"namespaces": [{"type": "ipc", "path": "/proc/77/ns/ipc"}]}}
 SHM = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["size=64m"]}

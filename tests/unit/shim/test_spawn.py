@@ -8,19 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 
 from shim.errors import ProgramNotFound, ProgramTimeout
 from shim.programs import fixed_environment
+from shim.reaper import Reaper
 from shim.spawn import run, spawn
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from shim.reaper import Reaper
 
 pytestmark = pytest.mark.anyio
 

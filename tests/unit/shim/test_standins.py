@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import anyio
 import pytest
@@ -17,9 +18,6 @@ from shim.reaper import Child, Exit
 from shim.runtime import standins, statedir
 from shim.runtime.standins import StandIns
 from shim.runtime.statedir import Kind
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

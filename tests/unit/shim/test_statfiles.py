@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shim.cgroup import statfiles
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST = 2**64 - 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
@@ -14,9 +14,6 @@ from shim.cgroup import stats
 from shim.cgroup.cgroup import UNIFIED, Cgroup
 from shim.errors import CgroupNotFound
 from tests.harness.messages import flat
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST = 2**64 - 1
 UNLIMITED = 9223372036854771712  # what version 1 writes in place of "max"

@@ -12,30 +12,26 @@ import socket
 import stat
 import termios
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
+from anyio.abc import TaskGroup
 
 from shim.context import ShimContext
 from shim.errors import StdioTimeout, StdioUnavailable
 from shim.log import Log
 from shim.pod.process import Process
+from shim.reaper import Reaper
 from shim.stdio import Stdio, files, open_stdio
 from shim.stdio.uris import StdioUris
 from tests.harness.fuse import FILE, fuse
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from anyio.abc import TaskGroup
-
-    from shim.reaper import Reaper
-
-    Open = Callable[..., Awaitable[Stdio]]
+Open = Callable[..., Awaitable[Stdio]]
 
 pytestmark = pytest.mark.anyio
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio.abc import TaskGroup
 
 from shim.stdio.relay import Relay
 from tests.harness.examples import seeds
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from anyio.abc import TaskGroup
 
 pytestmark = pytest.mark.anyio
 

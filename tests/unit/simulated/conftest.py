@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.driver import DriverFiles
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    AskNvml = Callable[..., Any]
-    MakeNode = Callable[..., SimulatedNode]
+AskNvml = Callable[..., Any]
+MakeNode = Callable[..., SimulatedNode]
 
 
 @pytest.fixture(scope="session")
@@ -121,3 +120,16 @@ def ask_nvml() -> AskNvml:
         return json.loads(answers[0])
 
     return ask
+
+
+@contextlib.contextmanager
+def without(*paths: str) -> Iterator[None]:
+    """Take files away for a while."""
+    try:
+        for path in paths:
+            os.rename(path, path + ".away")
+        yield
+    finally:
+        for path in paths:
+            if os.path.exists(path + ".away"):
+                os.rename(path + ".away", path)

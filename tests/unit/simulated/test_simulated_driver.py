@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +14,7 @@ from integration.simulated.driver import DriverFiles
 from integration.simulated.errors import DriverIncomplete
 from integration.simulated.layouts import Layout
 from integration.simulated.library import build_stand_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.simulated.conftest import MakeNode
+from tests.unit.simulated.conftest import MakeNode
 
 # Links that programs look for, and what they stand for.
 SONAMES = {

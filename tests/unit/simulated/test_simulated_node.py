@@ -6,17 +6,14 @@ import json
 import os
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.cli.app import main as nvshim
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.errors import DevicesForbidden, LibraryNotBuilt, NodeExists, NodeNotFound
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def main(arguments: list[str]) -> int:

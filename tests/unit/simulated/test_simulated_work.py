@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.unit.simulated.conftest import AskNvml, MakeNode
+from tests.unit.simulated.conftest import AskNvml, MakeNode
 
 GPU_IS_LOST = 15
 NONE = 0xFFFFFFFF

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, wrappers_pb2
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import StringValue
 
 from api.proto import ttrpc_pb2
-from api.ttrpc import Method, Service
+from api.ttrpc import Context, Handler, ImmediateHandler, Method, Service
 from api.ttrpc.frames import REQUEST, RESPONSE, Frame, FrameReader, encode
 from api.ttrpc.server import Server
+from api.ttrpc.service import Translate
 from shim.pod import ttrpc
 from tests.harness import loop_backend
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from google.protobuf.descriptor import ServiceDescriptor
-
-    from api.ttrpc import Context, Handler, ImmediateHandler
-    from api.ttrpc.service import Translate
 
 NAME = "nvshim.test.Echo"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -26,10 +28,6 @@ from api.ttrpc import (
 from api.ttrpc.client import Client, connect, dial
 from api.ttrpc.frames import DATA, DATA_MAX, REQUEST, RESPONSE, FrameReader, encode
 from shim.pod import ttrpc
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

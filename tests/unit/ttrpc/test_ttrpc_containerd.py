@@ -6,7 +6,8 @@ import hashlib
 import os
 import shutil
 import socket
-from typing import TYPE_CHECKING
+import subprocess
+from collections.abc import Iterator
 
 import anyio
 import pytest
@@ -16,17 +17,11 @@ from api import typeurl
 from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, task_pb2, types_pb2
 from api.ttrpc import ConnectionClosed, Context, RemoteError, Service
-from api.ttrpc.client import connect
+from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, RESPONSE, Frame, FrameReader, encode
 from api.ttrpc.server import Server
 from integration.simulated.containerd import PrivateContainerd
 from tests.harness.events import Recorder
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
-
-    from api.ttrpc.client import Client
 
 pytestmark = [
     pytest.mark.e2e,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from api.errors import NvshimError, Status
@@ -13,9 +14,6 @@ from api.proto import ttrpc_pb2
 from api.ttrpc import Context, LocalProtocolError, RemoteError, Service
 from api.ttrpc.client import connect
 from api.ttrpc.frames import REQUEST, encode
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor import ServiceDescriptor
 
 pytestmark = pytest.mark.anyio
 

@@ -8,21 +8,18 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from api.proto import ttrpc_pb2
+from api.ttrpc import Context
 from api.ttrpc.client import connect
 from api.ttrpc.frames import REQUEST, encode
 from api.ttrpc.sockets import peer_credentials
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from api.ttrpc import Context
 
 # A client in a process of its own. It becomes somebody else, connects, sends a request and
 # prints what it was answered: how many bytes, until the end or for a second.

@@ -7,12 +7,14 @@ import os
 import resource
 import socket
 import time
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from api.errors import NvshimError, Status
@@ -29,11 +31,6 @@ from api.ttrpc import (
 from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, encode
 from tests.harness.examples import seeds
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from google.protobuf.descriptor import ServiceDescriptor
 
 pytestmark = pytest.mark.anyio
 
@@ -569,7 +566,6 @@ async def test_a_slow_reader_gets_everything_in_the_end(serve: Any, service: str
     assert answers == {number * 2 + 1: str(number) + LARGE for number in range(5)}
 
 
-@pytest.mark.serial
 async def test_shutdown_ends_idle_connections_at_once(serve: Any, service: str) -> None:
     async with serve({"Say": echo}) as served, connect(served.path) as client:
         await _say(client, service)
@@ -615,7 +611,6 @@ async def test_shutdown_lets_requests_finish_and_begins_no_new_ones(
         assert served.returned.is_set()
 
 
-@pytest.mark.serial
 async def test_shutdown_waits_no_longer_than_its_grace(serve: Any, service: str) -> None:
     async def hang(_: Context, request: StringValue) -> StringValue:
         await anyio.sleep_forever()

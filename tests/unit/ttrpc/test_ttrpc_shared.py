@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import StringValue
 
 from api.errors import NvshimError, Status
 from api.ttrpc import Context, LocalProtocolError, RemoteError, Service
-from api.ttrpc.client import connect
+from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA, encode
-
-if TYPE_CHECKING:
-    from google.protobuf.descriptor import ServiceDescriptor
-
-    from api.ttrpc.client import Client
 
 pytestmark = pytest.mark.anyio
 

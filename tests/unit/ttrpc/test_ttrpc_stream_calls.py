@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -18,6 +18,7 @@ from api.ttrpc import (
     DeadlineExceeded,
     LocalProtocolError,
     MessageTooLarge,
+    Method,
     Overloaded,
     RemoteError,
     Stream,
@@ -35,9 +36,6 @@ from api.ttrpc.frames import (
     FrameReader,
     encode,
 )
-
-if TYPE_CHECKING:
-    from api.ttrpc import Method
 
 pytestmark = pytest.mark.anyio
 

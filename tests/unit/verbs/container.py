@@ -9,13 +9,11 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _CGROUPS = "/sys/fs/cgroup"
 _FOREVER = ("/bin/busybox", "sh", "-c", "busybox sleep 1000 & busybox sleep 1000 & wait")

@@ -15,15 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import shim
 from shim.forkserver.launcher import write_launcher
 from tests.harness.launcher import SITE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 NAME = "containerd-shim-nvidia-v1"
 INTERPRETER = os.path.realpath(sys.executable)

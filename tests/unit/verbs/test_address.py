@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shim import sockets
 from shim.errors import BundleUnusable, SocketPathTooLong
 from shim.verbs.start import group_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _RUNC = "io.containerd.runc.v2.group"
 _CRI = "io.kubernetes.cri.sandbox-id"

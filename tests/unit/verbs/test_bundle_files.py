@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,6 @@ from hypothesis import strategies as st
 
 from shim import bundle, files
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_is_written_has_mode_0600_and_nothing_else_appears(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,11 +24,7 @@ from shim.processes import start_time_of
 from shim.runtime import remains
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 from tests.unit.verbs.container import Container, container, has_ended
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.unit.verbs.program import Program
+from tests.unit.verbs.program import Program
 
 
 def _delete(program: Program, bundle: Path) -> tuple[task_pb2.DeleteResponse, str]:

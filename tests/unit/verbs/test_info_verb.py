@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -14,11 +15,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 import shim
 from api.proto import runc_options_pb2, runtimeoptions_pb2, types_pb2
 from shim.verbs.info import FEATURES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.verbs.program import Program
+from tests.unit.verbs.program import Program
 
 
 def _options(message: runc_options_pb2.Options | runtimeoptions_pb2.Options) -> AnyMessage:

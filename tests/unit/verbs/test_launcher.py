@@ -6,7 +6,7 @@ import os
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from shim.errors import LauncherUnusable
 from shim.forkserver.launcher import compile_native, launcher_text, write_launcher
 from tests.harness.launcher import SITE
 from tests.unit.verbs.program import INTERPRETER, SOURCES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _write(path: Path, interpreter: str = INTERPRETER) -> Path:

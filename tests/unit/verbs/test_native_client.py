@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from shim.forkserver.launcher import compile_native
 from shim.forkserver.spares import VerbRequest
 from shim.verbs.handover import GO
 from shim.verbs.warmstart import ACCEPTED, LENGTH, READY, link_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = ["-namespace", "test", "-address", "/c.sock", "-id", "web-1", "start"]
 

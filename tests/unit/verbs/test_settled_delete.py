@@ -10,17 +10,14 @@ import shutil
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from api.proto import task_pb2
 from shim.bundle import SETTLED
 from shim.forkserver.launcher import compile_native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 NAME = "containerd-shim-nvidia-v1"
 PYTHON = b"left to Python"

@@ -8,17 +8,14 @@ import os
 import socket
 import stat
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 import pytest
 
 from shim import sockets
 from shim.errors import SocketDirectoryUnusable, SocketUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.synchronize import Barrier
-    from pathlib import Path
 
 
 @pytest.fixture

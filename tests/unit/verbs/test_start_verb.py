@@ -11,7 +11,8 @@ import stat
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -20,10 +21,6 @@ from api.proto import bootstrap_pb2, runc_options_pb2
 from shim.sockets import name_of
 from tests.harness.stopped import stopped_after
 from tests.unit.verbs.program import INTERPRETER, NAME, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _RUNC_OPTIONS = AnyMessage(
     type_url="containerd.runc.v1.Options",

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.harness.launcher import SITE
 from tests.unit.verbs.program import INTERPRETER, SOURCES, Program
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NEVER = {"anyio", "asyncio", "grpc", "hooks.engine", "shim.pod.server", "structlog", "yaml"}
 

@@ -6,16 +6,13 @@ import os
 import re
 import subprocess
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import shim
 from tests.harness.launcher import SITE
 from tests.unit.verbs.program import INTERPRETER, SOURCES, Program
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_version_is_the_distributions() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +16,7 @@ from tests.tools.vm import machine, tools
 from tests.tools.vm.guest import Files
 from tests.tools.vm.guests import GUESTS, find_guest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Run = Callable[..., int]
+Run = Callable[..., int]
 
 GUEST = GUESTS["debian-12"]
 

@@ -7,7 +7,8 @@ import os
 import stat
 import subprocess
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,13 +35,8 @@ from hooks.plan import (
 )
 from hooks.requests.request import Request
 from hooks.words import Origin, Void
-from tests.unit.hooks.fake_node import VERSION
+from tests.unit.hooks.fake_node import VERSION, Elves, Node
 from tests.unit.hooks.golden import Golden, outcome
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Elves, Node
 
 KIND = "vendor.com/device"
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from api.errors import NvshimError
 from hooks.cdi import generating, schema
 from hooks.cdi.errors import CdiNotGenerated, CdiSpecInvalid
 from hooks.cdi.generating import Wish, generate
+from hooks.cdi.spec import SpecDevice, SpecFile
 from hooks.errors import MalformedDevice, NoGpus, UnknownDevice
+from hooks.node.inventory import Inventory
 from hooks.words import Capability
-from tests.unit.hooks.fake_node import CAPS, VERSION, nvml_gpu, nvml_mig, uuid_of
-
-if TYPE_CHECKING:
-    from api.errors import NvshimError
-    from hooks.cdi.spec import SpecDevice, SpecFile
-    from hooks.node.inventory import Inventory
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import CAPS, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
 HOMES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,6 @@ from hooks.cdi import files, tree
 from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable
 from hooks.cdi.registry import Registry, resolve
 from hooks.cdi.spec import parse_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def write(path: Path, *devices: str, kind: str = "vendor.com/device", env: str = "A=b") -> Path:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hooks.node.inventory import take_inventory
+from hooks.config import Config
+from hooks.node.inventory import Inventory, take_inventory
 from integration.node.plugin.cdi import keep_specs, path_of
 from integration.node.plugin.values import DeviceIds, DeviceList, Settings
-from tests.unit.hooks.fake_node import nvml_gpu, nvml_mig, uuid_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 VENDOR = "k8s.device-plugin.nvidia.com"
 BY_CDI = Settings()

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hooks import engine
 from hooks.edits.features import MOST_CHANNELS
+from hooks.engine import Injection
 from hooks.errors import DeviceNodeMissing, ImexChannelMissing, MigCapabilityMissing
 from hooks.node.inventory import take_inventory
 from hooks.requests.request import Request
 from hooks.words import DEFAULT_CAPABILITIES, AllDevices, Capability, Feature, Void
-from tests.unit.hooks.fake_node import uuid_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hooks.engine import Injection
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import Node, uuid_of
 
 IMEX, FS, SWITCH, GDR, VERBS, MISC = 500, 501, 502, 503, 231, 10
 
@@ -218,6 +214,8 @@ def test_management_brings_every_node_of_the_driver_and_no_graphics(
     full: Node, rootfs: Path
 ) -> None:
     full.add_library("libnvidia-eglcore.so.535.261.03", None)
+    for other in ("mine", "nvidia-nvlink9"):  # the driver's by its numbers, and not by its name
+        full.add_node(other, 195, 9)
     injection = given(full, rootfs, Feature.MANAGEMENT, devices=Void())
     assert devices(injection) == GPUS | {
         "/dev/nvidia-modeset", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2",

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from api.errors import NvshimError
 from hooks.edits.grant import Grant, decide
 from hooks.errors import (
     AmbiguousDevice,
@@ -16,11 +17,7 @@ from hooks.errors import (
 from hooks.node.inventory import Inventory, take_inventory
 from hooks.requests.request import Request, read_request
 from hooks.words import DEFAULT_CAPABILITIES, NoDevices
-from tests.unit.hooks.fake_node import nvml_gpu, nvml_mig, uuid_of
-
-if TYPE_CHECKING:
-    from api.errors import NvshimError
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,13 +10,10 @@ from hooks.edits.planning import arches_of, make_plan
 from hooks.image.layout import Layout, Libc, Loader
 from hooks.node.capabilities import FILES, NODES, Library, every_row, rows_of
 from hooks.node.inventory import take_inventory
+from hooks.plan import Plan
 from hooks.requests.request import read_request
 from hooks.words import CAPABILITIES, Arch
-from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu, nvml_mig
-
-if TYPE_CHECKING:
-    from hooks.plan import Plan
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig
 
 HOME = "/usr/lib/x86_64-linux-gnu"
 HOME32 = "/usr/lib/i386-linux-gnu"

@@ -6,17 +6,14 @@ import hashlib
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from hooks.image.layout import read_layout
 from hooks.image.placement import Placed, place
 from hooks.image.rootfs import Rootfs
+from hooks.plan import Plan
 from hooks.words import Arch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hooks.plan import Plan
 
 _MACHINES: Final = {
     Arch.X86_64: (2, 62),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,10 +27,6 @@ from hooks.node.gpus import Gpu
 from hooks.plan import CachedLibrary, Plan
 from hooks.words import Arch
 from tests.harness.libcuda import build_libcuda, note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 H100, A6000 = "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000"
 GEFORCE, TITAN = "NVIDIA GeForce RTX 4090", "TITAN V"

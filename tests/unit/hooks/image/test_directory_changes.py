@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from hooks.image.directory import Directory
 from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import (
     DirectoryInTheWay,
@@ -18,12 +20,6 @@ from hooks.image.rootfs_errors import (
     RootfsIo,
 )
 from tests.unit.hooks.image.images import link, put, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hooks.image.directory import Directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change owners")
 

@@ -7,7 +7,7 @@ import shutil
 import struct
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,9 +17,6 @@ from hooks.image.elf import Elf, elf_of_bytes, elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
 from hooks.words import Arch
 from tests.unit.hooks.image.images import elf_header
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 

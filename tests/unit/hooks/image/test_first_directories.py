@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,6 @@ from hooks.image.rootfs_errors import PathRefused
 from hooks.plan import CachedLibrary, Mount, Plan
 from hooks.words import Arch
 from tests.unit.hooks.image.images import alpine, put, put_in, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COMPAT = "/usr/local/cuda-13.1/compat"
 HOME = "/usr/lib/x86_64-linux-gnu"

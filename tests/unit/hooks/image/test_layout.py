@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,6 @@ from hooks.image.layout import Layout, Libc, read_layout
 from hooks.image.rootfs import Rootfs
 from hooks.words import Arch
 from tests.unit.hooks.image.images import alpine, debian, elf_header, fedora, link, put, scratch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 BOTH = (Arch.X86_64, Arch.I386)
 TMPFS = {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]}

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -26,9 +26,6 @@ from tests.unit.hooks.image.loader_programs import (
     ldconfig,
     make_root,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,6 @@ from hooks.image.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefus
 from hooks.plan import CachedLibrary, Device, Link, Mount, Plan
 from hooks.words import Arch
 from tests.unit.hooks.image.images import alpine, debian, fedora, link, put, put_in, scratch, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HOME = "/usr/lib/x86_64-linux-gnu"
 CACHE = "/etc/ld.so.cache"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from hooks.image.rootfs_errors import (
     RootfsUnavailable,
 )
 from tests.unit.hooks.image.images import link, put
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for device nodes")
 

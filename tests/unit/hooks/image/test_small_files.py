@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from hooks.image.rootfs_errors import DirectoryInTheWay, PathRefused
 from hooks.plan import File, LinkDirectory, Mount, Plan, ProcFile
 from tests.unit.hooks.image.images import link, put, put_in, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 PROFILE = "/etc/nvidia/rc.d/10-container.conf"
 BY_PATH = "/dev/dri/by-path"

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -25,10 +27,6 @@ from tests.unit.hooks.image.loader_programs import (
     ldconfig,
     make_root,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 

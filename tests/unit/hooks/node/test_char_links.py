@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hooks import engine
 from hooks.node.host_setup import CharLinks, link_nodes
 from hooks.plan import Device
-from tests.unit.hooks.fake_node import NVIDIA, nvml_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import NVIDIA, Node, nvml_gpu
 
 GPU = Device("/dev/nvidia0", NVIDIA, 0)
 CONTROL = Device("/dev/nvidiactl", NVIDIA, 255)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,10 +11,7 @@ from hooks.node.driver import Driver, find_driver, find_sockets
 from hooks.node.witness import Witness
 from hooks.words import Arch
 from integration.simulated.driver import DriverFiles
-from tests.unit.hooks.fake_node import MULTIARCH, VERSION
-
-if TYPE_CHECKING:
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node
 
 
 def found(node: Node) -> Driver:

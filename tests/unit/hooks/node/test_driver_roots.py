@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +17,7 @@ from hooks.node.driver import Driver, find_driver, places
 from hooks.node.driver_layouts import LAYOUTS, LOADER, layout_named, prefix
 from hooks.node.inventory import load_inventory, take_inventory
 from hooks.node.witness import Witness
-from tests.unit.hooks.fake_node import MULTIARCH, VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node
 
 OTHER = "550.54.14"
 CONTAINER = "run/nvidia/driver"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,15 +11,13 @@ from tests.unit.hooks.fake_node import (
     DRM,
     NVIDIA,
     UVM,
+    Node,
     nvml_gpu,
     nvml_mig,
     nvml_report,
     put_link,
     uuid_of,
 )
-
-if TYPE_CHECKING:
-    from tests.unit.hooks.fake_node import Node
 
 
 def seen(node: Node, *told: dict[str, Any]) -> tuple[tuple[Gpu, ...], list[str]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +14,7 @@ from api.errors import Status
 from hooks import engine
 from hooks.errors import DriverChanged
 from hooks.node.identity import refuse_changed, what_changed
-from tests.unit.hooks.fake_node import MULTIARCH, UVM, VERSION, nvml_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import MULTIARCH, UVM, VERSION, Node, nvml_gpu
 
 SPEC: dict[str, Any] = {
     "process": {

@@ -5,9 +5,10 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,7 @@ from hooks.node.witness import first_change
 from tests.unit.hooks.fake_node import (
     MULTIARCH,
     VERSION,
+    Node,
     nvml_gpu,
     nvml_mig,
     put_directory,
@@ -27,11 +29,6 @@ from tests.unit.hooks.fake_node import (
     put_link,
     uuid_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.hooks.fake_node import Node
 
 
 def take(node: Node) -> Inventory:

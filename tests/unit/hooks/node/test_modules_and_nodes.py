@@ -7,7 +7,7 @@ import shutil
 import stat
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +15,7 @@ from hooks import engine
 from hooks.node.host_setup import MadeNodes, load_commands, make_missing
 from hooks.node.inventory import look_again, take_inventory
 from hooks.words import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
-from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, nvml_gpu, nvml_mig
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, Node, nvml_gpu, nvml_mig
 
 PARAMETERS = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n"
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +17,7 @@ from hooks.errors import NvmlFailed
 from hooks.node.driver import find_driver
 from hooks.node.nvml import parse_report, probe_command
 from hooks.node.witness import Witness
-from tests.unit.hooks.fake_node import MULTIARCH, VERSION, nvml_gpu, nvml_mig, uuid_of
-
-if TYPE_CHECKING:
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
 
 def report(*gpus: Any, driver: Any = VERSION) -> bytes:

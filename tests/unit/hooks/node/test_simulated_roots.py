@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from hooks import engine
-from hooks.config import load_config
+from hooks.config import Config, load_config
 from hooks.node.driver import find_driver
-from hooks.node.inventory import load_inventory, take_inventory
+from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.node.witness import Witness
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.layouts import Layout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-
-    MakeNode = Callable[..., SimulatedNode]
+MakeNode = Callable[..., SimulatedNode]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device nodes")
 

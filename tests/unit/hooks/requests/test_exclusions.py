@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,7 @@ from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.plan import Device
 from hooks.requests.request import Request, read_request
 from hooks.words import CAPABILITIES, AllDevices
-from tests.unit.hooks.fake_node import CAPS, DRM, NVIDIA, nvml_gpu, nvml_mig, uuid_of
-
-if TYPE_CHECKING:
-    from tests.unit.hooks.fake_node import Node
+from tests.unit.hooks.fake_node import CAPS, DRM, NVIDIA, Node, nvml_gpu, nvml_mig, uuid_of
 
 ADDRESS = "0000:20:00.0"
 

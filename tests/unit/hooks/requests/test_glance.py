@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +13,6 @@ from hooks import config
 from hooks.config import Config
 from hooks.requests.glance import Places, find_places, lists_nodes, may_ask, may_want_more
 from hooks.requests.request import read_request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture

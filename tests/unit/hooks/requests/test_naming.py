@@ -101,6 +101,8 @@ def test_list_names(value: str, names: Names) -> None:
         ("nvidia.com/gpu=0,all", Names(AllDevices())),
         ("runtime.nvidia.com/gpu=none", Names(NoDevices())),
         ("nvidia.com/gpu=mine", Names(Void(), cdi_devices=("nvidia.com/gpu=mine",))),
+        ("nvidia.com/gpu=mig0", Names(Void(), cdi_devices=("nvidia.com/gpu=mig0",))),
+        ("nvidia.com/gpu=gpu1:0", Names(Void(), cdi_devices=("nvidia.com/gpu=gpu1:0",))),
         ("nvidia.com/pgpu=0", Names(Void(), cdi_devices=("nvidia.com/pgpu=0",))),
         ("amd.com/gpu=0,1", Names(Void(), cdi_devices=("amd.com/gpu=0", "amd.com/gpu=1"))),
         ("amd.com/gpu=all", Names(Void(), cdi_devices=("amd.com/gpu=all",))),

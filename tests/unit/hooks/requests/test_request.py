@@ -1,28 +1,25 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.errors import MalformedDevice, MalformedSpec, UnknownCapability
-from hooks.requests.request import Request, parse_capabilities, read_request
+from hooks.requests.request import Request, parse_capabilities, read_more, read_request
 from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     AllDevices,
+    Devices,
     GpuIndex,
     NamedDevices,
     NoDevices,
     Origin,
     Void,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.words import Devices
 
 REQUIRED = (("CUDA_VERSION", "cuda>=8.0"),)
 LEGACY = Request(
@@ -138,6 +135,16 @@ def test_misshapen_spec_is_a_typed_error(spec: Any) -> None:
 def test_process_without_environment_asks_for_nothing() -> None:
     assert read_request({"process": {}}) == Request(Void())
     assert read_request({"process": {"env": None}}) == Request(Void())
+
+
+def test_devices_that_the_spec_has_already_are_a_request_of_these() -> None:
+    spec = spec_with("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=video")
+    assert read_more(spec, ["0", "2"]) == Request(
+        NamedDevices((GpuIndex(0), GpuIndex(2))),
+        frozenset({"video"}),
+        origin=Origin.SPEC,
+        source="nodes that the spec lists, NVIDIA_DRIVER_CAPABILITIES=video",
+    )
 
 
 KEYS = st.sampled_from(["process", "env", "x"])

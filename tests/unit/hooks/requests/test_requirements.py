@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,12 +12,8 @@ from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUn
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.node.roots import cuda_of_branch
 from hooks.requests.request import Request
-from hooks.words import AllDevices, GpuIndex, MigIndex, NamedDevices, NoDevices
-from tests.unit.hooks.fake_node import VERSION, nvml_gpu, nvml_mig
-
-if TYPE_CHECKING:
-    from hooks.words import Devices
-    from tests.unit.hooks.fake_node import Node
+from hooks.words import AllDevices, Devices, GpuIndex, MigIndex, NamedDevices, NoDevices
+from tests.unit.hooks.fake_node import VERSION, Node, nvml_gpu, nvml_mig
 
 VARIABLE = "NVIDIA_REQUIRE_CUDA"
 # Of nvidia/cuda:12.4.1-base: what most GPU images of the world carry, shortened.

@@ -1,0 +1,66 @@
+"""A place to install to, and commands beside engines, for the tests of installations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from integration.install.effects import Workshop
+from integration.install.installing import Installation, install, uninstall
+from integration.install.places import Place
+from integration.install.status import status
+from integration.tree import Tree
+from tests.harness.launcher import REPOSITORY
+
+PROGRAMS: Final = ["containerd-shim-nvidia-v1", "nvshim"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A place to install to, and two trees."""
+
+    directory: str
+    place: Place
+    old: Tree
+    new: Tree
+
+    def install(self, tree: Tree | None = None, **how: Any) -> dict[str, Any]:
+        dry_run = how.pop("dry_run", False)
+        source = tree.path if tree else ""
+        wanted = {"source": source, "test": False, "workshop": Workshop(self.place), **how}
+        return install(Installation(self.place, **wanted), dry_run=dry_run)
+
+    def uninstall(self, **how: Any) -> dict[str, Any]:
+        return uninstall(self.place, workshop=Workshop(self.place), engines_root="/nowhere", **how)
+
+    def status(self) -> dict[str, Any]:
+        return status(self.place, verify=True, engines_root="/nowhere")
+
+    def said(self) -> list[str]:
+        """What the program says that is found by the links."""
+        link = f"{self.place.bindir}/{PROGRAMS[0]}"
+        return subprocess.run([link], capture_output=True, text=True, check=True).stdout.split()
+
+    @property
+    def names(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self.place.prefix))
+        return []
+
+
+def beside_engines(*words: str, **files: str) -> list[str]:
+    """A command of nvshim, on a machine whose /etc has nothing but files of engines."""
+    # The rest of /etc is of no use to it.
+    lines = ["mount -t tmpfs -o mode=755 none /etc", f"cd {REPOSITORY}"]
+    for name, text in files.items():
+        path = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}
+        lines.append(f"mkdir -p {os.path.dirname(path[name])}; echo '{text}' >{path[name]}")
+    script = "; ".join(["set -e", *lines, 'exec "$@"'])
+    return [
+        "unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh",
+        sys.executable, "-m", "integration.cli", *words,
+    ]  # fmt: skip
