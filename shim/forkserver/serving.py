@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 # First, so that what every shim uses lies together in memory: a name that several modules have is
 # made once, by the first.
+from shim.pod import main as _main  # noqa: F401
 from shim.pod import server as _server  # noqa: F401
 
 # isort: split

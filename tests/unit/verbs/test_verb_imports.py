@@ -17,7 +17,7 @@ from tests.unit.verbs.program import INTERPRETER, SOURCES, Program
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NEVER = {"anyio", "asyncio", "grpc", "hooks.engine", "shim.pod.server", "structlog", "yaml"}
+_NEVER = {"anyio", "asyncio", "grpc", "hooks.engine", "shim.pod.main", "structlog", "yaml"}
 
 _EXIT = """
 import os, sys
