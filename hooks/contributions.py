@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hooks import platforms, vendors
-from hooks.cdi import applying, registry
+from hooks import platforms
 from hooks.config import Config
 from hooks.edits import features
 from hooks.edits.compat import Compat, Host, find_compat, host_of, with_compat
@@ -136,9 +135,16 @@ def _compat_of(
 def _of_others(case: Case, layout: Layout) -> tuple[Contribution, ...]:
     """What the container gets of other vendors' GPUs, and of CDI specs."""
     request, config = case.request, case.config
+    if not (request.cdi_devices or request.amd_devices or request.intel_devices):
+        return ()
+    # Here: the first container of a node, before a fork server has loaded all, waits for what is
+    # imported, and this is half of the engine (a parser of YAML is in it).
+    from hooks import vendors  # noqa: PLC0415
+
     if not request.cdi_devices:
-        asked = request.amd_devices or request.intel_devices
-        return vendors.contribute(request, config) if asked else ()
+        return vendors.contribute(request, config)
+    from hooks.cdi import applying, registry  # noqa: PLC0415
+
     resolved = registry.resolve(
         request.cdi_devices,
         config.cdi_spec_dirs,

@@ -46,7 +46,7 @@ from hooks.words import Arch, Void
 
 __all__ = ["Prepared", "key_of"]
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Of what is kept, and of what is decided: to be raised when the same request, node and image
 give other files or other edits than before."""
 

@@ -40,8 +40,9 @@ from hooks.image.rootfs import Rootfs
 from hooks.image.rootfs_errors import RootfsReadOnly, RootfsUnavailable
 from hooks.plan import File, Link, LinkDirectory, Mount, Plan
 
-_FILES: Final = "/files"
-_PROC_FILES: Final = "/proc-files"
+# With a number each, and in no directory of its own: to make and remove one costs more than a file.
+_FILE: Final = "/file-"
+_PROC_FILE: Final = "/proc-file-"
 _PROGRAMS: Final = "/programs"
 # Where programs are found that are named without a path.
 _OF_PROGRAMS: Final = frozenset({"/usr/bin", "/usr/sbin", "/bin", "/sbin"})
@@ -76,10 +77,13 @@ class Placed:
     def at(self, plan: Plan, staging_dir: str) -> Placed:
         """With the mounts of what is staged, and the files of procfs; nothing is written."""
         mounts = [
-            Mount(staging_dir + _FILES + edit.path, where, reason=edit.reason)
-            for where, edit in self.staged
+            Mount(f"{staging_dir}{_FILE}{number}", where, reason=edit.reason)
+            for number, (where, edit) in enumerate(self.staged)
         ]
-        proc_files = [(f.path, staging_dir + _PROC_FILES + f.path) for f in plan.proc_files]
+        proc_files = [
+            (file.path, f"{staging_dir}{_PROC_FILE}{number}")
+            for number, file in enumerate(plan.proc_files)
+        ]
         return replace(self, mounts=(*self.mounts, *mounts), proc_files=tuple(proc_files))
 
     @property
@@ -129,16 +133,16 @@ def stage(placed: Placed, plan: Plan, staging_dir: str) -> None:
 
 
 def _fill(staging: Journal, placed: Placed, plan: Plan) -> None:
-    for _, edit in placed.staged:
-        inside = _FILES + edit.path
+    for number, (_, edit) in enumerate(placed.staged):
+        inside = f"{_FILE}{number}"
         if isinstance(edit, File):
             staging.file(inside, edit.content, edit.mode)
         else:
             staging.directory(inside)
             for name, target in edit.links:
                 staging.link(f"{inside}/{name}", target)
-    for file in plan.proc_files:
-        staging.file(_PROC_FILES + file.path, file.content, 0o444)
+    for number, file in enumerate(plan.proc_files):
+        staging.file(f"{_PROC_FILE}{number}", file.content, 0o444)
 
 
 def is_on_directory(mount: Mount) -> bool:

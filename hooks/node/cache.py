@@ -66,18 +66,30 @@ _decoded: tuple[bytes, Any, StoredInventory] | None = None
 
 def load(config: Config) -> StoredInventory | None:
     """The kept inventory; None if none was kept, or if anything has changed."""
+    try:
+        decoded = _decode(config)
+        return None if decoded is None or _why_stale(config, decoded[1]) else decoded[2]
+    except _DAMAGED:
+        return None
+
+
+def decode_ahead(config: Config) -> None:
+    """Decode what is kept, true or not, so that a process that is forked now need not."""
+    try:
+        _decode(config)
+    except _DAMAGED:
+        pass  # and so it is for those that want it
+
+
+def _decode(config: Config) -> tuple[bytes, Any, StoredInventory] | None:
+    global _decoded  # noqa: PLW0603 - of a pure function's results, the last
     content = _read(config)
     if content is None:
         return None
-    global _decoded  # noqa: PLW0603 - of a pure function's results, the last
-    try:
-        if _decoded is None or _decoded[0] != content:
-            document = json.loads(content)
-            _decoded = (content, document, _kept(document))
-        _, document, kept = _decoded
-        return None if _why_stale(config, document) else kept
-    except _DAMAGED:
-        return None
+    if _decoded is None or _decoded[0] != content:
+        document = json.loads(content)
+        _decoded = (content, document, _kept(document))
+    return _decoded
 
 
 @dataclass(frozen=True, slots=True)

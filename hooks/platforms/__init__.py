@@ -28,7 +28,6 @@ from typing import Any
 from hooks.config import Config, Platform
 from hooks.image.layout import Layout
 from hooks.plan import Contribution
-from hooks.platforms import tegra, wsl
 from hooks.platforms.detecting import platform_of, root_of
 from hooks.requests.request import Request
 
@@ -47,6 +46,10 @@ def contribute(
         RequestError: the node does not have what is requested.
         InventoryError: the platform's files are not fit for use.
     """
+    # Here, as in hooks.contributions: nearly no node has use for them, and the first container of a
+    # node would wait for them.
+    from hooks.platforms import tegra, wsl  # noqa: PLC0415
+
     if platform_of(config) == Platform.WSL:
         return wsl.contribute(request, config, layout)
     every = tegra.wants_every_file(spec["process"].get("env") or ())

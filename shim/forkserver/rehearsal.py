@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -26,6 +27,7 @@ from shim.log import Log
 from shim.pod import server
 from shim.pod.service import OwnSocket
 from shim.pod.ttrpc import Client
+from shim.reaper import Reaper
 from shim.verbs import invocation, start
 from shim.verbs.warmstart import LENGTH, process_context
 
@@ -115,7 +117,9 @@ async def _serve_and_call(listener: socket.socket, path: str, bundle_path: str) 
     own_socket = OwnSocket(path, None)
     log = Log(os.devnull, debug=False, shim=_NOBODY, namespace=_NOBODY)
     async with loop.create_task_group() as tasks:
-        tasks.start_soon(server.serve, listener, own_socket, (_NOBODY, path), log, _stay)
+        where = _NOBODY, path
+        serve = partial(server.serve, listener, own_socket, where, log, Reaper(), leave=_stay)
+        tasks.start_soon(serve)
         with await Client.connect(path) as client:
             for method, request, response in _requests(bundle_path):
                 try:

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 # First, so that what every shim uses lies together in memory: a name that several modules have is
 # made once, by the first.
+from shim.pod import main as _main  # noqa: F401
 from shim.pod import server as _server  # noqa: F401
 
 # isort: split
-from hooks import engine
+from api.errors import NvshimError
 from hooks.config import load_config
+from hooks.node.cache import decode_ahead
 from shim import resident, sockets
+from shim.forkserver import gpu_rehearsal
 from shim.forkserver.immortal import make_immortal
 from shim.forkserver.packing import fill_holes
 from shim.forkserver.rehearsal import rehearse
@@ -47,6 +50,8 @@ def prepare(path: str) -> None:
     look_at_node()
     for _ in range(_REHEARSALS):
         rehearse(path)
+    with contextlib.suppress(NvshimError, OSError):  # then the first workers do it for themselves
+        gpu_rehearsal.rehearse(f"{path}.gpus", _REHEARSALS)
     gc.collect()
     make_immortal()
     fill_holes()
@@ -56,7 +61,7 @@ def prepare(path: str) -> None:
 def look_at_node() -> None:
     """Read what a container with GPUs needs, so that shims find it parsed, as long as it is so."""
     try:
-        engine.load_inventory(load_config())
+        decode_ahead(load_config())
     except Exception:  # noqa: BLE001, S110 - whoever asks for a GPU will be told
         pass
 
@@ -128,6 +133,7 @@ def _serve(
 
 
 def _fork_spares(address: str) -> Spares | None:
+    look_at_node()
     try:
         return Spares(address)
     except OSError:

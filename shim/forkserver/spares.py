@@ -3,10 +3,10 @@
 A fork takes milliseconds, most of them for the pages that a process copies when it first writes to
 them. So a pair is forked before a verb comes (:class:`Spares`): the first waits for a connection
 that the fork server hands to it, the second for the listener that the first may hand to it
-(:mod:`shim.verbs.handover`). Each is forked twice, so that it is nobody's child, as a shim is
-that a verb forks and leaves. Both end when the fork server does. If one of them is killed, nothing
-is lost: a connection that is not served is closed, and the verb is done elsewhere; a verb without a
-waiting process forks the shim itself.
+(:mod:`shim.verbs.handover`). The second is the first one's child, as a shim is that a verb forks,
+and nobody's when the verb has ended. Both end when the fork server does. If one of them is killed,
+nothing is lost: a connection that is not served is closed, and the verb is done elsewhere; a verb
+without a waiting process forks the shim itself.
 
 The process for a verb takes on what a verb has of its own: words, environment, directory and
 standard descriptors. Then it does the verb as an interpreter started for it would. A caller that is
@@ -58,12 +58,14 @@ class Spares:
         Raises:
             OSError: there is no room for a process.
         """
-        self._shim, theirs = handover.channel()
-        with theirs:
-            _fork_orphan([theirs], address, lambda: _wait_for_listener(theirs))
-        self._verb, theirs = socket.socketpair()
-        with theirs:
-            _fork_orphan([theirs], address, lambda: _wait_for_connection(theirs))
+        self._shim, for_shim = handover.channel()
+        self._verb, for_verb = socket.socketpair()
+
+        def fork_second() -> None:
+            _fork([for_shim], address, lambda: _wait_for_listener(for_shim))
+
+        with for_shim, for_verb:
+            _fork([for_verb], address, lambda: _wait_for_connection(for_verb), first=fork_second)
 
     def serve(self, connection: socket.socket, address: str) -> None:
         """Let them serve a connection.
@@ -96,20 +98,28 @@ def serve_in_fork(
         OSError: there is no room for a process.
     """
     kept = [connection] if waiting is None else [connection, waiting]
-    _fork_orphan(kept, address, lambda: _serve(connection, waiting))
+    _fork(kept, address, lambda: _serve(connection, waiting))
 
 
-def _fork_orphan(kept: list[socket.socket], address: str, child: Callable[[], NoReturn]) -> None:
-    """Fork a process that is nobody's child.
+def _fork(
+    kept: list[socket.socket],
+    address: str,
+    child: Callable[[], NoReturn],
+    *,
+    first: Callable[[], None] = lambda: None,
+) -> None:
+    """Fork a process that shares nothing with this one but its memory.
 
     Args:
         kept: the descriptors that it keeps besides 0, 1 and 2.
         address: containerd's gRPC address, shown in the command line.
         child: what it does.
+        first: what it does before it writes to any memory.
     """
 
     def stand_alone() -> NoReturn:
         try:
+            first()
             forked.close_others({0, 1, 2, *(each.fileno() for each in kept)})
             forked.lead_group()
             processes.set_command_line([PROGRAM, "-address", address, "-spare", "fork-server"])
@@ -117,15 +127,8 @@ def _fork_orphan(kept: list[socket.socket], address: str, child: Callable[[], No
         finally:
             os._exit(1)
 
-    def fork_again() -> NoReturn:
-        try:
-            forked.fork(stand_alone, blocked)
-        finally:
-            os._exit(1)
-
     # The child must not remove what is the fork server's to remove.
-    blocked = (signal.SIGTERM,)
-    forked.fork(fork_again, blocked)
+    forked.fork(stand_alone, (signal.SIGTERM,))
 
 
 def _wait_for_listener(channel: socket.socket) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The shim's main function: from the fork in ``start`` until no task is left.
+"""The shim's server: it serves until no task is left.
 
 One thread, one event loop. Signals: SIGCHLD reaps; SIGTERM and SIGINT shut the process down
 (containers go on, and containerd cleans up after them); SIGUSR1 writes what the process is doing
@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from api.errors import describe_bug
 from shim import loop, resident, sockets, syscalls
 from shim.context import ShimContext
-from shim.log import Log
-from shim.pod import spare
 from shim.pod.events import Publisher
 from shim.pod.sandbox_service import SandboxService
 from shim.pod.service import Lifetime, OwnSocket, TaskService
 from shim.pod.ttrpc import Server
-from shim.reaper import Reaper
-from shim.spawn import reserve_numbers
-from shim.work.injection import look_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from shim.log import Log
     from shim.pod.container import Container
+    from shim.reaper import Reaper
 
 # Seconds of each step of the shutdown: containerd waits 3 s for it.
 _GRACE: Final = 1.0
@@ -41,44 +38,28 @@ _PAUSE: Final = 0.01
 _SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-def main(
+def run(
     *,
     listener_fd: int,
-    container_id: str,
-    namespace: str,
-    ttrpc_address: str,
+    addressed: tuple[str, str],
     socket_path: str,
-    debug: bool,
+    log: Log,
+    reaper: Reaper,
 ) -> NoReturn:
     """Serve until containerd asks for the end and no task is left.
 
     Args:
         listener_fd: the listening socket.
-        container_id: the first container, for which this shim was started.
-        namespace: containerd's namespace.
-        ttrpc_address: containerd's socket for events.
+        addressed: containerd's namespace, and its socket for events.
         socket_path: the file of the listening socket, removed at the end.
-        debug: whether to log each step.
+        log: the shim's log.
+        reaper: who may have a child already.
     """
-    listener_fd = reserve_numbers(listener_fd)
-    spare.keep()
-    log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
     own_socket = OwnSocket(socket_path, sockets.identity(socket_path))
     try:
         syscalls.set_child_subreaper()
         listener = socket.socket(fileno=listener_fd)
-
-        async def serve_bundle() -> None:
-            await serve(
-                listener,
-                own_socket,
-                (namespace, ttrpc_address),
-                log,
-                lambda: os._exit(0),
-                ahead=lambda reaper: look_ahead(os.getcwd(), reaper, log),
-            )
-
-        loop.run(serve_bundle)
+        loop.run(serve, listener, own_socket, addressed, log, reaper)
     except BaseException as error:  # noqa: BLE001 - no caller is left to raise it to
         log.error("the shim failed", traceback=describe_bug(error))
         own_socket.remove()
@@ -90,9 +71,9 @@ async def serve(
     own_socket: OwnSocket,
     addressed: tuple[str, str],
     log: Log,
-    leave: Callable[[], None],
+    reaper: Reaper,
     *,
-    ahead: Callable[[Reaper], None] | None = None,
+    leave: Callable[[], None] = lambda: os._exit(0),
 ) -> None:
     """Serve until the end, and shut down in order.
 
@@ -101,11 +82,10 @@ async def serve(
         own_socket: its file.
         addressed: containerd's namespace, and its socket for events.
         log: the shim's log.
+        reaper: of all children.
         leave: ends the process.
-        ahead: work to do before the first request comes.
     """
     namespace, ttrpc_address = addressed
-    reaper = Reaper()
     async with loop.create_task_group() as tasks:
         publisher = Publisher(ttrpc_address, namespace, tasks, log)
         context = ShimContext(
@@ -126,9 +106,6 @@ async def serve(
         tasks.start_soon(_serve_until, server, listener, ended)
         context.tasks.start_soon(lifetime.end_when_unused)
         context.tasks.start_soon(resident.load_by_and_by, log)
-        if ahead is not None:
-            await loop.checkpoint()  # until it listens
-            ahead(reaper)
         await ended.wait()
         # While it still listens: see sockets.retire.
         with loop.move_on_after(_GRACE):
@@ -193,6 +170,7 @@ async def _handle_signals(
     ended: loop.Event,
 ) -> None:
     with loop.open_signal_receiver(*_SIGNALS) as signals:
+        shim.reaper.reap()  # a worker may have ended before
         async for number in signals:
             if number == signal.SIGCHLD:
                 shim.reaper.reap()

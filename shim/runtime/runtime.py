@@ -42,6 +42,10 @@ _GONE: Final = (
 # The verbs of which that is true; create and exec speak of other things that are missing.
 _OF_A_CONTAINER: Final = frozenset({"start", "kill", "pause", "resume", "update", "delete"})
 
+# A call is over before a second processor could help it, and Go prepares for each that it may use:
+# on a large node for hundreds. containerd limits its own shim, and so that one's runc, to a few.
+_ENVIRONMENT: Final = {"GOMAXPROCS": "1"}
+
 _LOG_LIMIT: Final = 1 << 16
 _STDERR: Final = 2
 _STDERR_LIMIT: Final = 1 << 12
@@ -228,7 +232,7 @@ class LowLevelRuntime:
                 self._reaper,
                 [*argv, verb, *arguments],
                 fds=fds if stderr is None else {**fds, _STDERR: stderr},
-                environment=environment,
+                environment={**_ENVIRONMENT, **(environment or {})},
             )
             exit_ = await self._end_of(child, verb)
             if exit_.status:

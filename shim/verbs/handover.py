@@ -20,7 +20,6 @@ with); proc(5).
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import os
 import socket
@@ -139,13 +138,8 @@ def become_shim(listener_fd: int, request: ShimRequest) -> NoReturn:
             _set_oom_score_adj(request.oom_score_adj)
         names = ["-namespace", request.namespace, "-id", request.container_id]
         processes.set_command_line([PROGRAM, *names, "-address", request.address])
-        # What is imported stays; looking for garbage among it costs a tenth of the time.
-        gc.disable()
         # Here, for what no fork server has forked: containerd has its answer by now.
-        from shim.pod.server import main  # noqa: PLC0415
-
-        gc.freeze()
-        gc.enable()
+        from shim.pod.main import main  # noqa: PLC0415
 
         main(
             listener_fd=_LISTENER,

@@ -196,6 +196,7 @@ class Injection:
         return [] if self._record is None else self._record["proc_files"]
 
     def _note(self, covers: list[dict[str, str]], states: dict[str, str]) -> None:
+        covers = [file for file in covers if file["state"] != states[file["path"]]]
         if not covers:
             return
         path = os.path.join(self._bundle, bundle_files.RECORD)

@@ -23,7 +23,7 @@ from shim import bundle as bundle_files
 from shim import files
 from shim.bundle import root_of
 from shim.errors import MountFailed, NvshimError, ProgramNotFound, ProgramTimeout
-from shim.rootfs import mounts
+from shim.rootfs import mounts, proc_cover
 from shim.work import claims, layered
 
 if TYPE_CHECKING:
@@ -109,6 +109,9 @@ class Provision:
             injection = self._inject(spec, case, runtime, prepared)
             if case.verdict.allowed.wants_injection:
                 bundle_files.keep_spec(self._bundle)
+                # True when the container starts; of what cannot be covered the shim says so.
+                for file in injection.record["proc_files"]:
+                    file["state"] = proc_cover.COVERED
                 self._write_record(injection)
                 bundle_files.write_spec(self._bundle, injection.spec)
                 later = {name: injection.record[name] for name in _FOR_LATER}

@@ -15,6 +15,6 @@ def test_what_cannot_be_read_of_the_node_is_for_who_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     failing = Mock(side_effect=error)
-    monkeypatch.setattr("hooks.engine.load_inventory", failing)
+    monkeypatch.setattr("shim.forkserver.serving.decode_ahead", failing)
     serving.look_at_node()
     assert failing.call_count == 1

@@ -104,6 +104,14 @@ async def test_what_criu_is_to_find_is_in_the_environment(reaper: Reaper, tmp_pa
     assert (tmp_path / "variable").read_text() == "/w/criu.conf\n"
 
 
+async def test_a_call_is_to_use_one_processor_however_many_the_node_has(
+    reaper: Reaper, tmp_path: Path
+) -> None:
+    runtime = _runtime(reaper, tmp_path, 'echo "$GOMAXPROCS" > "$(dirname "$0")/variable"')
+    await runtime.pause()
+    assert (tmp_path / "variable").read_text() == "1\n"
+
+
 @pytest.mark.parametrize(("script", "known"), [("exit 0", True), ("exit 1", False)])
 async def test_whether_a_runtime_has_a_verb_is_asked_of_its_help(
     reaper: Reaper, tmp_path: Path, script: str, *, known: bool

@@ -75,7 +75,7 @@ class Program:
         shutil.copytree(f"{SOURCES}/shim", library / "shim", ignore=without_bytecode)
         (library / "api").symlink_to(os.path.join(SOURCES, "api"))
         (library / "hooks").symlink_to(os.path.join(SOURCES, "hooks"))
-        (library / "shim/pod/server.py").write_text(_BROKEN if broken else _PROBE)
+        (library / "shim/pod/main.py").write_text(_BROKEN if broken else _PROBE)
         write_launcher(str(self.path), interpreter=INTERPRETER, library_paths=[str(library), SITE])
         self._bundles: list[Path] = []
 

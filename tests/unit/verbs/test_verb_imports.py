@@ -14,7 +14,7 @@ import pytest
 from tests.harness.launcher import SITE
 from tests.unit.verbs.program import INTERPRETER, SOURCES, Program
 
-_NEVER = {"anyio", "asyncio", "grpc", "hooks.engine", "shim.pod.server", "structlog", "yaml"}
+_NEVER = {"anyio", "asyncio", "grpc", "hooks.engine", "shim.pod.main", "structlog", "yaml"}
 
 _EXIT = """
 import os, sys

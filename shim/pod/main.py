@@ -1,0 +1,61 @@
+"""The shim's main function: what it does before it can serve.
+
+In a shim that no fork server has forked, the server is imported here, which takes longer than all
+the rest. A container with GPUs needs the injection engine as well. Its worker imports that at the
+same time, on another processor.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING
+
+from shim.log import Log
+from shim.pod import spare
+from shim.reaper import Reaper
+from shim.spawn import reserve_numbers
+from shim.work.injection import look_ahead
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def main(
+    *,
+    listener_fd: int,
+    container_id: str,
+    namespace: str,
+    ttrpc_address: str,
+    socket_path: str,
+    debug: bool,
+) -> NoReturn:
+    """Serve until containerd asks for the end and no task is left.
+
+    Args:
+        listener_fd: the listening socket.
+        container_id: the first container, for which this shim was started. The current directory
+            is its bundle.
+        namespace: containerd's namespace.
+        ttrpc_address: containerd's socket for events.
+        socket_path: the file of the listening socket, removed at the end.
+        debug: whether to log each step.
+    """
+    # What is imported stays; looking for garbage among it costs a tenth of the time.
+    gc.disable()
+    listener_fd = reserve_numbers(listener_fd)
+    spare.keep()
+    log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
+    reaper = Reaper()
+    look_ahead(os.getcwd(), reaper, log)
+    from shim.pod.server import run  # noqa: PLC0415
+
+    gc.freeze()
+    gc.enable()
+    run(
+        listener_fd=listener_fd,
+        addressed=(namespace, ttrpc_address),
+        socket_path=socket_path,
+        log=log,
+        reaper=reaper,
+    )
