@@ -161,7 +161,12 @@ def test_a_gpu_of_the_kubelets_brings_nothing_that_only_the_image_asked_for(
     annotations = {"cdi.k8s.io/kubelet": "nvidia.com/gpu=0"}
     set_policy(f'mode = "{mode}"')
     pod = pods.run(handler="annotated")
-    alone = pod.start(*IDLE, image=GLIBC, env=greedy, annotations=annotations)
+    try:
+        alone = pod.start(*IDLE, image=GLIBC, env=greedy, annotations=annotations)
+    except CriRefused as refused:
+        if "unresolvable CDI devices" not in refused.said:
+            raise
+        pytest.skip("this containerd knows CDI, and looks for the names in specs itself")
     assert alone.exec(*SHOW).lines == ["nvidia0"]
     denied = [line.partition(":")[0] for line in _record(alone)["policy"]["denied"]]
     assert denied == ["gdrcopy", "gds", "mofed", "nvswitch", "IMEX channels"]
