@@ -122,7 +122,7 @@ def _guided(name: str, seconds: float) -> int:
 def _ours() -> Iterator[FunctionType]:
     """Every function of the project that is loaded, for its coverage to be seen."""
     for module, found in list(sys.modules.items()):
-        if module.partition(".")[0] not in {"api", "hooks", "shim"}:
+        if module.partition(".")[0] not in {"api", "hooks", "integration", "shim"}:
             continue
         classes = [kind for kind in vars(found).values() if isinstance(kind, type)]
         for scope in (found, *(kind for kind in classes if kind.__module__ == module)):

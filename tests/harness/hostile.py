@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tests.harness import api
 from tests.harness.runtime import OURS, Runtime, new_name
+from tests.harness.waiting import eventually
 from tests.tools.images import glibc, unpack
 from tests.unit.hooks.image.images import tree
 
@@ -377,17 +378,21 @@ _CALL: Final = re.compile(r'^(\w+)\((?:(AT_FDCWD|\d+)<([^>]*)>, )?(?:"((?:[^"\\]
 @contextmanager
 def traced(pid: int, log: str) -> Iterator[None]:
     """Write down which files a process and its forks name to the kernel; no other program does."""
-    argv = ["strace", "-ff", "-b", "execve", "-y", "-s", "4096", "-e", "trace=%file"]
+    # Appended: a test has more processes than there are pids, and each has a file by its pid.
+    argv = ["strace", "-ff", "-A", "-b", "execve", "-y", "-s", "4096", "-e", "trace=%file"]
     argv += ["-o", log, "-p", str(pid)]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as tracer:
-        assert tracer.stderr is not None
-        said = tracer.stderr.readline()
-        assert "attached" in said, said
+    # strace has a line to say about each process. Nobody reads a pipe meanwhile: it would be full
+    # after a thousand, and then strace waits, and with it all that it traces.
+    messages = f"{log}-messages"
+    with (
+        open(messages, "w", encoding="utf-8") as file,
+        subprocess.Popen(argv, stderr=file) as tracer,
+    ):
         try:
+            eventually(lambda: "attached" in Path(messages).read_text("utf-8"), "it is traced")
             yield
         finally:
             tracer.terminate()
-            tracer.stderr.read()
 
 
 def calls_below(log: str, rootfs: str) -> tuple[list[str], int]:

@@ -159,7 +159,12 @@ def test_a_gpu_of_the_kubelets_brings_nothing_that_only_the_image_asked_for(
     }
     set_policy(f'mode = "{mode}"')
     pod = pods.run(handler="annotated")
-    alone = pod.start(*IDLE, image=GLIBC, env=greedy, granted=_annotated("nvidia.com/gpu=0"))
+    try:
+        alone = pod.start(*IDLE, image=GLIBC, env=greedy, granted=_annotated("nvidia.com/gpu=0"))
+    except CriRefused as refused:
+        if "unresolvable CDI devices" not in refused.said:
+            raise
+        pytest.skip("this containerd knows CDI, and looks for the names in specs itself")
     assert alone.exec(*SHOW).lines == ["nvidia0"]
     denied = [line.partition(":")[0] for line in _record(alone)["policy"]["denied"]]
     assert denied == ["gdrcopy", "gds", "mofed", "nvswitch", "IMEX channels (0, 3)"]
