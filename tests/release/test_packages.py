@@ -31,13 +31,28 @@ SHIM: Final = f"{PROJECT}-v1"
 PREFIX: Final = f"opt/{PROJECT}"
 
 
+_ONLY_OF_THE_FIRST: Final = f"""
+with open(__file__.rpartition("/lib/")[0] + "/bin/{SHIM}.py") as _file:
+    if "later" in _file.read():
+        raise ImportError("a module of another version")
+"""
+
+
 @pytest.fixture
 def trees(built_tree: Tree, tmp_path: Path) -> tuple[Tree, Tree]:
-    """Two of one version, of which the second lacks a file that the first has."""
+    """Two of one version; where the second has a module, the first has a package of that name.
+
+    As long as both are there, it is the package that is imported.
+    """
     older = copied(built_tree, str(tmp_path / "older"))
-    os.unlink(os.path.join(older.path, "tree.json"))
-    with open(os.path.join(older.path, "lib", "shim", "dropped.py"), "w", encoding="ascii"):
-        pass
+    module = os.path.join(older.path, "lib", "integration", "files")
+    with open(f"{module}.py", encoding="utf-8") as file:
+        text = file.read()
+    for name in (f"{module}.py", os.path.join(older.path, "tree.json")):
+        os.unlink(name)
+    os.mkdir(module)
+    with open(f"{module}/__init__.py", "w", encoding="utf-8") as file:
+        file.write(text + _ONLY_OF_THE_FIRST)
     first = write_tree(
         older.path, version=older.version, revision=older.revision,
         architecture=older.architecture, python=older.python,

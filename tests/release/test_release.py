@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -46,6 +47,8 @@ def test_two_builds_are_the_same_byte_for_byte(releases: tuple[Release, Release]
     assert sorted(os.listdir(other)) == names
     same, changed, unread = filecmp.cmpfiles(one, other, names, shallow=False)
     assert (sorted(same), changed, unread) == (names, [], [])
+    modes = {stat.S_IMODE(os.stat(os.path.join(other, name)).st_mode) for name in names}
+    assert modes == {0o644}
 
 
 def test_it_has_everything_that_the_page_says(release: Release) -> None:

@@ -1,8 +1,8 @@
 """The .rpm that a tree is handed on as, for distributions whose packages are those.
 
 It does what the .deb does (:mod:`~tests.tools.dist.payload`), with two differences that rpm has. On
-an upgrade the old version's files go after the new version's ``%post``: a tree in which both are is
-damaged, so it is installed at the end, in ``%posttrans``. And nobody is told of a removal that
+an upgrade the old version's files go after the new version's ``%post``: nvshim would import modules
+of both, so it is run at the end, in ``%posttrans``. And nobody is told of a removal that
 failed: ``%preun`` starts again itself what it has stopped.
 
 Source: rpm.org, the manual, spec files, scriptlet order, and reproducible builds (use_source_date_…).

@@ -56,7 +56,7 @@ def build(
     release = os.path.join(directory, "release")
     with tempfile.TemporaryDirectory(prefix=".release-", dir=directory) as work:
         new = os.path.join(work, "release")
-        os.mkdir(new, 0o755)
+        os.mkdir(new)
 
         def place(name: str) -> str:
             say(f"{release}/{name}")
@@ -75,6 +75,9 @@ def build(
         write_sums(new, os.listdir(new))
         if key and not sign(new, key, os.path.join(inputs.source, KEYS)):
             say(f"{key} is not in {KEYS}: users cannot verify the signature until it is")
+        for name in os.listdir(new):
+            os.chmod(os.path.join(new, name), 0o644)
+        os.chmod(new, 0o755)
         shutil.rmtree(release, ignore_errors=True)
         os.rename(new, release)
     return sorted(os.listdir(release))
