@@ -16,6 +16,9 @@ VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
                tests/e2e/test_checkpoint_images.py tests/e2e/test_stand_ins.py \
                tests/unit/shim/test_remains.py
 
+# What a release is made with, and tried with.
+RELEASE_PACKAGES := lintian mmdebstrap openssh-client rpm
+
 VENV     := .venv
 CACHE    := .cache
 SITE     := $(CACHE)/site
@@ -93,6 +96,7 @@ lint: $(VENV)/.ready ## Check style, types and the directions of imports
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m tests.tools.release.readiness
 
 .PHONY: bench
 bench: setup ## Measure side by side with containerd's own shim; BENCH=--help tells how
@@ -101,6 +105,19 @@ bench: setup ## Measure side by side with containerd's own shim; BENCH=--help te
 .PHONY: flamegraph
 flamegraph: setup $(CACHE)/.profile #- Draw where the shim's time goes into docs/performance
 	@$(VENV)/bin/python -m tests.bench.flamegraph docs/performance
+
+.PHONY: release
+release: $(CACHE)/.packages $(CACHE)/.release-packages $(VENV)/.ready ## Make a release in dist/release, signed by KEY=FILE
+	@$(VENV)/bin/python -m tests.tools.release --key '$(KEY)' dist
+
+.PHONY: test-release
+test-release: setup $(CACHE)/.release-packages $(CACHE)/release-site/.ready #- Make a release twice, compare, and install its packages in real roots
+	@$(VENV)/bin/python -m tests.harness.dist
+	@NVSHIM_TEST_RELEASE='$(CURDIR)/$(CACHE)/release-site' $(VENV)/bin/python -m pytest -o timeout=900 tests/release
+
+.PHONY: chart
+chart: $(VENV)/.ready #- Make the Helm chart in dist, of the kustomize manifests
+	@$(VENV)/bin/python -m tests.tools.release --chart-only dist
 
 .PHONY: gpu-bundle
 gpu-bundle: setup #- Collect all that a bare machine with a GPU needs into dist/gpu-bundle
@@ -149,6 +166,10 @@ lock: $(VENV)/.ready #- Pin the dependencies anew, with hashes
 	echo 'py-spy>=0.4' | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
 	  -o requirements-profile.txt -
+	printf '%s\n' 'cyclonedx-python-lib[json-validation]>=11' 'spdx-tools>=0.8' \
+	  | $(VENV)/bin/pip-compile -q --upgrade --generate-hashes --strip-extras --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
+	  -o requirements-release.txt -
 
 .PHONY: install
 install: $(CACHE)/.packages ## Install below PREFIX (/opt/containerd-shim-nvidia) and link it into BINDIR
@@ -175,7 +196,8 @@ setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER)
 
 $(CACHE)/.packages: WANTED := $(PACKAGES)
 $(CACHE)/.vm-packages: WANTED := $(VM_PACKAGES)
-$(CACHE)/.packages $(CACHE)/.vm-packages: Makefile
+$(CACHE)/.release-packages: WANTED := $(RELEASE_PACKAGES)
+$(CACHE)/.packages $(CACHE)/.vm-packages $(CACHE)/.release-packages: Makefile
 	@mkdir -p $(CACHE)
 	@missing=; for package in $(WANTED); do \
 	  dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null | grep -qx installed \
@@ -201,6 +223,13 @@ $(CACHE)/.fuzz: requirements-fuzz.txt $(VENV)/.ready
 
 $(CACHE)/.profile: requirements-profile.txt $(VENV)/.ready
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-profile.txt
+	@touch $@
+
+# Others' judgement of the lists of what is inside a release.
+$(CACHE)/release-site/.ready: requirements-release.txt $(VENV)/.ready
+	rm -rf $(@D)
+	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes --target $(@D) \
+	  -r requirements-release.txt
 	@touch $@
 
 # What the shim itself imports, apart from the tools of development: structlog would import

@@ -25,4 +25,4 @@ RUNTIME_NAME = "io.containerd.nvidia.v1"
 PROGRAM = "containerd-shim-nvidia-v1"
 
 # Also in pyproject.toml: reading a distribution's metadata costs more than a whole verb.
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -6,12 +6,14 @@ test` has the checkout's.
 Every containerd runs all of them with the runc of its own release, and again with its crun; with
 the runc of each other release it runs those that have to do with the low-level runtime. What
 `make test` leaves out for its need of Debian unstable comes first. At the end comes a table, which
-also names what could not be had; the exit code says whether all of it ran and passed.
+also names what could not be had; the exit code says whether all of it ran and passed. What ran, and
+how it ended, is kept in tests/support.json, which docs/support.md is made of.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -32,6 +34,9 @@ from tests.tools.parts import INSTALLED, Parts
 
 # Debian 12's (what is installed), Debian 13's, and what will be 14's.
 CONTAINERDS: Final = (INSTALLED, "trixie", UNSTABLE)
+
+RECORD: Final = os.path.join(REPOSITORY, "tests", "support.json")
+"""How each run ended the last time, by its name."""
 
 # What is run where another release's runc is put under a containerd: the shim speaks with both
 # and neither with the other, so nothing else can differ.
@@ -182,6 +187,32 @@ def _perform_part(run: Run, words: Sequence[str], directory: str, more: list[str
     return outcome
 
 
+def record(run: Run, versions: str, outcome: Outcome, path: str = RECORD) -> None:
+    """Keep how a run ended, in the place of what is known of an earlier one.
+
+    Args:
+        run: which.
+        versions: what it had, as :func:`describe` says it.
+        outcome: how it ended.
+        path: of the file.
+    """
+    with open(path, encoding="utf-8") as file:
+        known = json.load(file)
+    containerd, low_level = versions.split(", ")
+    known[run.name] = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "containerd": containerd,
+        "low_level": low_level,
+        "passed": outcome.passed,
+        "failed": outcome.failed,
+        "skipped": outcome.skipped,
+    }
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(known, file, indent=2, sort_keys=True)
+        file.write("\n")
+    os.replace(f"{path}.new", path)
+
+
 def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -209,7 +240,10 @@ def main() -> int:
                 table.append((run, "", Outcome(0, 0, 0, 0.0, missing=error.found)))
                 continue
             _print(f"--- {run.name}: {versions}")
-            table.append((run, versions, _perform(run, directory, asked.more)))
+            outcome = _perform(run, directory, asked.more)
+            table.append((run, versions, outcome))
+            if not asked.more:
+                record(run, versions, outcome)
     _print(f"\n{'parts':24} {'versions':36} {'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}")
     for run, versions, outcome in table:
         if outcome.missing:

@@ -23,6 +23,7 @@ CHECKS: Final = {
     "hostile": "test-hostile",
     "fuzz": "fuzz",
     "soak": "soak",
+    "release": "test-release",
 }
 """The targets, by what a person calls the check."""
 

@@ -27,7 +27,9 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     │   └── CheckNotPossible   E2471
     ├── DistError              the builder of self-contained trees
     │   ├── TreeNotBuilt       E2603
-    │   └── LibraryMissing     E2604
+    │   ├── LibraryMissing     E2604
+    │   ├── ReleaseNotReady    E2605
+    │   └── SignatureFailed    E2606
     └── DocumentationError     the documentation
         └── BlockMissing       E2691
 """
@@ -206,4 +208,18 @@ class LibraryMissing(DistError):
     """A program of the tree needs a library that none of the packages has."""
 
     code = "NVSHIM-E2604"
+    status = Status.FAILED_PRECONDITION
+
+
+class ReleaseNotReady(DistError):
+    """A tagged commit lacks what a release has to have. Raised by ``make release``."""
+
+    code = "NVSHIM-E2605"
+    status = Status.FAILED_PRECONDITION
+
+
+class SignatureFailed(DistError):
+    """A release could not be signed, or its signature does not verify."""
+
+    code = "NVSHIM-E2606"
     status = Status.FAILED_PRECONDITION

@@ -17,9 +17,13 @@ Modules::
     interpreter.py   runtime/, from Debian's packages
     modules.py       lib/ and lib-node/, from the sources and from PyPI
     share.py         share/
+    sbom.py          the lists of what is inside
     build.py         a tree of all that
     archive.py       the tarball
+    payload.py       what packages of distributions have in common
     debian.py        the .deb
+    rpm.py           the .rpm
+    project.py       what pyproject.toml says of the project
 
 Rules
 - A tree is never changed once it is in place: running shims map its files. So nothing writes into

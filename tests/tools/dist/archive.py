@@ -9,11 +9,16 @@ Source: reproducible-builds.org, Archive metadata; RFC 1952.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import tarfile
-from typing import Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
-from integration.tree import Tree
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from integration.tree import Tree
 
 PROJECT: Final = "containerd-shim-nvidia"
 
@@ -32,16 +37,37 @@ def write_tarball(tree: Tree, path: str, *, level: int = 6, top: str = "") -> No
         level: of gzip's compression, 0 to 9.
         top: the top directory's name; that of the project and its version if empty.
     """
-    top = top or f"{PROJECT}-{tree.version}"
-    new = f"{path}.new"
     epoch = int(os.stat(tree.path).st_mtime)
+    with _packed(path, epoch, level) as archive:
+        archive.add(tree.path, top or f"{PROJECT}-{tree.version}", filter=_of_root)
+
+
+def write_tar(path: str, contents: Mapping[str, bytes], epoch: int) -> None:
+    """Write a tarball of plain files, whole or not at all.
+
+    Args:
+        path: where to; what is there is replaced.
+        contents: of each file, by its path in the tarball.
+        epoch: the time of each, in seconds since 1970.
+    """
+    with _packed(path, epoch, 9) as archive:
+        for name, content in sorted(contents.items()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), epoch
+            archive.addfile(_of_root(member), io.BytesIO(content))
+
+
+@contextmanager
+def _packed(path: str, epoch: int, level: int) -> Iterator[tarfile.TarFile]:
+    """A tarball that has its name when it is complete."""
+    new = f"{path}.new"
     try:
         with (
             open(new, "wb") as file,
             gzip.GzipFile("", "wb", level, file, mtime=epoch) as packed,
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
-            archive.add(tree.path, top, filter=_of_root)
+            yield archive
         os.rename(new, path)
     except BaseException:
         if os.path.exists(new):

@@ -1,18 +1,7 @@
-"""The .deb that a tree is handed on as.
-
-The package manager owns the tree that it has unpacked, below /usr/lib, and replaces its files when
-the package is upgraded. No shim may run from files that are replaced, so none does: the package's
-scripts have ``nvshim install`` put a copy of the tree below the prefix, where every version has a
-directory of its own that goes when nothing uses it any more. The links to the programs are
-installed with it, and not the package manager's: a containerd that is restarted looks for the
-program by whose path it has started a shim, so it stays as long as its containers do, also if the
-package is removed. Where there is a runc or crun, the new version has to start a container first;
-``NVSHIM_SELF_TEST=0`` in dpkg's environment is for where none can be started, as in a build of an
-image. The units are for a person to enable; those that are, end with the package, before it is
-uninstalled: the agent's process uses what it was installed as.
+"""The .deb that a tree is handed on as (:mod:`~tests.tools.dist.payload` says how it installs it).
 
 Source: Debian Policy 3.2, 6.5, 9.1; deb(5), deb-control(5), deb-version(7); copyright-format 1.0;
-systemctl(1).
+lintian(1).
 """
 
 from __future__ import annotations
@@ -26,16 +15,12 @@ import time
 from email.utils import formatdate
 from typing import Final
 
-from integration.cli import exits
 from integration.tree import Tree
+from tests.tools.dist import payload
 from tests.tools.dist.archive import PROJECT
 from tests.tools.dist.inputs import Inputs
+from tests.tools.dist.project import Project
 from tests.tools.errors import TreeNotBuilt
-
-PLACE: Final = f"usr/lib/{PROJECT}"
-"""Where the package manager's tree is."""
-
-_MAINTAINER: Final = "The containerd-shim-nvidia authors <containerd-shim-nvidia@packages.invalid>"
 
 _CONTROL: Final = """\
 Package: {project}
@@ -45,88 +30,32 @@ Maintainer: {maintainer}
 Installed-Size: {size}
 Section: admin
 Priority: optional
+Homepage: {home}
 Recommends: containerd | containerd.io, runc | crun | containerd.io
 Description: containerd shim that gives containers their GPUs
- A containerd shim (runtime v2), one process per pod, with an engine for NVIDIA
- GPUs in it: no hook, no wrapper of runc. With it comes nvshim, which
- configures, inspects and examines a node.
- .
- The package brings its own interpreter, and installs each version into a
- directory of its own below /opt/containerd-shim-nvidia, where it stays as long
- as a container needs it.
+{description}
 """
 
-# That an engine names the shim; of integration.install, which builds on this room.
-_STILL_NAMED: Final = "NVSHIM-E2637"
-
-# What systemd says is no reason to fail: without it nothing of this is needed.
-_COMMON: Final = """\
-#!/bin/sh
-set -e
-nvshim=/usr/lib/containerd-shim-nvidia/bin/nvshim
-units='{units}'
-systemd() {
-  if [ -d /run/systemd/system ]; then systemctl "$@" || :; fi
-}
-# What containers still need stays, and so does all of it while an engine names the shim; nvshim
-# says so, and stays with it. That is no failure.
-uninstall() {
-  status=0
-  said=$("$1" uninstall --bindir /usr/bin 2>&1) || status=$?
-  echo "$said"
-  case "$status $said" in
-    0*|{found}*|*'{named}'*) ;;
-    *) exit "$status" ;;
-  esac
-}
-"""
-
-# A container is started before anything is switched, where there is something to start it with. By
-# then systemd knows the new units: those that run end when another version is in effect, and are
-# started again.
-_POSTINST: Final = (
-    _COMMON
-    + """\
+_POSTINST: Final = """\
 case "$1" in
-  configure|abort-upgrade|abort-remove|abort-deconfigure)
-    systemd daemon-reload
-    test=--no-self-test
-    if [ "${NVSHIM_SELF_TEST:-1}" != 0 ]; then
-      for runtime in runc crun; do
-        if command -v "$runtime" >/dev/null; then test=; fi
-      done
-    fi
-    "$nvshim" install --from /usr/lib/containerd-shim-nvidia --bindir /usr/bin $test
-    ;;
+  configure|abort-upgrade|abort-remove|abort-deconfigure) install ;;
 esac
-if [ "$1" = abort-remove ]; then
-  for unit in $units; do
-    if systemctl is-enabled --quiet "$unit" 2>/dev/null; then systemd start "$unit"; fi
-  done
-fi
+if [ "$1" = abort-remove ]; then start_again; fi
 """
-)
 
 # Not on an upgrade: then the next version takes over what is installed.
-_PRERM: Final = (
-    _COMMON
-    + """\
+_PRERM: Final = """\
 if [ "$1" = remove ]; then
-  systemd stop $units
+  stop
   uninstall "$nvshim"
-  if command -v systemctl >/dev/null; then systemctl --quiet disable $units || :; fi
+  disable
 fi
 """
-)
 
 # What stayed has a nvshim of its own.
-_POSTRM: Final = (
-    _COMMON
-    + """\
+_POSTRM: Final = """\
 case "$1" in
-  remove)
-    systemd daemon-reload
-    ;;
+  remove) systemd daemon-reload ;;
   purge)
     for nvshim in /opt/containerd-shim-nvidia/current/bin/nvshim \\
         /opt/containerd-shim-nvidia/*-*/bin/nvshim; do
@@ -138,7 +67,6 @@ case "$1" in
     ;;
 esac
 """
-)
 
 _COPYRIGHT: Final = """\
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
@@ -154,26 +82,36 @@ License: Apache-2.0
  On Debian systems, the text of the license is in /usr/share/common-licenses/Apache-2.0.
 """
 
-# A tree that runs on hosts with another libc, or none, brings its libraries, and an interpreter as
-# Debian has built it with what is compiled for that; the unit is started with containerd.
-_OVERRIDES: Final = """\
-{project}: hardening-no-pie
-{project}: package-installs-python-pycache-dir
-{project}: script-not-executable
-{project}: shared-library-lacks-prerequisites
-{project}: systemd-service-file-refers-to-unusual-wantedby-target
-{project}: undeclared-elf-prerequisites
-{project}: unusual-interpreter
-"""
+# What lintian finds and is meant to be so: the reason, and its tags.
+_OVERRIDES: Final = (
+    (
+        (
+            "The package brings its own interpreter and libraries, as Debian and PyPI have built"
+            " them, and runs on hosts with another libc, or none."
+        ),
+        ("embedded-library", "hardening-no-pie", "shared-library-is-executable",
+         "shared-library-lacks-prerequisites", "undeclared-elf-prerequisites",
+         "unusual-interpreter"),
+    ),
+    (
+        "The programs that find the tree must not need a loader, which is in the tree.",
+        ("statically-linked-binary",),
+    ),
+    (
+        "Bytecode is part of the tree, in which nothing is ever written.",
+        ("package-installs-python-pycache-dir",),
+    ),
+    (
+        "The fork server is part of containerd's life.",
+        ("systemd-service-file-refers-to-unusual-wantedby-target",),
+    ),
+    ("It is not uploaded to Debian.", ("initial-upload-closes-no-bugs",)),
+)  # fmt: skip
 
 
 def package_version(inputs: Inputs) -> str:
     """The package's version: that of the project, or one before it that later commits are after."""
-    if inputs.released:
-        return f"{inputs.version}-1"
-    when = time.strftime("%Y%m%d.%H%M%S", time.gmtime(inputs.epoch))
-    revision = inputs.revision.replace("-", ".") or "unknown"
-    return f"{inputs.version}~{when}.{revision}-1"
+    return f"{inputs.version}{payload.preview(inputs)}-1"
 
 
 def package_name(inputs: Inputs) -> str:
@@ -201,6 +139,8 @@ def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "
         new = os.path.join(work, "package.deb")
         argv = ["dpkg-deb", *compression.split(), "--root-owner-group", "--build", root, new]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(inputs.epoch), "LC_ALL": "C.UTF-8"}
+        # As many threads as there are would give other bytes.
+        environment["DPKG_DEB_THREADS_MAX"] = "1"
         asked = f"the package {os.path.basename(path)}"
         try:
             done = subprocess.run(
@@ -215,33 +155,25 @@ def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "
 
 def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
     """Make the package's file system and its control files."""
-    place = os.path.join(root, PLACE)
-    _link_tree(tree.path, place)
+    project = Project.of()
+    units = payload.fill(
+        root, tree, inputs, units="lib/systemd/system", zsh="usr/share/zsh/vendor-completions"
+    )
     document = f"usr/share/doc/{PROJECT}"
     files = {
         f"{document}/copyright": _COPYRIGHT.format(year=time.gmtime(inputs.epoch).tm_year).encode(),
         f"{document}/changelog.Debian.gz": gzip.compress(
-            _changelog(inputs).encode(), 9, mtime=inputs.epoch
+            _changelog(inputs, project).encode(), 9, mtime=inputs.epoch
         ),
-        f"usr/share/lintian/overrides/{PROJECT}": _OVERRIDES.format(project=PROJECT).encode(),
+        f"usr/share/lintian/overrides/{PROJECT}": _overrides().encode(),
     }
-    units = sorted(os.listdir(f"{place}/share/systemd"))
-    for name in units:
-        unit = _read(f"{place}/share/systemd/{name}")
-        files[f"lib/systemd/system/{name}"] = unit.replace(b"/usr/local/bin/", b"/usr/bin/")
-    for completion in ("bash-completion/completions", "fish/vendor_completions.d"):
-        for name in os.listdir(f"{place}/share/{completion}"):
-            files[f"usr/share/{completion}/{name}"] = _read(f"{place}/share/{completion}/{name}")
-    files["usr/share/zsh/vendor-completions/_nvshim"] = _read(
-        f"{place}/share/zsh/site-functions/_nvshim"
-    )
     for name, content in files.items():
-        _write(os.path.join(root, name), content, inputs.epoch)
+        payload.write(os.path.join(root, name), content, inputs.epoch)
     sums, size = [], 0
     for name in sorted(_names(root)):
         whole = os.path.join(root, name)
         if not os.path.islink(whole):
-            content = _read(whole)
+            content = payload.read(whole)
             size += len(content)
             sums.append(f"{hashlib.md5(content, usedforsecurity=False).hexdigest()}  {name}\n")
     control = {
@@ -249,7 +181,9 @@ def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
             project=PROJECT,
             version=package_version(inputs),
             architecture=inputs.architecture,
-            maintainer=_MAINTAINER,
+            maintainer=project.maintainer,
+            home=project.home,
+            description="\n".join(f" {line or '.'}" for line in payload.DESCRIPTION),
             size=-(-size // 1024),
         ),
         "md5sums": "".join(sums),
@@ -259,32 +193,27 @@ def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
     }
     for name, text in control.items():
         mode = 0o755 if text.startswith("#!") else 0o644
-        _write(os.path.join(root, "DEBIAN", name), text.encode(), inputs.epoch, mode)
-    _set_directories(root, inputs.epoch)
+        payload.write(os.path.join(root, "DEBIAN", name), text.encode(), inputs.epoch, mode)
+    payload.set_directories(root, inputs.epoch)
 
 
 def _script(text: str, units: list[str]) -> str:
-    """A script of the package, with its blanks filled in."""
-    text = text.replace("{units}", " ".join(units))
-    return text.replace("{found}", str(exits.FOUND)).replace("{named}", _STILL_NAMED)
+    return f"#!/bin/sh\nset -e\n{payload.script(text, units)}"
 
 
-def _changelog(inputs: Inputs) -> str:
+def _overrides() -> str:
+    lines = []
+    for reason, tags in _OVERRIDES:
+        lines += [f"# {reason}", *(f"{PROJECT}: {tag}" for tag in tags)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _changelog(inputs: Inputs, project: Project) -> str:
     return (
         f"{PROJECT} ({package_version(inputs)}) unstable; urgency=medium\n\n"
         f"  * Built from {inputs.revision or 'a checkout without its history'}.\n\n"
-        f" -- {_MAINTAINER}  {formatdate(inputs.epoch)}\n"
+        f" -- {project.maintainer}  {formatdate(inputs.epoch)}\n"
     )
-
-
-def _link_tree(source: str, target: str) -> None:
-    """Have a tree a second time, with its files once."""
-    for above, directories, names in os.walk(source):
-        to = os.path.join(target, os.path.relpath(above, source))
-        os.makedirs(to)
-        for name in names:
-            os.link(os.path.join(above, name), os.path.join(to, name), follow_symlinks=False)
-        directories.sort()
 
 
 def _names(root: str) -> list[str]:
@@ -293,23 +222,3 @@ def _names(root: str) -> list[str]:
         for above, _, names in os.walk(root)
         for name in names
     ]
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _write(path: str, content: bytes, epoch: int, mode: int = 0o644) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(content)
-    os.chmod(path, mode)
-    os.utime(path, (epoch, epoch))
-
-
-def _set_directories(root: str, epoch: int) -> None:
-    """Give the directories, which were made under whatever umask, one mode and time."""
-    for above, _, _ in os.walk(root, topdown=False):
-        os.chmod(above, 0o755)
-        os.utime(above, (epoch, epoch))

@@ -22,6 +22,8 @@ from tests.tools.errors import TreeNotBuilt
 _OTHERS: Final = (*REQUIREMENTS, "LICENSE", "pyproject.toml")
 # What builds the tree, and a program of it: entry.c.
 _BUILDER: Final = "tests/tools/dist"
+# What makes a release of it. Uncommitted changes of these make it none.
+_RELEASE: Final = ("tests/tools/release", "tests/tools/images.py", "tests/tools/node_image.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Inputs:
                 f"a self-contained tree for {machine}",
                 found=f"only {', '.join(sorted(ARCHITECTURES))} are known",
             )
-        dirty = bool(_git(source, "status", "--porcelain", "--", *OURS, *_OTHERS, _BUILDER))
+        made_of = (*OURS, *_OTHERS, _BUILDER, *_RELEASE)
+        dirty = bool(_git(source, "status", "--porcelain", "--", *made_of))
         revision = _git(source, "rev-parse", "--short=12", "HEAD")
         epoch = os.environ.get("SOURCE_DATE_EPOCH") or _git(source, "log", "-1", "--format=%ct")
         return cls(

@@ -1,28 +1,30 @@
 """``share/``: units, completions, licenses, and the list of what is inside.
 
-The list is in CycloneDX, which scanners read. A package's license is what it says itself: Debian's
-machine-readable copyright files name one for each part; a project's metadata has it in one of three
-fields.
+A package's license is what it says itself: Debian's machine-readable copyright files name one for
+each part; a project's metadata has it in one of three fields.
 
-Source: cyclonedx.org, 1.5; Debian, copyright-format 1.0; PyPA, core metadata; package-url.
+Source: Debian, copyright-format 1.0; PyPA, core metadata; package-url.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.interpreter import RELEASE, Packages
+from tests.tools.dist.sbom import Component, expression_of, write_lists
 from tests.tools.errors import TreeNotBuilt
 
-LIST: Final = "share/sbom.cdx.json"
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tests.tools.dist.inputs import Inputs
+    from tests.tools.dist.interpreter import Packages
 
 _COMPLETIONS: Final = {
     "bash": "bash-completion/completions/nvshim",
@@ -61,23 +63,7 @@ def fill(
     components += [
         _of_pypi(directory, project, licenses) for project, directory in sorted(projects.items())
     ]
-    said = {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "version": 1,
-        "metadata": {
-            "component": {
-                "type": "application",
-                "name": "containerd-shim-nvidia",
-                "version": inputs.version,
-                "licenses": [{"license": {"id": "Apache-2.0"}}],
-            }
-        },
-        "components": components,
-    }
-    with open(os.path.join(tree, LIST), "w", encoding="utf-8") as file:
-        json.dump(said, file, indent=1)
-        file.write("\n")
+    write_lists(tree, inputs, components)
 
 
 def _complete(tree: str, share: str) -> None:
@@ -95,7 +81,7 @@ def _complete(tree: str, share: str) -> None:
             file.write(done.stdout)
 
 
-def _of_debian(root: str, file: str, licenses: str) -> dict[str, Any]:
+def _of_debian(root: str, file: str, licenses: str) -> Component:
     name, version, architecture = file.removesuffix(".deb").split("_")
     version = version.replace("%3a", ":")
     # A package may have a link to another's directory in place of its own.
@@ -107,16 +93,16 @@ def _of_debian(root: str, file: str, licenses: str) -> dict[str, Any]:
         with open(document, encoding="utf-8", errors="replace") as copyright_file:
             names = re.findall(r"^License:[ \t]*(\S.*)$", copyright_file.read(), re.MULTILINE)
     purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={architecture}&distro={RELEASE}"
-    return _component(name, version, purl, sorted(set(names)))
+    return Component(name, version, purl, tuple(sorted(set(names))))
 
 
-def _of_pypi(directory: str, project: str, licenses: str) -> dict[str, Any]:
+def _of_pypi(directory: str, project: str, licenses: str) -> Component:
     name, version = project.split()
     with open(os.path.join(directory, "METADATA"), encoding="utf-8") as file:
         fields = file.read().partition("\n\n")[0]
-    for field in (r"License-Expression: (.+)", r"Classifier: License :: OSI Approved :: (.+)",
-                  r"License: (.+)"):  # fmt: skip
-        if found := re.findall(rf"^{field}$", fields, re.MULTILINE):
+    expression = re.findall(r"^License-Expression: (.+)$", fields, re.MULTILINE)
+    for field in (r"Classifier: License :: OSI Approved :: (.+)", r"License: (.+)"):
+        if found := expression or re.findall(rf"^{field}$", fields, re.MULTILINE):
             break
     for above, _, names in os.walk(directory):
         for document in names:
@@ -125,14 +111,5 @@ def _of_pypi(directory: str, project: str, licenses: str) -> dict[str, Any]:
                 shutil.copyfile(
                     os.path.join(above, document), os.path.join(licenses, name, document)
                 )
-    return _component(name, version, f"pkg:pypi/{quote(name)}@{quote(version)}", found)
-
-
-def _component(name: str, version: str, purl: str, licenses: Iterable[str]) -> dict[str, Any]:
-    return {
-        "type": "library",
-        "name": name,
-        "version": version,
-        "purl": purl,
-        "licenses": [{"license": {"name": each}} for each in licenses],
-    }
+    purl = f"pkg:pypi/{quote(name)}@{quote(version)}"
+    return Component(name, version, purl, tuple(found), expression_of(expression))

@@ -20,6 +20,7 @@ from tests.tools.reference import (
     findings,
     metrics,
     migration,
+    support,
     variables,
     xids,
 )
@@ -52,6 +53,7 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "dcgm": dcgm.table_of_names,
     },
     "migration.md": {"keys": migration.keys, "defaults": migration.defaults},
+    "support.md": {"runtimes": support.runtimes, "runs": support.runs},
     "security.md": {"advisories": advisories.covered, "not-ours": advisories.not_ours},
 }
 """Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""

@@ -131,7 +131,7 @@ def build_root(
     """
     say(f"installing {guest.name} into a directory")
     try:
-        _install(guest, directory, sources_of(guest.release, say))
+        install(guest, directory, sources_of(guest.release, say))
         _configure(guest, directory)
         _add_modules(directory, modules, version, builtin)
     except BaseException:
@@ -139,7 +139,18 @@ def build_root(
         raise
 
 
-def _install(guest: Guest, directory: str, sources: str) -> None:
+def install(guest: Guest, directory: str, sources: str) -> None:
+    """Install a guest's packages into a directory, without what a machine needs to boot.
+
+    Args:
+        guest: whose.
+        directory: where; it must not exist.
+        sources: deb822 text of the archive.
+
+    Raises:
+        ToolMissing: a program is not installed.
+        RootNotBuilt: the packages could not be had or not be installed.
+    """
     argv = [
         "mmdebstrap", "--variant=minbase", "--mode=root", "--quiet", "--format=directory",
         "--include=" + ",".join(guest.packages),

@@ -17,9 +17,11 @@ from tests.harness.pages import anchors, blocks, links, pages, read_page
 from tests.tools.reference.site import with_plain_bars, without_links_out
 
 PAGES: Final = pages()
+# What a forge shows to whoever comes to the project.
+COMMUNITY: Final = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, *COMMUNITY])
 def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
     broken = []
     for link in links(read_page(page)):
@@ -89,7 +91,7 @@ def test_every_block_of_commands_is_one_that_tests_know(page: str) -> None:
     blocks(page)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *COMMUNITY])
 def test_what_make_is_said_to_do_it_does(page: str) -> None:
     """Also in prose, and in blocks that are not run."""
     with open(os.path.join(REPOSITORY, "Makefile"), encoding="utf-8") as file:

@@ -12,6 +12,7 @@ from integration.simulated.errors import PackagesError
 from tests import matrix
 from tests.harness.launcher import REPOSITORY
 from tests.matrix import Outcome, read_outcome, runs
+from tests.tools.reference import support
 
 
 def test_each_containerd_meets_each_runc_and_its_own_crun() -> None:
@@ -62,3 +63,34 @@ def test_what_pytest_says_is_counted_and_its_silence_is_a_failure(
     if text is not None:
         path.write_text(text)
     assert read_outcome(str(path), 5.0) == expected
+
+
+def test_what_ran_is_kept_and_only_what_passed_counts_as_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "support.json")
+    (tmp_path / "support.json").write_text("{}\n")
+    by_name = {run.name: run for run in runs()}
+    good, bad = Outcome(9, 0, 1, 5.0), Outcome(8, 1, 1, 5.0)
+    for name, versions, outcome in (
+        ("installed/runc", "containerd 1.6.20, runc 1.1.5", bad),
+        ("installed/runc", "containerd 1.6.20, runc 1.1.5", good),  # the last one counts
+        ("installed/crun", "containerd 1.6.20, crun 1.8.1", good),
+        ("trixie/runc", "containerd 1.7.24, runc 1.1.15", bad),
+    ):
+        matrix.record(by_name[name], versions, outcome, path)
+    monkeypatch.setattr(support, "RECORD", path)
+    tested = [line.split(" | ")[:2] for line in support.runtimes().splitlines()[2:]]
+    assert tested == [["| containerd 1.6.20", "crun 1.8.1, runc 1.1.5"]]
+    assert "| `trixie/runc` | containerd 1.7.24 | runc 1.1.15 |" in support.runs()
+
+
+def test_a_run_of_some_tests_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(matrix, "describe", lambda _: "containerd 1, runc 1")
+    monkeypatch.setattr(matrix, "_perform", lambda *_: Outcome(1, 0, 0, 1.0))
+    monkeypatch.setattr(matrix, "record", lambda run, *_: kept.append(run.name))
+    for more, expected in ((["--", "-k", "one"], []), ([], ["newest"])):
+        monkeypatch.setattr(sys, "argv", ["matrix", "--only", "newest", *more])
+        assert matrix.main() == 0
+        assert kept == expected

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shim import VERSION
 from shim.errors import LauncherUnusable
 from shim.forkserver.launcher import compile_native, launcher_text, write_launcher
 from tests.harness.launcher import SITE
@@ -37,7 +38,7 @@ def test_the_program_is_executable_for_all_and_knows_its_revision(tmp_path: Path
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert _version(path)[:3] == [
         "containerd-shim-nvidia-v1:",
-        "  Version:  0.1.0",
+        f"  Version:  {VERSION}",
         "  Revision: abc123",
     ]
     assert os.listdir(tmp_path) == ["containerd-shim-nvidia-v1"]

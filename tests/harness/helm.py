@@ -1,0 +1,102 @@
+"""What Helm makes of a chart, without Helm: Go's own template engine, which kubectl has.
+
+``kubectl label --local -o go-template-file`` runs a template over an object that it is given, and
+asks no server. The object has what Helm gives to templates (``.Values``, ``.Release``, ``.Chart``).
+Of Helm's own functions the chart uses ``toYaml … | nindent``, alone and always of a value: that is
+put in before.
+
+Source: kubectl label --help; helm.sh, built-in objects; Go, text/template.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import textwrap
+from typing import TYPE_CHECKING, Any, Final
+
+import jsonschema
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.harness.kubectl import Kubectl
+
+_TO_YAML: Final = re.compile(r"[ ]*\{\{- toYaml \.Values\.([\w.]+) \| nindent (\d+) \}\}")
+_PLACEHOLDER: Final = "nvshim-test-literal-"
+
+
+def render_chart(
+    kubectl: Kubectl, chart: Mapping[str, str], values: dict[str, Any], *, namespace: str
+) -> list[dict[str, Any]]:
+    """The objects that ``helm template`` would print.
+
+    Args:
+        kubectl: whose template engine is used.
+        chart: its files.
+        values: beside the chart's own.
+        namespace: that of the release.
+
+    Raises:
+        jsonschema.ValidationError: the values are not what the chart's schema allows.
+    """
+    templates = [
+        text for name, text in sorted(chart.items()) if name.endswith(".yaml") and "/" in name
+    ]
+    text = _execute(kubectl, chart, values, namespace, templates)
+    return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+
+def notes(kubectl: Kubectl, chart: Mapping[str, str], values: dict[str, Any]) -> str:
+    """What Helm prints after an installation."""
+    return _execute(kubectl, chart, values, "there", [chart["templates/NOTES.txt"]])
+
+
+def _execute(
+    kubectl: Kubectl,
+    chart: Mapping[str, str],
+    values: dict[str, Any],
+    namespace: str,
+    templates: list[str],
+) -> str:
+    whole = merged(yaml.safe_load(chart["values.yaml"]), values)
+    jsonschema.validate(whole, json.loads(chart["values.schema.json"]))
+    about = yaml.safe_load(chart["Chart.yaml"])
+    literals: list[str] = []
+
+    def literal(found: re.Match[str]) -> str:
+        value: Any = whole
+        for word in found[1].split("."):
+            value = value[word]
+        text = yaml.safe_dump(value, sort_keys=False)
+        literals.append("\n" + textwrap.indent(text, " " * int(found[2])).rstrip())
+        return f"{{{{- /* */ -}}}}{_PLACEHOLDER}{len(literals) - 1}."
+
+    text = _TO_YAML.sub(literal, "\n---\n".join(templates))
+    data = {
+        "apiVersion": "example.com/v1", "kind": "Release", "metadata": {"name": "x"},
+        "Values": whole, "Release": {"Namespace": namespace, "Name": "x"},
+        "Chart": {"AppVersion": about["appVersion"], "Name": about["name"]},
+    }  # fmt: skip
+    with (
+        tempfile.NamedTemporaryFile("w", suffix=".json") as given,
+        tempfile.NamedTemporaryFile("w", suffix=".tpl") as template,
+    ):
+        json.dump(data, given)
+        template.write(text)
+        for file in (given, template):
+            file.flush()
+        said = kubectl(
+            "label", "--local", "-f", given.name, "made=here", "-o",
+            f"go-template-file={template.name}",
+        )  # fmt: skip
+    return re.sub(rf"{_PLACEHOLDER}(\d+)\.", lambda m: literals[int(m[1])], said)
+
+
+def merged(one: Any, other: Any) -> Any:
+    """Values as Helm puts them together: objects are merged, everything else is replaced."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {**one, **{k: merged(one.get(k), v) for k, v in other.items()}}
+    return other

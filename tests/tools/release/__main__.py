@@ -1,0 +1,55 @@
+"""``python -m tests.tools.release DIRECTORY``: ``make release`` and ``make chart``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from api.errors import NvshimError
+from tests.tools import REPOSITORY
+from tests.tools.dist.inputs import Inputs
+from tests.tools.dist.project import Project
+from tests.tools.release.build import build
+from tests.tools.release.chart import chart_name, files, write_chart
+from tests.tools.release.readiness import require_ready
+
+
+def _write_chart(directory: str, inputs: Inputs) -> None:
+    """The chart's archive, and its files for those who look into it."""
+    project = Project.of(inputs.source)
+    for name, text in files(project).items():
+        path = os.path.join(directory, "chart", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    archive = os.path.join(directory, chart_name(inputs.version))
+    write_chart(archive, project, inputs.epoch)
+    print(archive)
+
+
+def main() -> int:
+    """Make a release, or its chart alone; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.release", description=__doc__)
+    parser.add_argument("directory", help="where the tree and the release are put")
+    parser.add_argument("--key", default="", help="the file of the key that signs it")
+    parser.add_argument("--chart-only", action="store_true", help="make the Helm chart alone")
+    parser.add_argument("--cache", default=os.path.join(REPOSITORY, ".cache", "dist"))
+    asked = parser.parse_args()
+    try:
+        inputs = Inputs.of()
+        if asked.chart_only:
+            _write_chart(asked.directory, inputs)
+            return 0
+        missing = require_ready(inputs, key=asked.key)
+        build(asked.directory, inputs, cache=asked.cache, key=asked.key)
+    except NvshimError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    for line in missing:
+        print(f"a preview, and no release: {line}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The Helm chart makes what the kustomizations make, and what users of charts expect."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import jsonschema
+import pytest
+import yaml
+
+from shim import VERSION
+from tests.harness.helm import notes, render_chart
+from tests.harness.kubectl import MANIFESTS, Kubectl, render
+from tests.tools.dist.project import Project
+from tests.tools.release.chart import OPTIONS, chart_name, files, write_chart
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import kubernetes_validate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAMESPACE: Final = "containerd-shim-nvidia"
+VERSIONS: Final = ("1.25", "1.31", "1.37")
+with open(
+    os.path.join(MANIFESTS, "components", "device-plugin-config", "config.yaml"), encoding="utf-8"
+) as _file:
+    CONFIG: Final = yaml.safe_load(_file)
+
+# Components of a kustomization, and the values that mean the same. Many at once, since those that
+# change the same parts are what a chart could get wrong.
+SAME: Final[tuple[tuple[tuple[str, ...], dict[str, Any]], ...]] = (
+    ((), {}),
+    (
+        ("default-runtime", "host-driver", "restart-systemd", "remove-on-exit", "self-test"),
+        {
+            "defaultRuntime": True, "driver": "host", "restart": "systemd", "removeOnExit": True,
+            "selfTest": True,
+        },
+    ),
+    (
+        ("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "metrics"),
+        {
+            "driver": "container", "restart": "signal", "removeOnExit": True,
+            "devicePlugin": {"enabled": False}, "metrics": {"enabled": True},
+        },
+    ),
+    (
+        ("beside-gpu-operator", "self-test", "device-plugin-config", "mps", "prometheus-operator"),
+        {
+            "besideGpuOperator": True, "selfTest": True, "devicePlugin": {"config": CONFIG},
+            "mps": True, "metrics": {"prometheusOperator": True},
+        },
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kubectl() -> Kubectl:
+    return Kubectl.of_release("trixie")
+
+
+@pytest.fixture(scope="module")
+def chart() -> dict[str, str]:
+    return files(Project.of())
+
+
+@pytest.fixture
+def rendered(kubectl: Kubectl, chart: dict[str, str]) -> Any:
+    def make(values: dict[str, Any] | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+        documents = render_chart(kubectl, chart, values or {}, namespace=NAMESPACE)
+        return _by_name(documents)
+
+    return make
+
+
+def _by_name(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    found = {(x["kind"], x["metadata"]["name"]): x for x in documents}
+    assert len(found) == len(documents)
+    # Text that has comments in the one and none in the other, and means the same.
+    for document in found.values():
+        if document["kind"] == "ConfigMap":
+            document["data"] = {k: yaml.safe_load(v) for k, v in document["data"].items()}
+        if document["kind"] == "DaemonSet":
+            # kustomize puts variables that it has patched first; none refers to another.
+            (container,) = document["spec"]["template"]["spec"]["containers"]
+            container["env"].sort(key=lambda variable: variable["name"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("components", "values"), SAME, ids=["+".join(names) or "base" for names, _ in SAME]
+)
+def test_the_chart_makes_what_the_kustomization_makes(
+    kubectl: Kubectl, rendered: Any, components: tuple[str, ...], values: dict[str, Any]
+) -> None:
+    wanted = _by_name(render(kubectl, "not-default", *components))
+    made = rendered(values | {"namespace": {"create": True}})
+    assert made.keys() == wanted.keys()
+    for name, document in wanted.items():
+        assert made[name] == document
+
+
+def test_every_component_is_a_value() -> None:
+    assert OPTIONS.keys() == {*os.listdir(os.path.join(MANIFESTS, "components"))}
+    assert {name for names, _ in SAME for name in names} == OPTIONS.keys()
+
+
+def test_the_namespace_is_the_release_s_and_made_by_whoever_makes_that(
+    kubectl: Kubectl, chart: dict[str, str]
+) -> None:
+    made = _by_name(render_chart(kubectl, chart, {}, namespace="elsewhere"))
+    assert ("Namespace", "elsewhere") not in made
+    assert made["DaemonSet", "installer"]["metadata"]["namespace"] == "elsewhere"
+    (binding,) = (x for (kind, _), x in made.items() if kind == "ClusterRoleBinding")
+    assert binding["subjects"][0]["namespace"] == "elsewhere"
+
+
+def test_values_that_charts_have_reach_both_daemon_sets(rendered: Any) -> None:
+    values: dict[str, Any] = {
+        "image": {"repository": "registry.example/x", "tag": "7", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "secret"}],
+        "affinity": {"podAntiAffinity": {}},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "installer": {"env": [{"name": "A", "value": "b"}], "resources": {"limits": {"cpu": "1"}}},
+        "nodeAgent": {"args": ["--verbose"], "env": [{"name": "MIG_STRATEGY", "value": "mixed"}]},
+    }
+    made = rendered(values)
+    plain = rendered()
+    for name in ("installer", "node-agent"):
+        pod = made["DaemonSet", name]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert (container["image"], container["imagePullPolicy"]) == (
+            "registry.example/x:7",
+            "Always",
+        )
+        assert pod["imagePullSecrets"] == [{"name": "secret"}]
+        assert pod["affinity"].keys() == {"nodeAffinity", "podAntiAffinity"}
+        assert pod["tolerations"] == values["tolerations"]
+        (before,) = plain["DaemonSet", name]["spec"]["template"]["spec"]["containers"]
+        own = values["installer" if name == "installer" else "nodeAgent"]
+        assert container["env"] == sorted(before["env"] + own["env"], key=lambda x: x["name"])
+        assert container["args"] == before["args"] + own.get("args", [])
+        assert before["image"] == f"{NAMESPACE}:{VERSION}"
+    (installer,) = made["DaemonSet", "installer"]["spec"]["template"]["spec"]["containers"]
+    assert installer["resources"]["limits"]["cpu"] == "1"
+    # What kustomizations make as well is validated where they are.
+    for document in made.values():
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"drivr": "host"}, {"driver": "hst"}, {"metrics": {"enable": True}}, {"mps": "yes"}],
+)
+def test_a_value_that_is_misspelt_is_refused(rendered: Any, values: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        rendered(values)
+
+
+def test_what_is_to_be_done_after_an_installation_is_said(
+    kubectl: Kubectl, chart: dict[str, str]
+) -> None:
+    text = notes(kubectl, chart, {})
+    assert "kubectl label namespace there pod-security.kubernetes.io/enforce=privileged" in text
+    assert "restarted after the installation" in text
+    assert "restarted" not in notes(kubectl, chart, {"restart": "systemd"})
+
+
+def test_the_archive_is_a_chart_and_the_same_each_time(tmp_path: Path) -> None:
+    archives = []
+    for name in ("one", "two"):
+        path = tmp_path / name
+        write_chart(str(path), Project.of(), 1_700_000_000)
+        archives.append(path.read_bytes())
+    assert archives[0] == archives[1]
+    with tarfile.open(tmp_path / "one") as archive:
+        members = archive.getmembers()
+        about = archive.extractfile("containerd-shim-nvidia/Chart.yaml")
+        assert about is not None
+        chart = yaml.safe_load(about)
+    assert {member.name.partition("/")[0] for member in members} == {chart["name"]}
+    assert {(m.uid, m.gid, m.mode, m.mtime) for m in members} == {(0, 0, 0o644, 1_700_000_000)}
+    assert (chart["version"], chart["appVersion"], chart["apiVersion"]) == (VERSION, VERSION, "v2")
+    assert chart_name(VERSION).endswith(f"-{VERSION}.tgz")
