@@ -15,30 +15,15 @@ if TYPE_CHECKING:
 
 LINES: Final = (
     ("`ctr run --rm` of `true`, no GPU", Pair("runs")),
-    ("the same, the first on a node (no fork server yet)", Pair("runs", "cold")),
+    ("the same; ours with two simulated GPUs", Pair("runs", "gpus", "stock-glibc")),
+    ("thirty at once, no GPU", Pair("at-once-30")),
+    ("processor time of a container's life; ours with two GPUs", Pair("cpu", "gpus")),
     (
-        "an image with glibc; ours with two simulated GPUs, all capabilities",
-        Pair("runs", "gpus", "stock-glibc"),
+        "memory (PSS) of an idle shim among a hundred; ours with two GPUs",
+        Pair("idle", "gpus", row="pss"),
     ),
-    ("the same, the first on a node", Pair("runs", "gpus-cold", "stock-glibc")),
-    ("the same with crun, warm", Pair("crun", "gpus", "stock-glibc")),
-    ("from `start` to the first answered call", Pair("first-call")),
-    ("processor time of a container's life", Pair("cpu")),
-    ("the same; ours with two GPUs", Pair("cpu", "gpus")),
-    ("ten `ctr run --rm` at once", Pair("at-once-10")),
-    ("thirty `ctr run --rm` at once", Pair("at-once-30")),
-    ("`ctr tasks exec` of `true`", Pair("exec")),
-    ("a gigabyte to stdout", Pair("output")),
-    ("`State` calls a second", Pair("state")),
-    ("resident memory after many execs, ÷ before", Pair("growth", row="resident")),
-    ("memory (PSS) of an idle shim among many", Pair("idle", row="pss")),
-    ("the same; ours with two GPUs", Pair("idle", "gpus", row="pss")),
-    ("wake-ups of an idle shim in a minute", Pair("idle", row="wakeups")),
-    ("many pods of two containers: memory of all shims", Pair("pods", row="pss")),
-    ("the same: to create one pod", Pair("pods-create")),
-    ("the same: to remove one pod", Pair("pods-remove")),
 )
-"""In the order in which they are told; what was not measured is left out."""
+"""What people ask first; docs/performance.md has the rest. What was not measured is left out."""
 
 
 def cost_lines(results: Results) -> list[tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hooks.node.capabilities import (
     ALWAYS,
@@ -20,57 +20,50 @@ from hooks.node.capabilities import (
 )
 from tests.tools.reference.markdown import code, table
 
-__all__ = ["page"]
+if TYPE_CHECKING:
+    from hooks.words import Capability
 
-_HEAD: Final = """\
-# Driver capabilities
+__all__ = ["tables"]
 
-What a container gets of the driver, by the words of `NVIDIA_DRIVER_CAPABILITIES`; without that
-variable it is `compute,utility`. `{v}` is the driver's version. A file that a driver does not have
-is left out, and `nvshim explain` lists it. Libraries are mounted where the image's loader looks;
-a library's soname is a link beside it, and the names in brackets are further links. `compat32`
-brings the libraries of the other capabilities once more, for the 32-bit architecture.
-"""
+_KINDS: Final = (Library, Program, ConfigFile, XorgModule, Socket)
 
 
-def page() -> str:
-    """The page of all capabilities."""
-    parts = [_HEAD]
-    for capability, rows in FILES.items():
-        if not rows:
+def tables() -> str:
+    """One row for each capability; one that has all of another names that, and what it adds."""
+    rows = []
+    for capability, mine in FILES.items():
+        if not mine:
             continue
-        nodes = [node.path for node in NODES[capability]]
-        lines = [
-            ("libraries", _listed(rows, Library)),
-            ("programs", _listed(rows, Program)),
-            ("files", _listed(rows, ConfigFile)),
-            ("X server", _listed(rows, XorgModule)),
-            ("sockets", _listed(rows, Socket)),
-            ("nodes", ", ".join(code(node) for node in nodes)),
-        ]
+        part = _part_of(capability)
+        added = [row for row in mine if part is None or row not in FILES[part]]
+        nodes = [code(node.path) for node in NODES[capability]]
         if wants_drm([capability]):
-            lines.append(
-                ("nodes of its GPUs", "`/dev/dri/cardN`, `/dev/dri/renderDN`, by-path links")
-            )
-        kept = [line for line in lines if line[1]]
-        parts.append(f"## {capability}\n\n" + table(("", ""), kept))
-    always = _listed(ALWAYS, Firmware)
-    parts.append(
-        "## Always\n\n"
-        + table(
-            ("", ""),
-            [
-                ("nodes", f"{code(CONTROL.path)}, and `/dev/nvidiaN` of each granted GPU"),
-                ("nodes of MIG devices", "`/dev/nvidia-caps/nvidia-capN` of their instances"),
-                ("firmware", always),
-                ("procfs", "`/proc/driver/nvidia/params` with `ModifyDeviceFiles: 0`, read-only"),
-            ],
-        )
+            nodes.append("`/dev/dri` nodes of its GPUs, by-path links")
+        files = [text for kind in _KINDS if (text := _listed(added, kind))]
+        if part is not None:
+            files.insert(0, f"all of {code(part)}")
+        rows.append((code(capability), "; ".join(files), ", ".join(nodes)))
+    always = [
+        f"firmware {_listed(ALWAYS, Firmware)}",
+        "`/proc/driver/nvidia/params` with `ModifyDeviceFiles: 0`, read-only",
+    ]
+    gpus = (
+        f"{code(CONTROL.path)}, `/dev/nvidiaN` of each GPU, `/dev/nvidia-caps/nvidia-capN` of MIG"
     )
-    return "\n".join(parts)
+    rows.append(("always", "; ".join(always), gpus))
+    return table(("capability", "files", "nodes"), rows)
 
 
-def _listed(rows: tuple[Row, ...], kind: type[Row]) -> str:
+def _part_of(capability: Capability) -> Capability | None:
+    """The capability all of whose rows this one has, besides its own."""
+    mine = set(FILES[capability])
+    for other, rows in FILES.items():
+        if rows and other != capability and set(rows) < mine:
+            return other
+    return None
+
+
+def _listed(rows: tuple[Row, ...] | list[Row], kind: type[Row]) -> str:
     return ", ".join(_one(row) for row in rows if isinstance(row, kind))
 
 

@@ -28,11 +28,10 @@ _OF_TABLES: Final = {
     "node": "Where things are on this node.",
     "devices": "What is made ready for a container that needs it.",
     "requests": "Where it is said what a container asks for; see "
-    "[requests](../architecture.md#requests).",
-    "policy": "What of it is granted; see [policy](../architecture.md#policy).",
-    "sharing": "How many containers may have a device at once; see "
-    "[sharing](../architecture.md#sharing).",
-    "cdi": "Specs of any vendor; see [CDI](../architecture.md#cdi).",
+    "[what a container can ask for](../requests.md).",
+    "policy": "What of it is granted; see [who gets a GPU](../security.md#who-gets-a-gpu).",
+    "sharing": "How many containers may have a device at once; see [sharing](../sharing.md).",
+    "cdi": "Specs of any vendor; see [device names](../requests.md#device-names).",
     "stdio": "Where the output of containers may go.",
     "health": "What `nvshim node` thinks of devices, read when it begins; see "
     "[errors of the driver](xids.md).",

@@ -34,7 +34,6 @@ _MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/nvshim.md": commands.page,
     "reference/configuration.md": configuration.page,
-    "reference/capabilities.md": capabilities.page,
     "reference/errors.md": error_codes.page,
     "reference/findings.md": findings.page,
     "reference/xids.md": xids.page,
@@ -54,6 +53,7 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     },
     "migration.md": {"keys": migration.keys, "defaults": migration.defaults},
     "support.md": {"runtimes": support.runtimes, "runs": support.runs},
+    "requests.md": {"capabilities": capabilities.tables},
     "security.md": {"advisories": advisories.covered, "not-ours": advisories.not_ours},
 }
 """Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""

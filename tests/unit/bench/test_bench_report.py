@@ -125,7 +125,8 @@ def test_later_file_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_costs_are_told_with_both_values_and_their_ratio() -> None:
     told = costs(_results())
     assert _line(told, "`ctr run --rm` of `true`, no GPU")[1:] == ["120 ms", "132 ms", "0.80"]
-    assert _line(told, "the same; ours with two GPUs")[1:] == ["2 MB", "3.50 MB", "1.75"]
+    memory = "memory (PSS) of an idle shim among a hundred; ours with two GPUs"
+    assert _line(told, memory)[1:] == ["2 MB", "3.50 MB", "1.75"]
     assert "crun" not in told
     assert costs(Results()) == ""
 

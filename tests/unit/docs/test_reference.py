@@ -37,7 +37,15 @@ def _named(page: str) -> set[str]:
 
 # -- variables ------------------------------------------------------------------------------
 
-DECLARED: Final = _named(read_page("docs/reference/variables.md"))
+REQUESTS: Final = read_page("docs/requests.md")
+
+
+def _section(title: str) -> str:
+    """A part of the page of requests, from its heading to the next one."""
+    return REQUESTS.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+DECLARED: Final = _named(read_page("docs/reference/variables.md")) | _named(_section("Variables"))
 
 # Names that the code has and nobody sets for us, with the reason.
 ELSEWHERE: Final = {
@@ -128,11 +136,10 @@ ANNOTATION: Final = re.compile(
 )
 KIND: Final = re.compile(r"(?:[a-z]+\.)*(?:nvidia|amd|intel)\.com/[a-z-]+")
 DECIDING: Final = ("hooks", "shim")
-ANNOTATIONS, _, KINDS = read_page("docs/reference/annotations.md").partition("## Kinds")
 
 
 def test_every_annotation_that_the_code_reads_is_in_the_table() -> None:
-    known = {name.removesuffix("*") for name in _named(ANNOTATIONS)}
+    known = {name.removesuffix("*") for name in _named(_section("Annotations"))}
     read = {
         text
         for module in modules(DECIDING)
@@ -146,7 +153,7 @@ def test_every_kind_of_device_that_is_resolved_live_is_in_the_table() -> None:
     read = {
         text for module in modules(DECIDING) for _, text in texts(module) if KIND.fullmatch(text)
     }
-    assert read == _named(KINDS)
+    assert read == _named(_section("Device names"))
 
 
 # -- errors, commands -----------------------------------------------------------------------
