@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.node.capabilities import (
     ALWAYS,
@@ -19,9 +19,6 @@ from hooks.node.capabilities import (
     wants_drm,
 )
 from tests.tools.reference.markdown import code, table
-
-if TYPE_CHECKING:
-    from hooks.words import Capability
 
 __all__ = ["tables"]
 
@@ -54,7 +51,7 @@ def tables() -> str:
     return table(("capability", "files", "nodes"), rows)
 
 
-def _part_of(capability: Capability) -> Capability | None:
+def _part_of(capability: str) -> str | None:
     """The capability all of whose rows this one has, besides its own."""
     mine = set(FILES[capability])
     for other, rows in FILES.items():
