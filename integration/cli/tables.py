@@ -1,0 +1,92 @@
+"""Rows of text as lines of a table that is no wider than it may be.
+
+Nothing is cut off: what does not fit goes on in the next line of its cell. A cell is broken behind
+a space or a comma if that will do, else behind a slash, else anywhere. The widest column gives room
+first.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["folded", "tabulated"]
+
+_GAP: Final = "  "
+_NARROWEST: Final = 4
+_WORDS: Final = re.compile(r"[^ ,]+[ ,]*|[ ,]+")
+_PARTS: Final = re.compile(r"[^ ,/]+[ ,/]*|[ ,/]+")
+
+
+def tabulated(
+    rows: Sequence[Sequence[str]], *, right: Sequence[bool], width: int | None
+) -> list[str]:
+    """The lines of a table.
+
+    Args:
+        rows: the cells, row by row; all rows have as many.
+        right: of each column, whether it stands right.
+        width: the most characters of a line; None for any number.
+    """
+    if not rows:
+        return []
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if width is not None:
+        _narrow(widths, columns, width - len(_GAP) * (len(columns) - 1))
+    lines = []
+    for row in rows:
+        cells = [folded(cell, room) for cell, room in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            aligned = (
+                part.rjust(room) if is_right else part.ljust(room)
+                for part, room, is_right in zip(parts, widths, right, strict=True)
+            )
+            lines.append(_GAP.join(aligned).rstrip())
+    return lines
+
+
+def _narrow(widths: list[int], columns: Sequence[Sequence[str]], room: int) -> None:
+    """Take from the widest columns what is too much, first without breaking words."""
+    for least in (
+        [_longest(_WORDS, column) for column in columns],
+        [_longest(_PARTS, column) for column in columns],
+        [_NARROWEST] * len(columns),
+    ):
+        while sum(widths) > room:
+            spare, widest = max((widths[i] - least[i], i) for i in range(len(widths)))
+            if spare <= 0:
+                break
+            widths[widest] -= 1
+
+
+def _longest(pattern: re.Pattern[str], cells: Sequence[str]) -> int:
+    words = (word.rstrip(" ") for cell in cells for word in pattern.findall(cell))
+    return max(map(len, words), default=0)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """A text in lines.
+
+    Args:
+        text: without ends of lines.
+        width: the most characters of a line.
+    """
+    if len(text) <= width:
+        return [text]
+    lines = [""]
+    for word in _WORDS.findall(text):
+        parts = [word] if len(word.rstrip(" ")) <= width else _PARTS.findall(word)
+        for part in parts:
+            left = part
+            if len(lines[-1]) + len(left.rstrip(" ")) > width:
+                lines.append("")
+            while len(left.rstrip(" ")) > width:
+                lines[-1], left = left[:width], left[width:]
+                lines.append("")
+            lines[-1] += left
+    return [line.rstrip(" ") for line in lines if line.strip(" ")]
