@@ -24,7 +24,7 @@ _TABLES: Final = {
     """,
     "GpuList": "items  Gpu[]  the GPUs and MIG devices of the node, of every vendor",
     "NodeInfo": """
-        nvshim            Version        this program
+        nvshim            VersionFields  this program
         configuration     ConfigFile     the configuration that holds
         platform          string         nvml, tegra or wsl
         driver            object?        version, cuda, architecture, root, layout, why, libraries
@@ -45,7 +45,8 @@ _TABLES: Final = {
         notes         string[]    for people
         devices       Used[]      each GPU and MIG device
     """,
-    "Version": """
+    "Version": "VersionFields",
+    "VersionFields": """
         version       string      of this project
         revision      string?     of its source; null for a checkout
         path          string      where it is

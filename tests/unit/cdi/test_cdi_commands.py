@@ -67,7 +67,7 @@ def test_spec_is_as_the_reader_wants_it_in_both_forms(
     assert [each["name"] for each in made["devices"]] == ["0", uuid_of(0), "1", uuid_of(1)]
     assert app.main(["cdi", "generate", "--device", "1,0", "--device-name-strategy", "index"]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
-    assert [each["name"] for each in shown["items"]] == ["1", "0", "all"]
+    assert [each["name"] for each in shown["devices"]] == ["1", "0", "all"]
 
 
 def test_a_device_or_a_pipe_is_written_to_and_stays(

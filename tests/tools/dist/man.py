@@ -1,4 +1,4 @@
-"""``python -m tests.tools.man DIRECTORY``: manual pages of nvshim, from what its help says.
+"""``python -m tests.tools.dist.man DIRECTORY``: manual pages of nvshim, from what its help says.
 
 A page for the program and one for each of its commands, with what is below that. What a page says
 is the command's own help, so that there is one text of it.
