@@ -157,10 +157,10 @@ def command(
         _tell(output, document, verbose=verbose)
     else:
         output.rows(document["findings"], _FINDINGS, name="code")
+    sys.stdout.flush()
     if not output.form.is_document:
         sys.stderr.write(f"{_counted(document)}\n")
     if not examination.is_healthy:
-        sys.stdout.flush()
         click.get_current_context().exit(exits.FOUND)
 
 

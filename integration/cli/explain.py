@@ -32,6 +32,7 @@ _PLAIN: Final = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _TITLE: Final = 11
 _MOST_LINES: Final = 10
 _MOST_OF_ONE: Final = 3
+_MOST_OF_A_CODE: Final = 5
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -150,7 +151,8 @@ def _show_code(output: Output, meaning: Meaning) -> None:
         return
     rows = [(meaning.code.removeprefix("NVSHIM-"), meaning.name), ("meaning", meaning.meaning)]
     for title, texts in (("cause", meaning.causes), ("do", meaning.remedies)):
-        rows += [(title if number == 0 else "  or", text) for number, text in enumerate(texts)]
+        told = enumerate(texts[:_MOST_OF_A_CODE])
+        rows += [(title if number == 0 else "  or", text) for number, text in told]
     rows += [("run", meaning.command)] if meaning.command else []
     rows += [("see", meaning.reference)] if meaning.reference else []
     output.text("\n".join(_titled(rows, width_of(output.stream))), None)

@@ -227,27 +227,6 @@ def test_known_vulnerabilities_are_a_line_each(tree: Tree) -> None:
     assert "CVE-2024-21626" in doctor(*words, "-v").stdout
 
 
-def test_codes_of_checks_are_completed() -> None:
-    def complete(*words: str) -> list[str]:
-        environment = {
-            **os.environ, "_NVSHIM_COMPLETE": "bash_complete",
-            "COMP_WORDS": " ".join(["nvshim", *words]), "COMP_CWORD": str(len(words)),
-        }  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "integration.cli"],
-            env=environment, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return [line.partition(",")[2] for line in done.stdout.split()]
-
-    assert complete("doctor", "--only", "D04") == [
-        c.code.removeprefix("NVSHIM-") for c in CHECKS if "D04" in c.code
-    ]  # fmt: skip
-    assert "NVSHIM-D001" in complete("doctor", "--skip", "NVSHIM-D0")
-    assert complete("config", "set", "policy.mode", "str") == ["strict"]
-    assert complete("config", "set", "policy.disable-require", "t") == ["true"]
-    assert "D042" in complete("config", "set", "doctor.skip", "D04")
-
-
 @pytest.mark.parametrize(
     ("words", "code"),
     [
