@@ -57,7 +57,7 @@ def _name(row: Mapping[str, Any]) -> Any:
 _COLUMNS: Final = (
     Column("INDEX", _index, right=True),
     Column("NAME", "name"),
-    Column("MEMORY", "memory_bytes", _memory, right=True),
+    Column("MEMORY", "memory_bytes", _memory, right=True, wide=True),
     Column("UUID", "uuid", wide=True),
     Column("PCI", "pci", wide=True),
     Column("MINOR", "minor", right=True, wide=True),

@@ -1,8 +1,8 @@
 """Rows of text as lines of a table that is no wider than it may be.
 
 Nothing is cut off: what does not fit goes on in the next line of its cell. A cell is broken behind
-a space or a comma if that will do, else behind a slash, else anywhere. The widest column gives room
-first.
+a space or a comma if that will do, else behind a slash or an equals sign, else behind a dot or a
+dash, else anywhere. The widest column gives room first.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["folded", "tabulated"]
 
 _GAP: Final = "  "
 _NARROWEST: Final = 4
-_WORDS: Final = re.compile(r"[^ ,]+[ ,]*|[ ,]+")
-_PARTS: Final = re.compile(r"[^ ,/]+[ ,/]*|[ ,/]+")
+_BREAKS: Final = tuple(
+    re.compile(rf"[^{ends}]+[{ends}]*|[{ends}]+") for ends in (" ,", " ,/=", " ,/=.-")
+)
 
 
 def tabulated(
@@ -52,11 +53,8 @@ def tabulated(
 
 def _narrow(widths: list[int], columns: Sequence[Sequence[str]], room: int) -> None:
     """Take from the widest columns what is too much, first without breaking words."""
-    for least in (
-        [_longest(_WORDS, column) for column in columns],
-        [_longest(_PARTS, column) for column in columns],
-        [_NARROWEST] * len(columns),
-    ):
+    found = ([_longest(pattern, column) for column in columns] for pattern in _BREAKS)
+    for least in (*found, [_NARROWEST] * len(columns)):
         while sum(widths) > room:
             spare, widest = max((widths[i] - least[i], i) for i in range(len(widths)))
             if spare <= 0:
@@ -79,14 +77,21 @@ def folded(text: str, width: int) -> list[str]:
     if len(text) <= width:
         return [text]
     lines = [""]
-    for word in _WORDS.findall(text):
-        parts = [word] if len(word.rstrip(" ")) <= width else _PARTS.findall(word)
-        for part in parts:
-            left = part
-            if len(lines[-1]) + len(left.rstrip(" ")) > width:
-                lines.append("")
-            while len(left.rstrip(" ")) > width:
-                lines[-1], left = left[:width], left[width:]
-                lines.append("")
-            lines[-1] += left
+    for part in _parts(text, width, _BREAKS):
+        left = part
+        if len(lines[-1]) + len(left.rstrip(" ")) > width:
+            lines.append("")
+        while len(left.rstrip(" ")) > width:
+            lines[-1], left = left[:width], left[width:]
+            lines.append("")
+        lines[-1] += left
     return [line.rstrip(" ") for line in lines if line.strip(" ")]
+
+
+def _parts(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
+    """Pieces that are no longer than a line, as whole as they can be."""
+    for word in breaks[0].findall(text):
+        if len(word.rstrip(" ")) <= width or len(breaks) == 1:
+            yield word
+        else:
+            yield from _parts(word, width, breaks[1:])

@@ -155,7 +155,7 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
     if not found:
         raise ContainerUnknown(
             f"container {name}",
-            found=f"{len(known)} containers run, and none is called so",
+            found=f"{_many(len(known))}, and none is called so",
             do="name one that `nvshim ps` lists by its id, or by its pod as POD/CONTAINER",
         )
     if len(found) > 1:
@@ -167,6 +167,10 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
             do="name one of them by more of its id",
         )
     return found[0]
+
+
+def _many(count: int) -> str:
+    return "1 container runs" if count == 1 else f"{count} containers run"
 
 
 def _names_of(container: Container) -> set[str]:

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from integration.inspection.explaining import Explanation
+    from integration.inspection.given import Given
 
 __all__ = ["summarize"]
 
 _MOST_NOTES: Final = 2
+_SHORT_ID: Final = 12
 _GRANT: Final = (
     "give the container the GPU through the kubelet (resources.limits of the pod), or trust its "
     "namespace: nvshim config set policy.trusted-namespaces {namespace}"
@@ -41,7 +43,7 @@ def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
     policy = _object(record, "policy")
     yield from _who(explanation, policy)
     if explanation.given is not None:
-        yield "given", "; ".join(explanation.given.lines())
+        yield from _given(explanation.given)
     if denied := strings(policy, "denied"):
         yield from (("denied", reason) for reason in denied)
         yield "do", _remedy(policy)
@@ -59,11 +61,12 @@ def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[
     container = explanation.container
     if container is not None:
         state = "" if container.pid else "; it does not run"
-        yield "container", f"{container.title} ({container.id} in {container.namespace}){state}"
+        ident = container.id[:_SHORT_ID]
+        yield "container", f"{container.title} ({ident} in {container.namespace}){state}"
     if explanation.record:
         yield "asked", _asked(_object(explanation.record, "request"))
     elif explanation.nothing:
-        yield "asked", f"{explanation.nothing}; the spec is unchanged"
+        yield "asked", f"{explanation.nothing}; the shim left the spec alone"
     if policy:
         yield "by", _author(policy)
 
@@ -90,18 +93,34 @@ def _author(policy: Mapping[str, Any]) -> str:
     return f"{kind} {what}{pod}; the policy's mode is {policy.get('mode')}"
 
 
-def _granted(record: Mapping[str, Any]) -> str:
+def _given(given: Given) -> Iterator[tuple[str, str]]:
+    gpus = [each for each in given.devices if each["kind"] == "gpu"]
+    parts = [each for each in given.devices if each["kind"] != "gpu"]
+    unknown = [f"{name} (not on this node now)" for name in given.unknown]
+    yield "has", ", ".join([*_named(gpus, parts), *unknown]) or "no GPU of this node"
+    if given.nodes:
+        yield "from", "device nodes in its spec: of an engine that applies CDI, or --device"
+    else:
+        yield "from", "its claim, or the node agent's ledger; the spec does not say"
+
+
+def _named(gpus: Iterable[Mapping[str, Any]], parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Devices by their indices: GPUs of one model together."""
     models: dict[str, list[str]] = {}
-    for gpu in entries(record, "grant", "gpus"):
+    for gpu in gpus:
         models.setdefault(str(gpu.get("model")), []).append(str(gpu.get("index")))
     found = [
         f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)} ({model})"
         for model, indexes in models.items()
     ]
-    found += [
-        f"MIG device {device.get('gpu')}:{device.get('index')} ({device.get('profile')})"
-        for device in entries(record, "grant", "mig_devices")
+    return found + [
+        f"MIG device {part.get('gpu')}:{part.get('index')} ({part.get('profile')})"
+        for part in parts
     ]
+
+
+def _granted(record: Mapping[str, Any]) -> str:
+    found = _named(entries(record, "grant", "gpus"), entries(record, "grant", "mig_devices"))
     for vendor in entries(record, "vendors"):
         found += [f"{vendor.get('vendor')} {name}" for name in strings(vendor, "granted")]
     return ", ".join(found) or "no GPU"
