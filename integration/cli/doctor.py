@@ -170,30 +170,31 @@ def _tell(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None
     lines: list[str] = []
     for title, text in identity_lines(document["node"]):
         lines += _below(f"{title:<8}", text, width)
-    coloured = is_coloured(output.stream)
+    coloured, was_brief = is_coloured(output.stream), False
     for finding in document["findings"]:
-        lines += _told(finding, width, coloured=coloured, verbose=verbose)
+        is_brief = bool(finding["line"]) and not verbose
+        lines += [] if is_brief and was_brief else [""]
+        lines += _head(finding, width, finding["line" if is_brief else "title"], coloured=coloured)
+        lines += [] if is_brief else _rest(finding, width, verbose=verbose)
+        was_brief = is_brief
     output.stream.write("".join(f"{line}\n" for line in lines))
 
 
-def _told(
-    finding: Mapping[str, Any], width: int, *, coloured: bool, verbose: bool
-) -> Iterator[str]:
-    """A finding: its parts below one another, or in one line where that is enough."""
+def _head(finding: Mapping[str, Any], width: int, text: str, *, coloured: bool) -> Sequence[str]:
     severity, code = finding["severity"], finding["code"].removeprefix(_PREFIX)
-    is_brief = bool(finding["line"]) and not verbose
-    head, *more = _below(
-        f"{severity:<8}{code}  ", finding["line"] if is_brief else finding["title"], width
-    )
+    head, *more = _below(f"{severity:<8}{code}  ", text, width)
     if coloured:
         head = click.style(severity, **_STYLES[severity]) + head[len(severity) :]
-    yield from (*([] if is_brief else [""]), head, *more)
-    if not is_brief:
-        yield from _below(" " * _INDENT, finding["found"], width)
-        yield from _below(" " * _INDENT, f"do: {finding['remedy']}", width)
-        # On a line of its own, so that it can be marked and copied.
-        for text in filter(None, (finding["command"], finding["reference"] if verbose else "")):
-            yield from _below(" " * _INDENT, text, width)
+    return [head, *more]
+
+
+def _rest(finding: Mapping[str, Any], width: int, *, verbose: bool) -> Iterator[str]:
+    indent = " " * _INDENT
+    yield from _below(indent, finding["found"], width)
+    yield from _below(indent, f"do: {finding['remedy']}", width)
+    # On a line of its own, however long, so that it can be marked and copied.
+    yield from (indent + text for text in (finding["command"],) if text)
+    yield from (indent + text for text in (finding["reference"],) if text and verbose)
 
 
 def _below(head: str, text: str, width: int) -> Sequence[str]:

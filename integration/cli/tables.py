@@ -2,7 +2,7 @@
 
 Nothing is cut off: what does not fit goes on in the next line of its cell. A cell is broken behind
 a space or a comma if that will do, else behind a slash or an equals sign, else behind a dot or a
-dash, else anywhere. The widest column gives room first.
+dash, else anywhere. Numbers, which stand right, stay whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tabulated(
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     if width is not None:
-        _narrow(widths, columns, width - len(_GAP) * (len(columns) - 1))
+        _narrow(widths, columns, right, width - len(_GAP) * (len(columns) - 1))
     lines = []
     for row in rows:
         cells = [folded(cell, room) for cell, room in zip(row, widths, strict=True)]
@@ -51,12 +51,15 @@ def tabulated(
     return lines
 
 
-def _narrow(widths: list[int], columns: Sequence[Sequence[str]], room: int) -> None:
-    """Take from the widest columns what is too much, first without breaking words."""
-    found = ([_longest(pattern, column) for column in columns] for pattern in _BREAKS)
-    for least in (*found, [_NARROWEST] * len(columns)):
+def _narrow(
+    widths: list[int], columns: Sequence[Sequence[str]], right: Sequence[bool], room: int
+) -> None:
+    """Take what is too much from columns of text, those with the most to spare first."""
+    text = [number for number, is_right in enumerate(right) if not is_right]
+    found = [{i: _longest(pattern, columns[i]) for i in text} for pattern in _BREAKS]
+    for least in (*found, dict.fromkeys(text, _NARROWEST)):
         while sum(widths) > room:
-            spare, widest = max((widths[i] - least[i], i) for i in range(len(widths)))
+            spare, widest = max(((widths[i] - least[i], i) for i in text), default=(0, 0))
             if spare <= 0:
                 break
             widths[widest] -= 1
@@ -77,21 +80,24 @@ def folded(text: str, width: int) -> list[str]:
     if len(text) <= width:
         return [text]
     lines = [""]
-    for part in _parts(text, width, _BREAKS):
-        left = part
-        if len(lines[-1]) + len(left.rstrip(" ")) > width:
-            lines.append("")
-        while len(left.rstrip(" ")) > width:
-            lines[-1], left = left[:width], left[width:]
-            lines.append("")
-        lines[-1] += left
+    for word in _BREAKS[0].findall(text):
+        if lines[-1] and len(word.rstrip(" ")) > width:
+            lines.append("")  # a path that is broken begins a line
+        for part in _parts(word, width, _BREAKS[1:]):
+            left = part
+            if len(lines[-1]) + len(left.rstrip(" ")) > width:
+                lines.append("")
+            while len(left.rstrip(" ")) > width:
+                lines[-1], left = left[:width], left[width:]
+                lines.append("")
+            lines[-1] += left
     return [line.rstrip(" ") for line in lines if line.strip(" ")]
 
 
 def _parts(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
     """Pieces that are no longer than a line, as whole as they can be."""
-    for word in breaks[0].findall(text):
-        if len(word.rstrip(" ")) <= width or len(breaks) == 1:
-            yield word
-        else:
-            yield from _parts(word, width, breaks[1:])
+    if len(text.rstrip(" ")) <= width or not breaks:
+        yield text
+        return
+    for part in breaks[0].findall(text):
+        yield from _parts(part, width, breaks[1:])

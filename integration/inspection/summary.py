@@ -66,7 +66,7 @@ def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[
     if explanation.record:
         yield "asked", _asked(_object(explanation.record, "request"))
     elif explanation.nothing:
-        yield "asked", f"{explanation.nothing}; the shim left the spec alone"
+        yield "asked", f"{explanation.nothing}; the spec is unchanged"
     if policy:
         yield "by", _author(policy)
 

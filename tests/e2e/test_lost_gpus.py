@@ -93,7 +93,7 @@ def test_each_lost_gpu_has_its_own_reason(nvml: Nvml, tmp_path: Path) -> None:
     rows = nvml.listed()
     assert [row["fault"] for row in rows] == [None, "GPU is lost", None, "GPU requires restart"]
     assert [row["pci"] for row in rows if not row["fault"]] == [BUSES[0], BUSES[2]]
-    told = nvshim("info", "--config", nvml.node.config_path).stdout
+    told = " ".join(nvshim("info", "--config", nvml.node.config_path).stdout.split())
     assert told.count("GPU is lost") == told.count("GPU requires restart")
     for index, reason in ((1, "GPU is lost"), (3, "GPU requires restart")):
         error = nvml.refusal(str(index), tmp_path)

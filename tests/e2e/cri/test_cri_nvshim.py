@@ -112,7 +112,7 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     assert first.pid not in processes
     ours = [r for r in processes.values() if r["containerd"] == gpus.containerd.address]
     assert {r["kind"] for r in ours} <= {"shim", "fork-server", "spare"}
-    assert f"tests/{name}" in "\n".join(tell("ps", *where))
+    assert f"tests/{name}" in "\n".join(tell("ps", "-o", "wide", *where))
 
     # Where containerd has its state, its shims say.
     holding = {c["id"] for row in ask("list", *config) for c in row["containers"]}

@@ -214,8 +214,7 @@ def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, config_file:
     status, story, _ = explain(bundle, "--config", config_file)
     assert status == 0
     assert story == (
-        "asked      nothing is asked (NVIDIA_VISIBLE_DEVICES=void); the shim left the spec\n"
-        "           alone\n"
+        "asked      nothing is asked (NVIDIA_VISIBLE_DEVICES=void); the spec is unchanged\n"
     )
 
 
