@@ -192,8 +192,8 @@ def _rest(finding: Mapping[str, Any], width: int, *, verbose: bool) -> Iterator[
     indent = " " * _INDENT
     yield from _below(indent, finding["found"], width)
     yield from _below(indent, f"do: {finding['remedy']}", width)
-    # On a line of its own, however long, so that it can be marked and copied.
-    yield from (indent + text for text in (finding["command"],) if text)
+    # On lines of their own, however long, so that they can be marked and copied.
+    yield from (indent + text for text in finding["command"].split(" && ") if text)
     yield from (indent + text for text in (finding["reference"],) if text and verbose)
 
 

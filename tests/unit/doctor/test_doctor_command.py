@@ -218,7 +218,7 @@ def test_known_vulnerabilities_are_a_line_each(tree: Tree) -> None:
     for name, said in (("runc", "runc version 1.1.4"), ("crun", "crun version 1.8.1")):
         tree.script(f"/usr/bin/{name}", f"echo {said}")
     words = ("--root", tree.root, "--only", "D020", "--only", "D021")
-    lines = doctor(*words).stdout.splitlines()[3:]
+    lines = doctor(*words).stdout.splitlines()[4:]
     assert [line[:14] for line in lines] == ["error   D020  ", "warning D021  "]
     assert lines[0].startswith("error   D020  runc 1.1.4: ")
     assert " known CVEs; update to " in lines[0]
