@@ -16,12 +16,14 @@ Source: systemctl(1); Debian Policy 6.5; the Fedora packaging guidelines, Script
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
 from typing import TYPE_CHECKING, Final
 
 from integration.cli import exits
 from tests.tools.dist.archive import PROJECT
+from tests.tools.dist.share import MANUAL
 
 if TYPE_CHECKING:
     from integration.tree import Tree
@@ -133,6 +135,9 @@ def fill(root: str, tree: Tree, inputs: Inputs, *, units: str, zsh: str) -> list
         for name in os.listdir(f"{share}/{completion}"):
             files[f"usr/share/{completion}/{name}"] = read(f"{share}/{completion}/{name}")
     files[f"{zsh}/_nvshim"] = read(f"{share}/zsh/site-functions/_nvshim")
+    for name in os.listdir(f"{share}/{MANUAL}"):
+        page = gzip.compress(read(f"{share}/{MANUAL}/{name}"), 9, mtime=inputs.epoch)
+        files[f"usr/share/{MANUAL}/{name}.gz"] = page
     for name, content in files.items():
         write(os.path.join(root, name), content, inputs.epoch)
     return names

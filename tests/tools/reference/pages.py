@@ -16,6 +16,7 @@ from tests.tools.reference import (
     configuration,
     dashboard,
     dcgm,
+    documents,
     error_codes,
     findings,
     metrics,
@@ -29,6 +30,7 @@ __all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
 
 DOCS: Final = os.path.join(REPOSITORY, "docs")
 
+_MANIFESTS: Final = "../integration/kubernetes/manifests"
 _MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -59,11 +61,12 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
 """Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
 
 FILES: Final[Mapping[str, Callable[[], str]]] = {
-    "monitoring/dashboard.json": dashboard.dashboard,
-    "monitoring/dcgm-names.yaml": dcgm.rules,
-    "components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
+    f"{_MANIFESTS}/monitoring/dashboard.json": dashboard.dashboard,
+    f"{_MANIFESTS}/monitoring/dcgm-names.yaml": dcgm.rules,
+    f"{_MANIFESTS}/components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
+    "reference/nvshim.schema.json": documents.text,
 }
-"""Files that are made as a whole, among the manifests of Kubernetes."""
+"""Files that are no pages and are made as a whole."""
 
 
 def _made() -> Iterator[tuple[str, str]]:
@@ -73,7 +76,7 @@ def _made() -> Iterator[tuple[str, str]]:
     for name, blocks in BLOCKS.items():
         yield name, _with_blocks(name, blocks)
     for name, make in FILES.items():
-        yield f"../integration/kubernetes/manifests/{name}", make()
+        yield name, make()
 
 
 def _with_blocks(name: str, blocks: Mapping[str, Callable[[], str]]) -> str:

@@ -30,6 +30,7 @@ ELSEWHERE_ONLY: Final = os.path.realpath(sys.executable)
 EVIDENCE: Final = "/was-run"
 PCI: Final = "/sys/bus/pci/devices"
 NVIDIAS: Final = "/usr/bin/nvidia-container-runtime"
+PROGRAM: Final = "/usr/local/bin/containerd-shim-nvidia-v1"
 RUNTIMES: Final = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes'
 
 
