@@ -24,6 +24,7 @@ Modules::
     payload.py       what packages of distributions have in common
     debian.py        the .deb
     rpm.py           the .rpm
+    failures.py      what a person is told when it fails
     project.py       what pyproject.toml says of the project
 
 Rules

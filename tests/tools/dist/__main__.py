@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 
-from api.errors import NvshimError
 from integration.tree import Tree
 from tests.tools import REPOSITORY
 from tests.tools.dist.archive import PROJECT, archive_name, write_tarball
 from tests.tools.dist.build import build
 from tests.tools.dist.debian import package_name, write_package
+from tests.tools.dist.failures import reported
 from tests.tools.dist.inputs import Inputs
-from tests.tools.errors import TreeNotBuilt
 from tests.tools.stamps import read_stamp, write_stamp
 
 
@@ -37,13 +35,6 @@ def _hand_on(tree: Tree, inputs: Inputs, directory: str) -> None:
         print(f"{path}: {os.path.getsize(path) / 1e6:.1f} MB")
 
 
-def _reason(error: OSError) -> str:
-    # Who copies many files tells of all that failed at once.
-    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
-        return str(error.args[0][0][-1])
-    return os.strerror(error.errno).lower() if error.errno else str(error)
-
-
 def main() -> int:
     """Make the tree and what it is handed on as; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.dist", description=__doc__)
@@ -51,23 +42,14 @@ def main() -> int:
     parser.add_argument("--tree-only", action="store_true", help="make no archives")
     parser.add_argument("--cache", default=os.path.join(REPOSITORY, ".cache", "dist"))
     asked = parser.parse_args()
-    try:
+
+    def make() -> None:
         inputs = Inputs.of()
         tree = build(os.path.join(asked.directory, "tree"), inputs, cache=asked.cache)
         if not asked.tree_only:
             _hand_on(tree, inputs, asked.directory)
-    except NvshimError as error:
-        print(f"dist: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        what = TreeNotBuilt(
-            f"to write {error.filename or asked.directory}",
-            found=_reason(error),
-            do="look for room, and for who may write there",
-        )
-        print(f"dist: {what}", file=sys.stderr)
-        return 1
-    return 0
+
+    return reported("dist", asked.directory, make)
 
 
 if __name__ == "__main__":

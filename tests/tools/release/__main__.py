@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from api.errors import NvshimError
 from tests.tools import REPOSITORY
+from tests.tools.dist.failures import reported
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.project import Project
 from tests.tools.release.build import build
@@ -36,19 +36,18 @@ def main() -> int:
     parser.add_argument("--chart-only", action="store_true", help="make the Helm chart alone")
     parser.add_argument("--cache", default=os.path.join(REPOSITORY, ".cache", "dist"))
     asked = parser.parse_args()
-    try:
+
+    def make() -> None:
         inputs = Inputs.of()
         if asked.chart_only:
             _write_chart(asked.directory, inputs)
-            return 0
+            return
         missing = require_ready(inputs, key=asked.key)
         build(asked.directory, inputs, cache=asked.cache, key=asked.key)
-    except NvshimError as error:
-        print(f"release: {error}", file=sys.stderr)
-        return 1
-    for line in missing:
-        print(f"a preview, and no release: {line}")
-    return 0
+        for line in missing:
+            print(f"a preview, and no release: {line}")
+
+    return reported("release", asked.directory, make)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests.tools.images import write_archive
 from tests.tools.node_image import node_image
 from tests.tools.release.chart import chart_name, write_chart
 from tests.tools.release.provenance import statement, write_statement
-from tests.tools.release.signing import sign, write_sums
+from tests.tools.release.signing import public_half, sign, write_sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,8 @@ def build(
     Raises:
         NvshimError: something cannot be made. What was there is as it was.
     """
+    if key:
+        public_half(key)  # before minutes of work
     directory = os.path.abspath(directory)
     tree = build_tree(os.path.join(directory, "tree"), inputs, cache=cache, say=say)
     stem = archive_name(tree).removesuffix(".tar.gz")

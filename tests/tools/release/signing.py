@@ -57,12 +57,16 @@ def sign(directory: str, key: str, keys: str) -> bool:
     """
     sums = os.path.join(directory, SUMS)
     _ssh_keygen("sign", "-f", key, "-n", NAMESPACE, sums, asked=f"a signature by {key}")
-    public = _ssh_keygen_public(key)
+    public = public_half(key)
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as own:
         own.write(f"{SIGNER} {public}\n")
         own.flush()
         if not verifies(directory, own.name):
-            raise SignatureFailed(f"a signature by {key}", found="one that does not verify")
+            raise SignatureFailed(
+                f"a signature by {key}",
+                found="one that does not verify",
+                do="see that the public key beside it is of the same pair",
+            )
     return verifies(directory, keys)
 
 
@@ -77,8 +81,12 @@ def verifies(directory: str, keys: str) -> bool:
     return done.returncode == 0
 
 
-def _ssh_keygen_public(key: str) -> str:
-    """The public half of a key: beside it, or in it."""
+def public_half(key: str) -> str:
+    """The public half of a key: beside it, or in it.
+
+    Raises:
+        SignatureFailed: it is no key.
+    """
     path = key if key.endswith(".pub") else f"{key}.pub"
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
@@ -100,5 +108,9 @@ def _run(argv: list[str], *, asked: str) -> str:
             asked, found="no ssh-keygen", do="install the package openssh-client"
         ) from error
     if done.returncode:
-        raise SignatureFailed(asked, found=done.stderr.strip().replace("\n", " ")[-300:])
+        raise SignatureFailed(
+            asked,
+            found=done.stderr.strip().replace("\n", " ")[-300:],
+            do="name a key of OpenSSH: ssh-keygen -t ed25519 -f FILE makes one",
+        )
     return done.stdout

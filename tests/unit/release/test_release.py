@@ -204,7 +204,19 @@ def test_a_key_that_is_none_is_refused_in_one_line(release: Path, tmp_path: Path
     with pytest.raises(SignatureFailed) as raised:
         sign(str(release), str(tmp_path / "none"), "/dev/null")
     assert "\n" not in str(raised.value)
+    assert "ssh-keygen -t ed25519" in raised.value.do
     assert not (release / SIGNATURE).exists()
+
+
+def test_a_key_that_is_none_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "tests.tools.release", "--key", f"{tmp_path}/none"]
+    done = subprocess.run(
+        [*argv, f"{tmp_path}/dist"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("release: NVSHIM-E2606")
+    assert len(done.stderr.splitlines()) == 1
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_preview_has_a_version_before_the_release_in_every_package() -> None:
