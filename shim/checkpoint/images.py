@@ -164,7 +164,7 @@ def open_checkpoint(directory: str, parent: str = "") -> Record:
     try:
         if descriptors is None or not isinstance(json.loads(descriptors), list):
             raise ValueError  # noqa: TRY301 - the same error as for invalid JSON
-    except ValueError:
+    except (ValueError, RecursionError):
         found = f"no list of descriptors in {DESCRIPTORS}"
         raise CheckpointUnusable(asked, found=found, do=do) from None
     content = _read(asked, directory, RECORD, do)

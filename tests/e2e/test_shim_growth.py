@@ -153,8 +153,14 @@ async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
         await anyio.sleep(0.5)
         trace = f"{shim.directory}/trace"
         argv = ["timeout", "3", "strace", "-f", "-qq", "-o", trace, "-p", str(shim.pid)]
-        await anyio.run_process(argv, check=False)
-        calls = [line for line in content_of(trace).decode().splitlines() if "exited" not in line]
+        for _ in range(20):
+            await anyio.run_process(argv, check=False)
+            lines = content_of(trace).decode().splitlines()
+            calls = [line for line in lines if "exited" not in line]
+            # Others on this machine ask each socket whether a shim answers, as an installation
+            # does: then it is no longer idle, and is looked at again.
+            if not any("accept4(" in line for line in calls):
+                break
         # The wait that it was found in, and is left in.
         assert len(calls) <= 1, calls
         await shim.end("c1")

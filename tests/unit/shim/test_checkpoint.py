@@ -209,6 +209,14 @@ async def test_checkpoint_needs_a_directory(reaper: Reaper, bundle: Path, path: 
         await _calls(reaper, bundle, TELL).save(path, criu.CheckpointOptions(), {})
 
 
+@pytest.mark.parametrize("descriptors", ["{}", "[", "[" * 50_000], ids=["object", "cut", "deep"])
+def test_descriptors_that_are_no_list_are_refused(tmp_path: Path, descriptors: str) -> None:
+    (tmp_path / images.INVENTORY).write_bytes(bytes.fromhex("16313158"))
+    (tmp_path / images.DESCRIPTORS).write_text(descriptors)
+    with pytest.raises(CheckpointUnusable, match=images.DESCRIPTORS):
+        Saved(str(tmp_path), "")
+
+
 def test_what_is_to_be_restored_has_to_be_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointUnusable):
         Saved(str(tmp_path), "")
