@@ -13,31 +13,20 @@ from typing import Any, Final, Self
 
 import anyio
 import pytest
-from google.protobuf.any_pb2 import Any as AnyMessage
 
-from api import typeurl
 from api.errors import Status
-from api.proto import events_pb2, runc_options_pb2
+from api.proto import events_pb2
 from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
-from api.ttrpc import ConnectionClosed, RemoteError
 from integration.simulated import Scenario, SimulatedNode
+from tests.e2e.checkpoints import COUNT, checkpointing, left_in, refusal, with_criu
 from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, StartShim, gone, wait_for_file
-from tests.tools.criu import complaint
+from tests.harness.shim import ShimByHand, StartShim
 from tests.tools.images import glibc
-from tests.tools.parts import SYSTEM_PATH
 
 pytestmark = pytest.mark.anyio
 
-# Counts in memory alone, and ends with a code of its own. In parentheses, since dash would vfork:
-# until the child has executed its program CRIU cannot stop the parent, and it stops the child.
-COUNT: Final = """
-trap 'exit 7' TERM
-i=0
-while :; do i=$((i+1)); echo $i; echo $i >/dev/shm/i; (sleep 0.02); done
-"""
 
 # CRIU refuses to save the lock on a file unless it is told to.
 LOCKED: Final = ("flock", "/dev/shm/lock", "sh", "-c", COUNT)
@@ -75,23 +64,6 @@ class Output:
         return self.numbers[-1]
 
 
-def _options(criu: str, **more: Any) -> AnyMessage:
-    more = {"binary_name": "runc", "criu_path": criu, **more}
-    return typeurl.pack(runc_options_pb2.Options(**more))
-
-
-def _how(**options: Any) -> AnyMessage:
-    return typeurl.pack(runc_options_pb2.CheckpointOptions(**options))
-
-
-async def _refused(shim: ShimByHand, method: str, **fields: Any) -> tuple[int, str]:
-    with pytest.raises(RemoteError) as caught:
-        await shim.call(method, **fields)
-    message = str(caught.value)
-    assert "\n" not in message
-    return int(caught.value.status), message
-
-
 async def _told_by_exec(shim: ShimByHand, container: str, script: str) -> str:
     """What a shell in a container prints."""
     path = os.path.join(shim.directory, f"told-by-{container}")
@@ -109,11 +81,6 @@ def _driver_mounts_in(pid: int) -> list[str]:
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as file:
         mounts = [" ".join(line.split()[4:6]) for line in file]
     return sorted(m for m in mounts if "nvidia" in m or "cuda" in m)
-
-
-def _left_in(bundle: str) -> list[str]:
-    """What is in a bundle of what this work leaves there for its time."""
-    return [n for n in sorted(os.listdir(bundle)) if "criu" in n or n.startswith(("log.", "exec."))]
 
 
 @pytest.fixture(params=["runc", "crun"])
@@ -134,12 +101,12 @@ async def test_restored_container_goes_on_where_it_was_saved(
     start_shim: StartShim, criu: str, binary: str, tmp_path: Path
 ) -> None:
     saved = str(tmp_path / "saved")
-    options = _options(criu, binary_name=binary)
+    options = with_criu(criu, binary_name=binary)
     async with start_shim("c1", "sh", "-c", COUNT) as shim:
         with Output(shim, "one") as one, Output(shim, "two") as two:
             pid = await shim.run("c1", stdout=one.path, options=options)
             last = await one.more()
-            await shim.call("Checkpoint", id="c1", path=saved, options=_how(exit=True))
+            await shim.call("Checkpoint", id="c1", path=saved, options=checkpointing(exit=True))
             waited = await shim.call("Wait", id="c1")
             assert waited.exit_status == 128 + signal.SIGKILL
             assert not is_alive(pid)
@@ -181,7 +148,7 @@ async def test_restored_container_goes_on_where_it_was_saved(
         )
         assert checkpointed.checkpoint == saved
         for bundle in ("c1", "c2"):
-            assert _left_in(f"{shim.directory}/{bundle}") == []
+            assert left_in(f"{shim.directory}/{bundle}") == []
         await shim.call("Shutdown", id="c2")
         await shim.until_gone()
         assert shim.leftovers() == []
@@ -208,11 +175,13 @@ async def test_container_goes_on_and_may_be_saved_again(
 ) -> None:
     async with start_shim("c1", "sh", "-c", COUNT) as shim:
         with Output(shim, "one") as one, Output(shim, "two") as two:
-            pid = await shim.run("c1", stdout=one.path, options=_options(criu))
+            pid = await shim.run("c1", stdout=one.path, options=with_criu(criu))
             await one.more()
             work = str(tmp_path / "work")
             first = str(tmp_path / "first")
-            await shim.call("Checkpoint", id="c1", path=first, options=_how(work_path=work))
+            await shim.call(
+                "Checkpoint", id="c1", path=first, options=checkpointing(work_path=work)
+            )
             assert "dump.log" in os.listdir(work)
             last = await one.more()
             # containerd pauses a container while it takes its files too.
@@ -228,7 +197,7 @@ async def test_container_goes_on_and_may_be_saved_again(
             assert await shim.end("c1") == 128 + signal.SIGKILL
             # What was saved while it was paused runs.
             shim.bundle("c2", "sh", "-c", COUNT)
-            await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=second)
+            await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=second)
             await shim.call("Start", id="c2")
             assert await two.more() > last
             assert await shim.end("c2") == 128 + signal.SIGKILL
@@ -242,10 +211,10 @@ async def test_what_criu_refuses_is_said_and_the_container_goes_on(
     saved = tmp_path / "saved"
     async with start_shim("c1", *LOCKED, image=glibc()) as shim:
         with Output(shim, "one") as one, Output(shim, "two") as two:
-            await shim.run("c1", stdout=one.path, options=_options(criu))
+            await shim.run("c1", stdout=one.path, options=with_criu(criu))
             await one.more()
-            for how in (_how(), _how(exit=True)):
-                _, message = await _refused(
+            for how in (checkpointing(), checkpointing(exit=True)):
+                _, message = await refusal(
                     shim, "Checkpoint", id="c1", path=str(saved), options=how
                 )
                 assert "NVSHIM-E1527 checkpoint-failed" in message
@@ -256,20 +225,20 @@ async def test_what_criu_refuses_is_said_and_the_container_goes_on(
             kept = f"{shim.directory}/c1/criu-dump.log"
             assert kept in message
             assert "file locks" in await anyio.Path(kept).read_text()
-            assert _left_in(f"{shim.directory}/c1") == ["criu-dump.log"]
+            assert left_in(f"{shim.directory}/c1") == ["criu-dump.log"]
             # Nothing of what was there before is touched.
             saved.mkdir()
             (saved / "mine").touch()
-            await _refused(shim, "Checkpoint", id="c1", path=str(saved))
+            await refusal(shim, "Checkpoint", id="c1", path=str(saved))
             assert os.listdir(saved) == ["mine"]
             # With the option it works, and the restore knows by itself that it has to be given.
-            how = _how(file_locks=True, exit=True)
+            how = checkpointing(file_locks=True, exit=True)
             await shim.call("Checkpoint", id="c1", path=str(saved), options=how)
             await shim.call("Wait", id="c1")
             await shim.call("Delete", id="c1")
             last = one.numbers[-1]  # of all that it said
             shim.bundle("c2", *LOCKED, image=glibc())
-            await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=str(saved))
+            await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=str(saved))
             await shim.call("Start", id="c2")
             await two.more()
             assert two.numbers[0] in (last, last + 1)
@@ -286,10 +255,10 @@ async def test_terminal_is_saved_and_restored(
     saved = str(tmp_path / "saved")
     async with start_shim("c1", "sh", "-c", COUNT) as shim:
         with Output(shim, "one") as one, Output(shim, "two") as two:
-            terminal = {"terminal": True, "options": _options(criu)}
+            terminal = {"terminal": True, "options": with_criu(criu)}
             await shim.run("c1", stdout=one.path, **terminal)
             last = await one.more()
-            await shim.call("Checkpoint", id="c1", path=saved, options=_how(exit=True))
+            await shim.call("Checkpoint", id="c1", path=saved, options=checkpointing(exit=True))
             await shim.call("Wait", id="c1")
             await shim.call("Delete", id="c1")
             shim.bundle("c2", "sh", "-c", COUNT)
@@ -318,16 +287,16 @@ async def test_restored_container_has_the_gpus_that_a_created_one_has(
         environment = {"NVSHIM_CONFIG": node.config_path}
         async with start_shim("c1", "sh", "-c", COUNT, environment=environment, **asks) as shim:
             with Output(shim, "one") as one, Output(shim, "two") as two:
-                await shim.run("c1", stdout=one.path, options=_options(criu))
+                await shim.run("c1", stdout=one.path, options=with_criu(criu))
                 last = await one.more()
                 before = await _told_by_exec(shim, "c1", look)
                 mounts = _driver_mounts_in((await shim.call("State", id="c1")).pid)
                 assert any("libcuda.so." in mount and " ro," in mount for mount in mounts)
-                await shim.call("Checkpoint", id="c1", path=saved, options=_how(exit=True))
+                await shim.call("Checkpoint", id="c1", path=saved, options=checkpointing(exit=True))
                 await shim.call("Wait", id="c1")
                 await shim.call("Delete", id="c1")
                 bundle = shim.bundle("c2", "sh", "-c", COUNT, **asks)
-                await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=saved)
+                await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=saved)
                 assert "nvidia.json" in os.listdir(bundle)
                 pid = (await shim.call("Start", id="c2")).pid
                 assert await two.more() > last
@@ -336,9 +305,9 @@ async def test_restored_container_has_the_gpus_that_a_created_one_has(
                 await shim.end("c2")
                 # The driver is updated while the container waits to be restored.
                 shim.bundle("c3", "sh", "-c", COUNT, **asks)
-                await shim.create("c3", options=_options(criu), checkpoint=saved)
+                await shim.create("c3", options=with_criu(criu), checkpoint=saved)
                 node.change(replace(node.scenario, driver="550.54.14"))
-                status, message = await _refused(shim, "Start", id="c3")
+                status, message = await refusal(shim, "Start", id="c3")
                 assert status == Status.FAILED_PRECONDITION
                 assert "NVSHIM-E0140" in message
                 assert await shim.status("c3") == "CREATED"
@@ -369,229 +338,13 @@ async def test_checkpoint_that_a_runtime_made_by_itself_is_restored(
                 os.close(fd)
         with Output(shim, "two") as two:
             shim.bundle("c2", "sh", "-c", COUNT)
-            await shim.create("c2", stdout=two.path, options=_options(criu), checkpoint=saved)
+            await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=saved)
             await shim.call("Start", id="c2")
             await two.more()
             assert two.numbers[0] > 1
             await shim.call("Kill", id="c2", signal=signal.SIGTERM)
             assert (await shim.call("Wait", id="c2")).exit_status == 7
             await shim.call("Delete", id="c2")
-
-
-async def test_checkpoint_that_is_none_leaves_nothing_of_its_container(
-    start_shim: StartShim, criu: str, tmp_path: Path
-) -> None:
-    saved = tmp_path / "saved"
-    async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        await shim.run("c1", options=_options(criu))
-        await shim.call("Checkpoint", id="c1", path=str(saved), options=_how(exit=True))
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
-        bundle = shim.bundle("c2", "sh", "-c", COUNT)
-        before = sorted(os.listdir(bundle))
-        create: dict[str, Any] = {"id": "c2", "bundle": bundle, "options": _options(criu)}
-        for path in (str(tmp_path / "none"), str(tmp_path), "relative"):
-            status, message = await _refused(shim, "Create", checkpoint=path, **create)
-            assert (status, "E1528 checkpoint-unusable" in message) == (9, True)
-            assert sorted(os.listdir(bundle)) == before
-        status, message = await _refused(
-            shim, "Create", checkpoint=str(saved), parent_checkpoint="/no/parent", **create
-        )
-        assert "no such directory of the parent" in message
-
-        # What only CRIU can see is seen at Start, which may be asked again.
-        core = next(name for name in os.listdir(saved) if name.startswith("core-"))
-        whole = (saved / core).read_bytes()
-        (saved / core).write_bytes(b"garbage")
-        await shim.call("Create", checkpoint=str(saved), **create)
-        _, message = await _refused(shim, "Start", id="c2")
-        assert "NVSHIM-E1529 restore-failed" in message
-        assert "CRIU: " in message
-        assert f"{bundle}/criu-restore.log" in message
-        assert await shim.status("c2") == "CREATED"
-        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
-        assert _left_in(bundle) == ["criu-restore.log"]
-        assert shim.children() == []
-        (saved / core).write_bytes(whole)
-        pid = (await shim.call("Start", id="c2")).pid
-        assert is_alive(pid)
-        await shim.end("c2")
-        await shim.events.until("TaskDelete", count=2)
-        assert shim.events.of("c2") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
-
-
-def _criu_that(directory: Path, criu: str, *, instead_of_restoring: str) -> str:
-    """A CRIU that answers who asks for its version, and then does something else."""
-    path = directory / "criu"
-    asked = directory / "asked"
-    path.write_text(
-        f'#!/bin/sh\n[ -e {asked} ] || {{ touch {asked}; exec {criu} "$@"; }}\n'
-        f"{instead_of_restoring}\n"
-    )
-    path.chmod(0o755)
-    return str(path)
-
-
-async def test_runtime_that_is_killed_while_it_restores_leaves_nothing(
-    start_shim: StartShim, criu: str, tmp_path: Path
-) -> None:
-    saved = str(tmp_path / "saved")
-    deadly = _criu_that(tmp_path, criu, instead_of_restoring="kill -9 $PPID")
-    async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        await shim.run("c1", options=_options(criu))
-        await shim.call("Checkpoint", id="c1", path=saved)
-        await shim.end("c1")
-        shim.bundle("c2", "sh", "-c", COUNT)
-        await shim.create("c2", options=_options(deadly), checkpoint=saved)
-        _, message = await _refused(shim, "Start", id="c2")
-        assert "exit status 137" in message
-        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
-        await shim.call("Delete", id="c2")
-
-
-async def test_restore_that_hangs_is_ended_by_kill_and_may_be_deleted(
-    start_shim: StartShim, criu: str, tmp_path: Path
-) -> None:
-    saved = str(tmp_path / "saved")
-    async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        # Until the test is over.
-        linger = f"echo $$ >{tmp_path}/pid; while test -d {shim.directory}; do sleep 0.1; done"
-        slow = _criu_that(tmp_path, criu, instead_of_restoring=linger)
-        await shim.run("c1", options=_options(criu))
-        await shim.call("Checkpoint", id="c1", path=saved)
-        await shim.end("c1")
-        shim.bundle("c2", "sh", "-c", COUNT)
-        await shim.create("c2", options=_options(slow), checkpoint=saved)
-        refused: list[str] = []
-
-        async def start() -> None:
-            refused.append((await _refused(shim, "Start", id="c2"))[1])
-
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(start)
-                pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{tmp_path}/pid"))
-                await shim.call("Kill", id="c2", signal=signal.SIGKILL)
-                await shim.call("Delete", id="c2")
-        assert "exit status 137" in refused[0]
-        assert not is_alive(pid)
-        await gone(shim, "c2")
-
-
-async def test_shim_that_is_killed_while_it_restores_leaves_nothing_to_containerds_clean_up(
-    start_shim: StartShim, criu: str, tmp_path: Path
-) -> None:
-    saved = str(tmp_path / "saved")
-    slow = _criu_that(tmp_path, criu, instead_of_restoring=f"echo $$ >{tmp_path}/pid; sleep 1000")
-    async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        await shim.run("c1", options=_options(criu))
-        await shim.call("Checkpoint", id="c1", path=saved)
-        await shim.end("c1")
-        shim.bundle("c2", "sh", "-c", COUNT)
-        await shim.create("c2", options=_options(slow), checkpoint=saved)
-
-        async def start() -> None:
-            with suppress(ConnectionClosed):
-                await shim.call("Start", id="c2")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(start)
-            pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{tmp_path}/pid"))
-            os.kill(shim.pid, signal.SIGKILL)
-        assert shim.delete_verb("c1") < 5
-        assert shim.delete_verb("c2") < 5
-        assert not is_alive(pid)
-        assert shim.leftovers() == []
-
-
-async def test_task_that_is_not_restored_yet_has_no_process_and_can_be_deleted(
-    start_shim: StartShim, criu: str, tmp_path: Path
-) -> None:
-    saved = str(tmp_path / "saved")
-    async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        await shim.run("c1", options=_options(criu))
-        await shim.call("Checkpoint", id="c1", path=saved)
-        shim.bundle("c2", "sh", "-c", COUNT)
-        # containerd names the checkpoint in the options if it does not know the runtime better.
-        options = _options(criu, criu_image_path=saved)
-        assert await shim.create("c2", options=options) == 0
-        assert (await _refused(shim, "Kill", id="c2", signal=9))[0] == Status.NOT_FOUND
-        # Not an error, nor nothing: containerd would take that for a shim without a task.
-        assert [p.pid for p in (await shim.call("Pids", id="c2")).processes] == [0]
-        for method in ("Pause", "Resume", "Checkpoint"):
-            status, _ = await _refused(shim, method, id="c2")
-            assert (method, status) == (method, Status.FAILED_PRECONDITION)
-        with pytest.raises(RemoteError) as caught:
-            await shim.exec("c2", "e1", "true")
-        assert caught.value.status == Status.FAILED_PRECONDITION
-        waited: list[int] = []
-
-        async def wait() -> None:
-            waited.append((await _refused(shim, "Wait", id="c2"))[0])
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await anyio.sleep(0.1)
-            deleted = await shim.call("Delete", id="c2")
-        assert (deleted.pid, deleted.exit_status) == (0, 0)
-        assert waited == [Status.NOT_FOUND]
-        assert (await _refused(shim, "State", id="c2"))[0] == Status.NOT_FOUND
-        await shim.events.until("TaskDelete")
-        assert shim.events.of("c2") == ["TaskCreate", "TaskDelete"]
-        assert await shim.status("c1") == "RUNNING"
-        await shim.end("c1")
-
-
-async def test_without_criu_one_line_says_so(start_shim: StartShim, tmp_path: Path) -> None:
-    only_runc = tmp_path / "bin"
-    only_runc.mkdir()
-    for name in ("runc", "sh"):
-        (only_runc / name).symlink_to(shutil.which(name) or "")
-    async with start_shim("c1", "sh", "-c", COUNT, environment={"PATH": str(only_runc)}) as shim:
-        await shim.run("c1")
-        path = str(tmp_path / "saved")
-        for how in (_how(), _how(exit=True)):
-            status, message = await _refused(shim, "Checkpoint", id="c1", path=path, options=how)
-            assert status == Status.FAILED_PRECONDITION
-            assert "NVSHIM-E1523 criu-not-found" in message
-            assert not os.path.exists(path)
-        shim.bundle("c2", "sh", "-c", COUNT)
-        await shim.run("c2", options=_options("/no/such/criu"))
-        status, message = await _refused(shim, "Checkpoint", id="c2", path=path)
-        assert (status, "to run '/no/such/criu'" in message) == (Status.FAILED_PRECONDITION, True)
-        for container in ("c1", "c2"):
-            assert await shim.status(container) == "RUNNING"
-            assert _left_in(f"{shim.directory}/{container}") == []
-            await shim.end(container)
-
-
-async def test_criu_that_does_not_know_the_kernel_is_said(
-    start_shim: StartShim, tmp_path: Path
-) -> None:
-    installed = shutil.which("criu", path=SYSTEM_PATH)
-    if installed is None or not complaint(installed):
-        pytest.skip("the installed CRIU knows this kernel, or there is none")
-    async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        await shim.run("c1", options=_options(installed))
-        path = str(tmp_path / "saved")
-        status, message = await _refused(shim, "Checkpoint", id="c1", path=path)
-        assert status == Status.FAILED_PRECONDITION
-        assert "NVSHIM-E1526 criu-unsupported-by-kernel" in message
-        assert await shim.status("c1") == "RUNNING"
-        await shim.end("c1")
-
-
-async def test_crun_without_criu_is_said(start_shim: StartShim, tmp_path: Path) -> None:
-    if b"+CRIU" in (await anyio.run_process(["crun", "--version"])).stdout:
-        pytest.skip("this crun is built with CRIU")
-    async with start_shim("c1", "sh", "-c", COUNT) as shim:
-        await shim.run("c1", options=shim.options("crun"))
-        path = str(tmp_path / "saved")
-        status, message = await _refused(shim, "Checkpoint", id="c1", path=path)
-        assert status == Status.UNIMPLEMENTED
-        assert "NVSHIM-E1525 criu-unsupported-by-runtime" in message
-        assert await shim.status("c1") == "RUNNING"
-        await shim.end("c1")
 
 
 async def test_restored_container_of_a_pod_gets_what_the_kubelet_gave_it_and_no_more(

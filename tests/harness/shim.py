@@ -364,8 +364,10 @@ class ShimByHand:
                     os.unlink(path)
         for folder, names, _ in os.walk("/sys/fs/cgroup"):
             if os.path.basename(CGROUP) in names:
-                with suppress(OSError):
-                    os.rmdir(folder + CGROUP)
+                # A container's own stays if its processes had left it when it was deleted.
+                for below, _, _ in os.walk(folder + CGROUP, topdown=False):
+                    with suppress(OSError):
+                        os.rmdir(below)
         shutil.rmtree(RUNC_ROOT, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 

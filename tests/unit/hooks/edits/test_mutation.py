@@ -347,6 +347,7 @@ BAD_EDITS = [
     "p['env'].insert(0, 'LIBCUDA=/usr/lib')",
     "p['env'].append('LD_PRELOAD=x')",
     "p['env'] = None",
+    "p['env'] = {'PATH': '/bin'}",
     "p['user']['additionalGids'].append(0)",
     "p['user']['additionalGids'].append(6)",
     "s['mounts'].pop(0)",

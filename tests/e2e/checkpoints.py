@@ -1,0 +1,44 @@
+"""What is saved, and how, in tests of checkpoints."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+
+from api import typeurl
+from api.proto import runc_options_pb2
+from api.ttrpc import RemoteError
+from tests.harness.shim import ShimByHand
+
+# Counts in memory alone, and ends with a code of its own. In parentheses, since dash would vfork:
+# until the child has executed its program CRIU cannot stop the parent, and it stops the child.
+COUNT: Final = """
+trap 'exit 7' TERM
+i=0
+while :; do i=$((i+1)); echo $i; echo $i >/dev/shm/i; (sleep 0.02); done
+"""
+
+
+def with_criu(criu: str, **more: Any) -> AnyMessage:
+    more = {"binary_name": "runc", "criu_path": criu, **more}
+    return typeurl.pack(runc_options_pb2.Options(**more))
+
+
+def checkpointing(**options: Any) -> AnyMessage:
+    return typeurl.pack(runc_options_pb2.CheckpointOptions(**options))
+
+
+async def refusal(shim: ShimByHand, method: str, **fields: Any) -> tuple[int, str]:
+    with pytest.raises(RemoteError) as caught:
+        await shim.call(method, **fields)
+    message = str(caught.value)
+    assert "\n" not in message
+    return int(caught.value.status), message
+
+
+def left_in(bundle: str) -> list[str]:
+    """What is in a bundle of what this work leaves there for its time."""
+    return [n for n in sorted(os.listdir(bundle)) if "criu" in n or n.startswith(("log.", "exec."))]
