@@ -30,7 +30,7 @@ __all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
 
 DOCS: Final = os.path.join(REPOSITORY, "docs")
 
-_MANIFESTS: Final = "../integration/kubernetes/manifests"
+_SCHEMA: Final = "reference/nvshim.schema.json"
 _MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -61,12 +61,11 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
 """Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
 
 FILES: Final[Mapping[str, Callable[[], str]]] = {
-    f"{_MANIFESTS}/monitoring/dashboard.json": dashboard.dashboard,
-    f"{_MANIFESTS}/monitoring/dcgm-names.yaml": dcgm.rules,
-    f"{_MANIFESTS}/components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
-    "reference/nvshim.schema.json": documents.text,
+    "monitoring/dashboard.json": dashboard.dashboard,
+    "monitoring/dcgm-names.yaml": dcgm.rules,
+    "components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
 }
-"""Files that are no pages and are made as a whole."""
+"""Files that are made as a whole, among the manifests of Kubernetes."""
 
 
 def _made() -> Iterator[tuple[str, str]]:
@@ -76,7 +75,8 @@ def _made() -> Iterator[tuple[str, str]]:
     for name, blocks in BLOCKS.items():
         yield name, _with_blocks(name, blocks)
     for name, make in FILES.items():
-        yield name, make()
+        yield f"../integration/kubernetes/manifests/{name}", make()
+    yield _SCHEMA, documents.text()
 
 
 def _with_blocks(name: str, blocks: Mapping[str, Callable[[], str]]) -> str:
