@@ -14,10 +14,14 @@ from typing import Any, Final
 
 from api.errors import printable
 
-__all__ = ["tell"]
+__all__ = ["is_needed", "tell"]
 
 _WIDTH: Final = 10
 _MOST_SOUGHT: Final = 3
+# Without these a container can do nothing with a GPU; the nodes of what was asked for.
+_NEEDED: Final = ("/dev/", "libcuda.so.", "libnvidia-ml.so.")
+_OPTIONAL: Final = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools")
+_TITLES: Final = {"missing": "not there"}
 
 
 def tell(record: Mapping[str, Any]) -> str:
@@ -33,7 +37,7 @@ def tell(record: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in record.items() if key != "format"}
     for key, section in _SECTIONS.items():
         if key in rest:
-            lines += _titled(key, section(rest.pop(key)))
+            lines += _titled(_TITLES.get(key, key), section(rest.pop(key)))
     for key, value in rest.items():
         lines += _titled(key, _plain(value))
     return "".join(f"{line}\n" for line in lines)
@@ -164,11 +168,26 @@ def _process(value: Mapping[str, Any]) -> Iterator[str]:
     yield from section.rest()
 
 
+def is_needed(what: str) -> bool:
+    """Whether something that the node lacks is a fault; most drivers lack some of their files.
+
+    Args:
+        what: it is, as a record's ``missing`` names it.
+    """
+    return what.startswith(_NEEDED) and not what.startswith(_OPTIONAL) and "i386" not in what
+
+
 def _missing(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    absent = []
     for each in value:
+        if not is_needed(str(each["what"])):
+            absent.append(str(each["what"]))
+            continue
         sought = list(each["sought"])
         more = f" and {len(sought) - _MOST_SOUGHT} more" if len(sought) > _MOST_SOUGHT else ""
-        yield f"{each['what']}: not in {', '.join(sought[:_MOST_SOUGHT])}{more}"
+        yield f"missing: {each['what']}: not in {', '.join(sought[:_MOST_SOUGHT])}{more}"
+    if absent:
+        yield f"not part of this driver, which is normal: {', '.join(absent)}"
 
 
 def _cuda_compat(value: Mapping[str, str]) -> Iterator[str]:

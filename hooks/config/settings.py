@@ -58,6 +58,9 @@ One TOML file, read when a container asks for a GPU or names a logger::
     quiet = 20               # seconds without an error before a device returns to service
     longest-quiet = 3600     # when it fails again and again, that doubles up to this
 
+    [doctor]
+    skip = []                # codes of checks that nvshim doctor leaves out: "D042"
+
 Rules
 - If this file is not there and NVIDIA's own is, that one is read instead, so that an existing
   node behaves as before (:mod:`hooks.config.nvidia` lists its keys).
@@ -184,6 +187,7 @@ class Config:
             service, in seconds.
         health_longest_quiet: the most that this grows to, as it doubles with each new failure, in
             seconds.
+        doctor_skip: codes of the checks that `nvshim doctor` leaves out, "D042".
         source: the file that this was read from; "" for none.
         notes: settings without effect here, for people.
     """
@@ -244,6 +248,7 @@ class Config:
     health_patience: float = _key("health", "patience", values.LONG_SECONDS, 30.0)
     health_quiet: float = _key("health", "quiet", values.LONG_SECONDS, 20.0)
     health_longest_quiet: float = _key("health", "longest-quiet", values.LONG_SECONDS, 3600.0)
+    doctor_skip: tuple[str, ...] = _key("doctor", "skip", values.FINDINGS, ())
     source: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 

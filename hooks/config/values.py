@@ -190,6 +190,9 @@ HOLDERS_OF: Final = Kind(
     holders_of,
     'a list of "NAME=any", "NAME=exclusive" and "NAME=4", by UUID, PCI address or index',
 )
+FINDINGS: Final = Kind(
+    _all_like(r"(NVSHIM-)?D[0-9]{3}"), 'a list of codes of the doctor\'s checks ("D042")'
+)
 XIDS: Final = Kind(
     _all_like(r"[1-9][0-9]{0,4}=(ignore|suspect|unhealthy|fatal)"),
     'a list of "NUMBER=SEVERITY", which is ignore, suspect, unhealthy or fatal',

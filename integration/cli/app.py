@@ -14,45 +14,65 @@ from click.shell_completion import shell_complete
 from api.errors import NvshimError
 from integration.cli import exits
 from integration.cli.errors import AnswerUnwritten
+from integration.cli.kinds import ERROR
 from integration.cli.lazy import LazyGroup
 from integration.cli.options import version_option
-from integration.cli.output import Format, serialized
+from integration.cli.output import Format, document_of, serialized
 from integration.compat import NAMES
 from integration.errors import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMMANDS", "COMPLETION_VARIABLE", "main", "nvshim"]
+__all__ = ["COMMANDS", "COMPLETION_VARIABLE", "EVERYTHING", "GROUPS", "HIDDEN", "main", "nvshim"]
 
 COMPLETION_VARIABLE: Final = "_NVSHIM_COMPLETE"
 """Set by the shell's completion, which runs the program to ask what may follow."""
 
+EVERYTHING: Final = "nvshim.everything"
+"""In the context's ``meta``: the help lists the hidden group as well."""
 
-COMMANDS: Final = {
-    "list": "List GPUs and MIG devices, and what holds them",
-    "info": "Tell of the driver, and where it was looked for",
-    "ps": "List running shims",
-    "top": "Show live what containers use of the GPUs",
-    "explain": "Tell why a container has what it has",
-    "config": "Show, check and change the configuration",
-    "simulate": "Make a simulated GPU node to try things on",
-    "cdi": "Write, list, check and move CDI specs",
-    "configure": "Tell an engine of the shim",
-    "install": "Install a version, or switch to another",
-    "uninstall": "Remove what is installed",
-    "status": "Show which versions are there and in effect",
-    "doctor": "Find what is wrong with this node, and say what to do",
-    "devices": "Make device nodes and /dev/char links",
-    "node": "Keep what is told of this node's GPUs true",
-    "health": "List what is thought of devices, and put one back",
-    "ledger": "List who holds which GPU, and what is wrong with that",
-    "compat": "Act as nvidia-ctk or nvidia-container-cli",
-    "node-installer": "Install on a Kubernetes node, and keep it so",
-    "node-exec": "Become the node's own nvshim, in the node's root",
-    "completion": "Print what makes a shell complete nvshim",
+GROUPS: Final = {
+    "Look": {
+        "list": "List GPUs and MIG devices, and what holds them",
+        "ps": "List running shims, and which containers hold GPUs",
+        "top": "Show live what containers use of the GPUs",
+        "info": "Show the driver, where it was found, and what is installed",
+        "version": "Show the version",
+        "help": "Show the help of a command",
+    },
+    "Debug": {
+        "explain": "Explain what a container got, and error codes",
+        "doctor": "Find what is wrong with this node, and say what to do",
+        "ledger": "Find GPUs held by mistake, and release dead claims",
+        "simulate": "Make a simulated GPU node to try things on",
+    },
+    "Set up": {
+        "install": "Install a version, or switch to another",
+        "uninstall": "Remove what is installed",
+        "configure": "Configure containerd, Docker or CRI-O for the shim",
+        "config": "Show, check and change the configuration",
+        "completion": "Print what makes a shell complete nvshim",
+    },
+    "Node": {
+        "node": "Run the node agent",
+        "health": "Return a device to service",
+        "devices": "Make device nodes and /dev/char links",
+        "cdi": "Write, list, check and move CDI specs",
+    },
+    "Internal": {
+        "status": "Show the installed versions; part of info",
+        "compat": "Act as nvidia-ctk or nvidia-container-cli",
+        "node-installer": "Install on a Kubernetes node, and keep it so",
+        "node-exec": "Become the node's own nvshim, in the node's root",
+    },
 }
 """One line of what each command does, in the order of the help; its module has its name."""
+
+HIDDEN: Final = "Internal"
+"""The group that only ``nvshim help --all`` lists."""
+
+COMMANDS: Final = {name: told for group in GROUPS.values() for name, told in group.items()}
 
 _MODULES: Final = {name: f"integration.cli.{name.replace('-', '_')}" for name in COMMANDS}
 
@@ -61,9 +81,11 @@ class _Program(LazyGroup):
     """The program, whose help needs none of its commands."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            if title != HIDDEN or ctx.meta.get(EVERYTHING):
+                with formatter.section(title):
+                    formatter.write_dl([(f"{name:<{width}}", commands[name]) for name in commands])
 
 
 def _version() -> str:
@@ -73,7 +95,10 @@ def _version() -> str:
 
 
 @click.group(
-    cls=_Program, modules=_MODULES, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=_Program,
+    modules=_MODULES,
+    unlisted=tuple(GROUPS[HIDDEN]),
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @version_option("--version", tell=_version)
 def nvshim() -> None:
@@ -163,7 +188,7 @@ def _given(arguments: Sequence[str] | None) -> list[str]:
 
 
 def _tell(error: NvshimError, form: Format) -> None:
-    if form is Format.TABLE:
+    if form.is_document:
+        sys.stderr.write(serialized(document_of(ERROR, {"error": fields_of(error)}), form))
+    else:
         sys.stderr.write(f"{error}\n")
-        return
-    sys.stderr.write(serialized({"error": fields_of(error)}, form))

@@ -15,7 +15,7 @@ from hooks.cdi.registry import Registry
 from hooks.words import CAPABILITIES
 from integration.cdi import checking, listing, transforming, writing
 from integration.cli import exits
-from integration.cli.options import configured, with_output
+from integration.cli.options import configured, with_listing, with_output
 from integration.cli.output import Column, Format, Output
 from integration.inventory import inventory_of
 
@@ -140,19 +140,16 @@ _SPEC_DIR: Final = click.option(
 
 
 @command.command("list")
-@with_output
+@with_listing
 @configured
 @_SPEC_DIR
 def list_(output: Output, config: Config, directories: tuple[str, ...]) -> None:
     """Name the devices of all spec files, and which file counts for each."""
     registry = _registry(directories, config)
     rows, faults = listing.list_devices(registry), listing.list_faults(registry)
-    if output.form is not Format.TABLE:
-        output.document({"devices": rows, "faults": faults})
-        return
     columns = [Column("DEVICE", "name"), Column("STATE", "state"), Column("FILE", "file")]
-    output.rows(rows, columns)
-    for fault in registry.faults:
+    output.rows(rows, columns, faults=faults)
+    for fault in registry.faults if not output.form.is_document else ():
         sys.stderr.write(f"{fault.error}\n")
 
 
@@ -174,10 +171,10 @@ def validate(
         checked = checking.check_files(files, config)
     else:
         checked = checking.check_registry(_registry(directories, config), config)
-    if output.form is Format.TABLE:
-        output.stream.write("".join(_told(each) for each in checked))
-    else:
-        output.document([_document(each) for each in checked])
+    output.text(
+        "".join(_told(each) for each in checked),
+        {"items": [_document(each) for each in checked]},
+    )
     if not all(each.is_good for each in checked):
         click.get_current_context().exit(exits.FOUND)
 

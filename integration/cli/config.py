@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from api.errors import printable
+from hooks.config import TABLES
 from hooks.errors import ConfigError
 from integration.cli import exits
-from integration.cli.options import with_output
-from integration.cli.output import Column, Format, Output
+from integration.cli.options import with_listing, with_output
+from integration.cli.output import Column, Output
 from integration.inspection import settings
 from integration.inspection.settings import setting_names
 
@@ -36,6 +38,20 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return [name for name in setting_names() if name.startswith(incomplete)]
 
 
+def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The words that a key can have, as far as they are words."""
+    del param
+    table, _, key = (ctx.params.get("key") or "").partition(".")
+    _, _, wanted = TABLES.get(table, {}).get(key, ("", None, ""))
+    if table == "doctor":
+        from integration.doctor.checks import CHECKS  # noqa: PLC0415 - only a shell asks
+
+        words = [check.code.removeprefix("NVSHIM-") for check in CHECKS]
+    else:
+        words = re.findall(r'"([a-z-]+)"', wanted) + re.findall(r"\btrue\b|\bfalse\b", wanted)
+    return [word for word in words if word.startswith(incomplete)]
+
+
 def _file(function: Callable[..., None]) -> Callable[..., None]:
     option = click.option(
         "--config", "file", metavar="FILE", type=click.Path(dir_okay=False),
@@ -49,23 +65,18 @@ def _key(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @command.command("show")
-@with_output
+@with_listing
 @_file
 def show(output: Output, file: str | None) -> None:
-    r"""Show every value that holds, and where it comes from.
-
-    \b
-    Keys of -o json: file, kind (file, nvidia, default), settings (each with key, value, origin,
-    wanted), notes.
-    """
+    """Show every value that holds, and where it comes from."""
     source = settings.find_source(file)
     found, notes = settings.read_settings(source)
     in_use = None if source.kind == settings.DEFAULT else source.path
-    if output.form is not Format.TABLE:
+    if output.form.is_document:
         output.document(
             {
                 "file": in_use,
-                "kind": source.kind,
+                "source": source.kind,
                 "settings": [setting.to_json() for setting in found],
                 "notes": list(notes),
             }
@@ -86,17 +97,13 @@ def show(output: Output, file: str | None) -> None:
 @_file
 @_key
 def get(output: Output, file: str | None, key: str) -> None:
-    r"""Print the value of KEY; a list as one line for each of its entries.
-
-    \b
-    Keys of -o json: key, value, origin, wanted.
-    """
+    """Print the value of KEY; a list as one line for each of its entries."""
     source = settings.find_source(file)
     found = settings.read_setting(source, key)
     value = found.value
     entries = value if isinstance(value, list) else [] if value is None else [value]
     words = [entry if isinstance(entry, str) else settings.as_words(entry) for entry in entries]
-    if output.form is not Format.TABLE:
+    if output.form.is_document:
         output.document(found.to_json())
     else:
         output.stream.write("".join(f"{printable(word)}\n" for word in words))
@@ -123,7 +130,7 @@ def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
         "diff": change.diff,
         "notes": list(change.notes),
     }
-    if output.form is not Format.TABLE:
+    if output.form.is_document:
         output.document(document)
     elif dry_run:
         lines = change.diff.splitlines()
@@ -135,7 +142,7 @@ def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
 @command.command("set")
 @_changing
 @_key
-@click.argument("value", nargs=-1, required=True)
+@click.argument("value", nargs=-1, required=True, shell_complete=_complete_value)
 def set_value(
     output: Output, file: str | None, key: str, value: tuple[str, ...], *, dry_run: bool
 ) -> None:
@@ -148,9 +155,6 @@ def set_value(
     nvshim config set policy.mode strict
     nvshim config set policy.trusted-namespaces kube-system gpu-operator
     nvshim config set policy.exclude-gpus '[]'
-
-    \b
-    Keys of -o json: file, changed, would_change, diff, notes.
     """
     change = settings.set_setting(settings.find_source(file), key, value)
     _apply(output, change, dry_run=dry_run)
@@ -160,11 +164,7 @@ def set_value(
 @_changing
 @_key
 def unset(output: Output, file: str | None, key: str, *, dry_run: bool) -> None:
-    r"""Take KEY out of our configuration file, so that its default holds.
-
-    \b
-    Keys of -o json: file, changed, would_change, diff, notes.
-    """
+    """Take KEY out of our configuration file, so that its default holds."""
     _apply(output, settings.remove_setting(settings.find_source(file), key), dry_run=dry_run)
 
 
@@ -172,10 +172,9 @@ def unset(output: Output, file: str | None, key: str, *, dry_run: bool) -> None:
 @with_output
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 def validate(output: Output, file: str | None) -> None:
-    r"""Check FILE, of ours or of NVIDIA's toolkit, as the shim would; by default the one in use.
+    """Check FILE, of ours or of NVIDIA's toolkit, as the shim would; by default the one in use.
 
-    \b
-    Keys of -o json: file, valid, error (code, message), notes. The status is 3 if it is not valid.
+    The exit status is 3 if it is not valid.
     """
     source = settings.find_source(file)
     notes: tuple[str, ...] = ()

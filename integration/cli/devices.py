@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from integration.cli import exits
-from integration.cli.options import configured, with_output
+from integration.cli.options import configured, with_listing
 from integration.cli.output import Column, Output
 from integration.devices.creating import State, Wish, refuse_failures
 from integration.devices.creating import create as make
@@ -36,7 +36,7 @@ def command() -> None:
 
 
 @command.command("create")
-@with_output
+@with_listing
 @configured
 @click.option("--control", "control_only", is_flag=True,
               help="Only nodes that belong to no GPU and no capability.")  # fmt: skip
@@ -61,7 +61,7 @@ def create(
     if driver_root is not None:
         config = replace(config, driver_root=os.path.abspath(driver_root))
     steps = make(config, Wish(**wish))
-    output.rows([_row(step) for step in steps], _COLUMNS)
+    output.rows([_row(step) for step in steps], _COLUMNS, name="path")
     sys.stdout.flush()
     refuse_failures(steps)
     if wish["dry_run"] and any(step.state == State.ABSENT for step in steps):

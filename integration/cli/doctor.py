@@ -2,53 +2,77 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from api.errors import printable
 from integration.cli import exits
-from integration.cli.options import with_output
-from integration.cli.output import Column, Format, is_terminal
+from integration.cli.options import with_listing
+from integration.cli.output import Column, Format, is_coloured, width_of
+from integration.cli.tables import folded
 from integration.doctor.bundle import report, write_bundle
-from integration.doctor.examination import choose, examine
+from integration.doctor.examination import choose, examine, lasting_skips
+from integration.doctor.identity import NEEDED, identity_lines
 from integration.doctor.places import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from integration.cli.output import Output
-    from integration.doctor.examination import Examination
 
 _STYLES: Final[dict[str, dict[str, Any]]] = {
     "error": {"fg": "red", "bold": True},
     "warning": {"fg": "yellow"},
     "note": {"dim": True},
 }
-_INDENT: Final = " " * 8
+_INDENT: Final = 14
 _NARROWEST: Final = 40
+_PREFIX: Final = "NVSHIM-"
+
+
+def _do(finding: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (finding["remedy"], finding["command"])))
+
 
 _FINDINGS: Final = (
     Column("SEVERITY", "severity"),
     Column("CODE", "code"),
     Column("WHAT", "title"),
     Column("FOUND", "found"),
-    Column("DO", "do"),
+    Column("DO", _do),
 )
 _CHECKS: Final = (
     Column("CODE", "code"),
     Column("SEVERITY", "severity"),
     Column("WHAT", "title"),
+    Column("DO", _do, wide=True),
 )
 
 
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The codes of checks, short or in full, as somebody has begun."""
+    del ctx, param
+    codes = [check.code for check in choose()]
+    named = [*(code.removeprefix(_PREFIX) for code in codes), *codes]
+    return [code for code in named if incomplete and code.startswith(incomplete.upper())] or (
+        [] if incomplete else named[: len(codes)]
+    )
+
+
 @click.command("doctor")
-@with_output
-@click.option("--only", multiple=True, metavar="CODE", help="Make this check alone; repeatable.")
-@click.option("--skip", multiple=True, metavar="CODE", help="Leave this check out; repeatable.")
+@with_listing
+@click.option(
+    "--only", multiple=True, metavar="CODE", shell_complete=_complete,
+    help="Make this check alone; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--skip", multiple=True, metavar="CODE", shell_complete=_complete,
+    help="Leave this check out; repeatable.  To do so always: nvshim config set doctor.skip CODE",
+)  # fmt: skip
+@click.option("--errors-only", is_flag=True, help="Show errors alone; the rest is counted.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every finding in full.")
 @click.option("--list", "listing", is_flag=True, help="List the checks, and make none.")
 @click.option(
     "--bundle", metavar="FILE.tar.gz", type=click.Path(dir_okay=False),
@@ -85,6 +109,8 @@ def command(
     *,
     only: tuple[str, ...],
     skip: tuple[str, ...],
+    errors_only: bool,
+    verbose: bool,
     listing: bool,
     bundle: str | None,
     root: str,
@@ -94,85 +120,94 @@ def command(
     r"""Find what is wrong with this node, and say what to do about it.
 
     Nothing is changed. The exit status is 0 if no error was found (warnings and notes are none),
-    3 if one was, and 1 if the node could not be examined at all.
+    3 if one was, and 1 if the node could not be examined at all. `nvshim explain CODE` says more
+    of a finding.
 
     \b
     nvshim doctor                      examine this node
     nvshim doctor --only D010          make one check
     nvshim doctor --bundle doctor.tar.gz
     """
-    checks = choose(only, skip)
     if listing:
-        output.rows(
-            [
-                {
-                    "code": check.code,
-                    "severity": check.severity.value,
-                    "title": check.title,
-                    "why": check.why,
-                    "remedy": check.remedy,
-                    "command": check.command,
-                    "reference": check.reference,
-                }
-                for check in checks
-            ],
-            _CHECKS,
-        )
+        keys = ("code", "title", "why", "remedy", "command", "reference")
+        output.kind = "CheckList"
+        rows = [
+            {**{key: getattr(check, key) for key in keys}, "severity": check.severity.value}
+            for check in choose(only, skip)
+        ]
+        output.rows(rows, _CHECKS)
         return
-    examination = examine(Places(root=root, config_path=config, **places), checks)
+    where = Places(root=root, config_path=config, **places)
+    lasting, unknown = lasting_skips(where)
+    if unknown:
+        click.echo(printable(f"doctor.skip has no effect for {', '.join(unknown)}"), err=True)
+    asked = choose(only)
+    # Who asks for a check gets it, whatever is left out for good.
+    checks = choose(only, skip if only else (*skip, *lasting))
+    skipped = [check.code for check in asked if check not in checks]
+    examination = examine(where, checks, skipped=skipped, besides=NEEDED)
     if bundle is not None:
         write_bundle(bundle, examination)
-    if output.form is Format.TABLE:
-        _tell(output, report(examination), examination)
+    document = report(examination)
+    if errors_only:
+        document["findings"] = [f for f in document["findings"] if f["severity"] == "error"]
+    if output.form.is_document:
+        output.document(document)
+    elif output.form is Format.TABLE:
+        _tell(output, document, verbose=verbose)
     else:
-        output.document(report(examination))
+        output.rows(document["findings"], _FINDINGS, name="code")
+    sys.stdout.flush()
+    if not output.form.is_document:
+        sys.stderr.write(f"{_counted(document)}\n")
     if not examination.is_healthy:
-        sys.stdout.flush()
         click.get_current_context().exit(exits.FOUND)
 
 
-def _tell(output: Output, document: Mapping[str, Any], examination: Examination) -> None:
-    findings = document["findings"]
-    if is_terminal(output.stream):
-        width = shutil.get_terminal_size().columns
-        plain = "NO_COLOR" in os.environ
-        for finding in findings:
-            output.stream.write(_told(finding, width, colourless=plain))
-    elif findings:
-        rows = [{**finding, "do": ": ".join(_do(finding))} for finding in findings]
-        output.rows(rows, _FINDINGS)
-    counts = ", ".join(
-        f"{count} {_plural(key, count)}" for key, count in document["counts"].items()
-    )
-    made = len(examination.checks)
-    sys.stderr.write(f"{made} {_plural('check', made)}: {counts}\n")
+def _tell(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None:
+    """The report as a person reads it, at a terminal or not."""
+    width = max(width_of(output.stream), _NARROWEST)
+    lines: list[str] = []
+    for title, text in identity_lines(document["node"]):
+        lines += _below(f"{title:<8}", text, width)
+    coloured, was_brief = is_coloured(output.stream), False
+    for finding in document["findings"]:
+        is_brief = bool(finding["line"]) and not verbose
+        lines += [] if is_brief and was_brief else [""]
+        lines += _head(finding, width, finding["line" if is_brief else "title"], coloured=coloured)
+        lines += [] if is_brief else _rest(finding, width, verbose=verbose)
+        was_brief = is_brief
+    output.stream.write("".join(f"{line}\n" for line in lines))
 
 
-def _told(finding: Mapping[str, Any], width: int, *, colourless: bool) -> str:
-    """A finding as a person at a terminal reads it: its parts below one another."""
-    severity = finding["severity"]
-    title = finding["title"]
-    if not colourless:
-        severity = click.style(f"{severity:<7}", **_STYLES[severity])
-        title = click.style(title, bold=True)
-    lines = [f"{severity:<7} {finding['code']}  {title}"]
-    remedy, *command = _do(finding)
-    for text in (finding["found"], f"do: {remedy}", *command, finding["reference"]):
-        # Paths and commands stay whole, so that they can be marked and copied.
-        lines += textwrap.wrap(
-            text,
-            max(width, _NARROWEST),
-            initial_indent=_INDENT,
-            subsequent_indent=_INDENT,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return "\n".join([*lines, "", ""])
+def _head(finding: Mapping[str, Any], width: int, text: str, *, coloured: bool) -> Sequence[str]:
+    severity, code = finding["severity"], finding["code"].removeprefix(_PREFIX)
+    head, *more = _below(f"{severity:<8}{code}  ", text, width)
+    if coloured:
+        head = click.style(severity, **_STYLES[severity]) + head[len(severity) :]
+    return [head, *more]
 
 
-def _do(finding: Mapping[str, Any]) -> list[str]:
-    return [finding["remedy"], *([f"`{finding['command']}`"] if finding["command"] else [])]
+def _rest(finding: Mapping[str, Any], width: int, *, verbose: bool) -> Iterator[str]:
+    indent = " " * _INDENT
+    yield from _below(indent, finding["found"], width)
+    yield from _below(indent, f"do: {finding['remedy']}", width)
+    # On lines of their own, however long, so that they can be marked and copied.
+    yield from (indent + text for text in finding["command"].split(" && ") if text)
+    yield from (indent + text for text in (finding["reference"],) if text and verbose)
 
 
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+def _below(head: str, text: str, width: int) -> Sequence[str]:
+    first, *more = folded(text, width - len(head))
+    return [f"{head}{first}", *(f"{' ' * len(head)}{line}" for line in more)]
+
+
+def _counted(document: Mapping[str, Any]) -> str:
+    counts = ", ".join(_many(count, severity) for severity, count in document["counts"].items())
+    skipped = len(document["skipped"])
+    more = f"; {skipped} skipped" if skipped else ""
+    return f"{_many(len(document['checked']), 'check')}: {counts}{more}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

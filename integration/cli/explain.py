@@ -1,4 +1,4 @@
-"""``nvshim explain``: why a container has what it has, or what it would be given."""
+"""``nvshim explain``: why a container has what it has, and what a code means."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from integration.cli.options import configured, located, with_output
+from api.errors import printable
+from hooks.config import load_config
+from integration.cli.options import located, with_output
+from integration.cli.output import width_of
+from integration.cli.tables import folded
 from integration.inspection import explaining
-from integration.inspection.errors import StateUnreadable
+from integration.inspection.codes import code_of, explain_code
+from integration.inspection.errors import ContainerUnknown, StateUnreadable
 from integration.inspection.processes import all_containers
+from integration.inspection.summary import summarize
 
 if TYPE_CHECKING:
-    from hooks.config import Config
+    from collections.abc import Iterable, Iterator
+
     from integration.cli.output import Output
+    from integration.inspection.codes import Meaning
+    from integration.inspection.explaining import Explanation
 
 __all__ = ["command"]
 
 _PLAIN: Final = re.compile(r"[\w.:/@+-]+", re.ASCII)
+_TITLE: Final = 11
+_MOST_LINES: Final = 10
+_MOST_OF_ONE: Final = 3
+_MOST_OF_A_CODE: Final = 5
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -37,40 +50,51 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 @click.command("explain")
 @with_output
-@configured
+@click.option(
+    "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
+    help="The configuration; by default that of this node.",
+)  # fmt: skip
 @located
-@click.argument("what", metavar="CONTAINER|CONFIG_JSON", shell_complete=_complete)
+@click.argument("what", metavar="CONTAINER|CONFIG_JSON|CODE", shell_complete=_complete)
 @click.option(
     "--rootfs",
     type=click.Path(file_okay=False),
     help="The image's root, for a CONFIG_JSON; by default that of the spec.",
 )
-@click.option("--diff/--no-diff", default=True, show_default=True,
-              help="Tell what differs in the spec.")  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help="Show every step, and the reason of each.")
+@click.option("--diff/--no-diff", default=None, help="Show what differs in the spec.")
 def command(
     output: Output,
-    config: Config,
-    what: str,
     *,
+    config_path: str | None,
+    what: str,
     states: tuple[str, ...],
     proc: str,
     rootfs: str | None,
-    diff: bool,
+    verbose: bool,
+    diff: bool | None,
 ) -> None:
-    r"""Tell why a container has what it has, or what it would be given.
+    r"""Explain what a container asked for, what it got, and why; or what a code means.
 
-    CONTAINER is the id of one that runs, or the beginning of it, or POD, POD/CONTAINER or
-    NAMESPACE/POD/CONTAINER of Kubernetes. CONFIG_JSON is the spec of a bundle, or - for stdin:
-    nothing of it is run.
+    CONTAINER is any name that another command prints: an id or its beginning, POD, POD/CONTAINER,
+    NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the pid of its first process. CONFIG_JSON is the
+    spec of a bundle, or - for stdin; nothing of it is run. CODE is of an error, or of a finding of
+    the doctor.
 
     \b
-    Keys of -o json: container, record (what nvidia.json of its bundle has), given (what it has by
-    another than the shim: devices, nodes, unknown), nothing (why nothing was injected),
-    differences (each with path, kind, before, after), notes, configuration.
+    nvshim explain default/web
+    nvshim explain default/web -v --diff
+    nvshim explain NVSHIM-E0202
     """
+    # "d096" may be the beginning of a container's id; in capitals it is a code.
+    code = code_of(what)
+    if code and what.isupper():
+        _show_code(output, explain_code(code))
+        return
     # A file beside which one stands may be called as a container is.
     is_path = os.sep in what and os.path.isfile(what)
     if what == "-" or is_path or what.endswith(".json"):
+        config = load_config(config_path)
         spec = explaining.read_spec(what)
         explanation = explaining.explain_spec(
             spec,
@@ -81,6 +105,54 @@ def command(
     else:
         if rootfs is not None:
             raise click.UsageError("--rootfs is for a CONFIG_JSON: a running container has its own")
-        container = explaining.find_container(what, all_containers(states, proc))
-        explanation = explaining.explain_container(container, config)
-    output.text(explanation.tell(diff=diff), explanation.to_json(diff=diff))
+        try:
+            container = explaining.find_container(what, all_containers(states, proc))
+        except ContainerUnknown:
+            if code is None:
+                raise
+            _show_code(output, explain_code(code))
+            return
+        explanation = explaining.explain_container(container, load_config(config_path))
+    if output.form.is_document:
+        output.document(explanation.to_json(diff=diff is not False))
+    elif verbose or diff:
+        text = explanation.tell(diff=bool(diff), steps=verbose)
+        output.text(text, None)
+    else:
+        output.text("\n".join(_summary(explanation, width_of(output.stream))), None)
+
+
+def _summary(explanation: Explanation, width: int) -> list[str]:
+    """At most ten lines."""
+    lines = []
+    for title, text in summarize(explanation):
+        first, *more = _titled([(title, text)], width)
+        lines.append(first)
+        lines += more[: _MOST_OF_ONE - 1]
+        if len(more) >= _MOST_OF_ONE:
+            lines[-1] = f"{lines[-1][: width - 2]} …"
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES - 1 :] = [f"{'':<{_TITLE}}and more: -v shows all of it"]
+    return lines
+
+
+def _titled(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
+    for title, text in rows:
+        name = title
+        for line in folded(printable(text), max(width - _TITLE, _TITLE)):
+            yield f"{name:<{_TITLE}}{line}".rstrip()
+            name = ""
+
+
+def _show_code(output: Output, meaning: Meaning) -> None:
+    if output.form.is_document:
+        output.kind = "CodeMeaning"
+        output.document(meaning.to_json())
+        return
+    rows = [(meaning.code.removeprefix("NVSHIM-"), meaning.name), ("meaning", meaning.meaning)]
+    for title, texts in (("cause", meaning.causes), ("do", meaning.remedies)):
+        told = enumerate(texts[:_MOST_OF_A_CODE])
+        rows += [(title if number == 0 else "  or", text) for number, text in told]
+    rows += [("run", meaning.command)] if meaning.command else []
+    rows += [("see", meaning.reference)] if meaning.reference else []
+    output.text("\n".join(_titled(rows, width_of(output.stream))), None)

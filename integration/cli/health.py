@@ -1,4 +1,4 @@
-"""``nvshim health``: what the node agent thinks of the devices, and putting one back by hand."""
+"""``nvshim health``: devices returned to service by hand; ``nvshim list --health`` shows them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from integration.cli import exits
-from integration.cli.options import configured, with_output
+from integration.cli.kinds import HEALTH
+from integration.cli.options import configured, with_listing
 from integration.cli.output import Column, Output
-from integration.inspection.health import clear as put_back
-from integration.inspection.health import health_rows
+from integration.inspection.health import clear as return_to_service
+from integration.inspection.health import health_rows, read_health
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hooks.config import Config
 
-__all__ = ["command"]
+__all__ = ["command", "show_health"]
+
+_SHORT: Final = len("GPU-00000000")
 
 
 def _time(value: Any) -> str:
@@ -28,51 +31,68 @@ def _time(value: Any) -> str:
     return then.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def _why(row: Mapping[str, Any]) -> str:
+    return "; ".join(filter(None, (row["reason"], row["do"])))
+
+
 _COLUMNS: Final = (
-    Column("DEVICE", "uuid"),
+    # As much of it as `health clear` needs.
+    Column("DEVICE", lambda row: row["uuid"][:_SHORT]),
+    Column("UUID", "uuid", wide=True),
     Column("STATE", "state"),
     Column("SINCE", "since", _time),
-    Column("REASON", "reason"),
-    Column("CONTAINERS", "containers"),
-    Column("DO", "do"),
+    Column("CONTAINERS", "containers", wide=True),
+    Column("REASON, AND WHAT TO DO", _why),
 )
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The UUIDs of devices that are not given to containers."""
+    del param
+    from hooks.config import load_config  # noqa: PLC0415 - only a shell asks
+
+    known = read_health(load_config(ctx.params.get("config_path"))) or {}
+    return [uuid for uuid in known if uuid.lower().startswith(incomplete.lower())]
 
 
 @click.group("health")
 def command() -> None:
-    """Tell what the node agent thinks of this node's devices, and put one back."""
+    """Return devices to service; `nvshim list --health` shows their state."""
 
 
-@command.command("list")
-@with_output
+@command.command("list", hidden=True)
+@with_listing
 @configured
 def list_(output: Output, config: Config) -> None:
-    r"""List what is thought of each GPU and MIG device, and why.
+    """Show the health of each device, as `nvshim list --health` does."""
+    show_health(output, config)
 
-    The exit status is 3 if one is not given to containers.
 
-    \b
-    Keys of -o json, of each: uuid, kind (gpu, mig), gpu, state (healthy, suspect, unhealthy,
-    recovering), given, since (seconds since the epoch), reason, xid (the last that counted),
-    containers (that the reason is attributed to), do.
+@command.command("clear")
+@with_listing
+@configured
+@click.argument("devices", nargs=-1, required=True, metavar="UUID...", shell_complete=_complete)
+def clear(output: Output, config: Config, *, devices: Sequence[str]) -> None:
+    """Return devices to service that are not healthy; a GPU with its MIG devices.
+
+    A UUID may be cut short. A device that does not answer stays unhealthy, and one that fails again
+    becomes so again. The exit status is 3 if one is still not given to containers. The answer is
+    that of `nvshim list --health`.
+    """
+    _show(output, return_to_service(config, devices))
+
+
+def show_health(output: Output, config: Config) -> None:
+    """Show the state of each device, and end with 3 if one is not given to containers.
+
+    Raises:
+        HealthUnknown: no agent watches.
     """
     _show(output, health_rows(config))
 
 
-@command.command("clear")
-@with_output
-@configured
-@click.argument("devices", nargs=-1, required=True, metavar="UUID...")
-def clear(output: Output, config: Config, *, devices: Sequence[str]) -> None:
-    """Put devices back that are not healthy, without a proof; a GPU with its MIG devices.
-
-    A UUID may be cut short. What does not answer stays unhealthy; what fails again is unhealthy
-    again. The exit status is 3 if one is still not given. The answer is that of list.
-    """
-    _show(output, put_back(config, devices))
-
-
 def _show(output: Output, rows: Sequence[dict[str, Any]]) -> None:
-    output.rows(rows, _COLUMNS)
+    output.kind = HEALTH
+    output.rows(rows, _COLUMNS, name="uuid")
     if not all(row["given"] for row in rows):
         click.get_current_context().exit(exits.FOUND)

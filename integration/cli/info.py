@@ -1,4 +1,4 @@
-"""``nvshim info``: what is known of this node."""
+"""``nvshim info``: what is known of this node, and what is installed on it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from api.errors import printable
+from integration.cli.install import with_place
 from integration.cli.options import configured, with_output
-from integration.cli.output import Output, plain
+from integration.cli.output import Output, plain, width_of
+from integration.cli.tables import folded
 from integration.inspection.node import describe_node
+from integration.install.places import Place
+from integration.install.status import status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,25 +28,37 @@ _WIDTH = 14
 @click.command("info")
 @with_output
 @configured
+@with_place
 @click.option(
     "--nvml/--no-nvml", default=True, show_default=True,
     help="Ask NVML if no inventory is kept.",
 )  # fmt: skip
-def command(output: Output, config: Config, *, nvml: bool) -> None:
-    r"""Tell of the driver, where it was looked for, its devices and modules, and how fresh that is.
+def command(
+    output: Output,
+    config: Config,
+    *,
+    prefix: str,
+    bindir: str | None,
+    no_links: bool,
+    nvml: bool,
+) -> None:
+    """Show the driver, where it was found, its devices and modules, and what is installed.
 
-    \b
-    Keys of -o json: nvshim, configuration, platform, driver, driver_error, module_version, roots,
-    inventory, modules, devices, gpus.
+    Sections that end with a problem say what to do about it.
     """
     found = describe_node(config, nvml=nvml)
-    lines = [printable(line) for title, rows in _sections(found) for line in _titled(title, rows)]
+    found["installation"] = status(Place.of(prefix, "" if no_links else bindir))
+    room = width_of(output.stream) - _WIDTH - 1
+    lines = [line for title, rows in _sections(found) for line in _titled(title, rows, room)]
     output.text("\n".join(lines), found)
 
 
-def _titled(title: str, rows: list[str]) -> Iterator[str]:
-    for number, row in enumerate(rows):
-        yield f"{'' if number else title:<{_WIDTH}} {row}".rstrip()
+def _titled(title: str, rows: list[str], room: int) -> Iterator[str]:
+    for row in rows:
+        first, *more = folded(printable(row), room)
+        yield f"{title:<{_WIDTH}} {first}".rstrip()
+        yield from (f"{'':<{_WIDTH}} {line}" for line in more)
+        title = ""
 
 
 def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -79,6 +95,16 @@ def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     )
     yield "devices", [_device(device) for device in found["devices"]]
     yield "gpus", [_gpu(row) for row in found["gpus"]]
+    yield "installed", list(_installed(found["installation"]))
+
+
+def _installed(answer: Mapping[str, Any]) -> Iterator[str]:
+    for version in answer["versions"]:
+        role = f", {version['role']}" if version["role"] else ""
+        yield f"{version['name']}{role}; shims: {version['shims']}"
+    if answer["being_changed"]:
+        yield "an installer is at work now"
+    yield from answer["problems"]
 
 
 def _root(root: Mapping[str, Any]) -> str:
@@ -105,7 +131,7 @@ def _device(device: Mapping[str, Any]) -> str:
     if device["fault"]:
         return f"{device['path']:<34} {device['fault']}"
     numbers = f"{device['major']}:{device['minor']}"
-    return f"{device['path']:<34} {numbers:<10} {device['mode']}  {device['host']}"
+    return f"{device['path']:<34} {numbers:<10} {device['mode']}"
 
 
 def _gpu(row: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from integration.cli.output import is_terminal
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.places import Place
+from integration.install.survey import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,14 @@ def _end(*_: object) -> NoReturn:
     raise SystemExit(exits.TERMINATED)
 
 
+def _complete_version(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The versions that are there, but for the one in effect."""
+    del param
+    survey = look(Place.of(ctx.params.get("prefix") or _PREFIX, None))
+    names = [each.name for each in survey.installed if each.name != survey.current]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 @click.command("install")
 @click.option(
     "--from",
@@ -64,7 +73,10 @@ def _end(*_: object) -> NoReturn:
     default="",
     help="What to install; by default the tree that this nvshim is part of.",
 )
-@click.option("--use", metavar="VERSION", default="", help="Switch to a version that is there.")
+@click.option(
+    "--use", metavar="VERSION", default="", shell_complete=_complete_version,
+    help="Switch to a version that is there.",
+)  # fmt: skip
 @click.option("--rollback", is_flag=True, help="Switch to the version before.")
 @click.option("--collect", is_flag=True, help="Only remove the versions that nothing needs.")
 @with_place

@@ -6,13 +6,14 @@ So a command's module imports at its top what it needs.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ["LazyGroup"]
 
@@ -22,15 +23,36 @@ class LazyGroup(click.Group):
 
     Args:
         modules: where each command is, by its name, in the order of the help.
+        unlisted: those of them that neither help nor completion lists.
     """
 
-    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        modules: Mapping[str, str],
+        unlisted: Collection[str] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._modules = modules
+        self._unlisted = unlisted
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Their names; those of other modules come first."""
-        return [*self._modules, *super().list_commands(ctx)]
+        named = [name for name in self._modules if name not in self._unlisted]
+        return [*named, *super().list_commands(ctx)]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that a word names; an error says which one may be meant."""
+        word = args[0]
+        if not word.startswith("-") and self.get_command(ctx, word) is None:
+            meant = difflib.get_close_matches(word, self.list_commands(ctx), 3)
+            words = " or ".join(f"'{each}'" for each in meant)
+            asked = f" Did you mean {words}?" if meant else ""
+            raise click.UsageError(f"No such command '{word}'.{asked}", ctx)
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, which is imported."""

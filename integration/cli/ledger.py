@@ -1,4 +1,4 @@
-"""``nvshim ledger``: who holds which GPU, whether it should be so, and claims of the dead."""
+"""``nvshim ledger``: what should not hold a GPU and does, and claims of the dead."""
 
 from __future__ import annotations
 
@@ -9,31 +9,53 @@ import click
 
 from api.errors import printable
 from integration.cli import exits
-from integration.cli.options import configured, located, with_output
-from integration.cli.output import Column, Format, Output, plain, title_of
+from integration.cli.kinds import HOLDINGS
+from integration.cli.options import (
+    configured,
+    holding,
+    located,
+    pod_resources_option,
+    with_listing,
+    with_output,
+)
+from integration.cli.output import Column, Output, by_index, title_of
+from integration.inspection.holding import indexes_of
 from integration.node.ledger.asking import ask, foreign_rows
 from integration.node.ledger.claims import claim_rows
 from integration.node.ledger.claims import release as remove
 from integration.node.ledger.values import as_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hooks.config import Config
 
-_POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    Places = tuple[Sequence[str], str, str]
+    """containerd's state directories, procfs, and the kubelet's pod-resources socket."""
+
+__all__ = ["command", "show_holdings"]
+
+
+def _wrong(row: Mapping[str, Any]) -> str:
+    return "; ".join(filter(None, (row["stale"], row["orphan"])))
+
+
+def _given_to(row: Mapping[str, Any]) -> str:
+    return f"{row['namespace']}/{row['pod']}/{row['container']}"
+
 
 _HOLDINGS: Final = (
-    Column("CONTAINER", "shown_title"),
+    Column("CONTAINER", title_of),
     Column("PID", "pid", right=True),
-    Column("DEVICES", "devices"),
-    Column("WRONG", "shown_wrong"),
+    Column("GPUS", lambda row: by_index(row["devices"], row["device_indexes"])),
+    Column("DEVICES", "devices", wide=True),
+    Column("WRONG", _wrong),
 )
 _UNHELD: Final = (
-    Column("GIVEN TO", "shown_title"),
+    Column("GIVEN TO", _given_to),
     Column("RESOURCE", "resource"),
     Column("DEVICE", "device"),
-    Column("RUNS WITHOUT", "shown_missing"),
+    Column("RUNS WITHOUT", "pid", lambda pid: f"process {pid}" if pid else "-"),
 )
 _FOREIGN: Final = (
     Column("PROCESS", "pid", right=True),
@@ -50,24 +72,17 @@ _CLAIMS: Final = (
 
 @click.group("ledger")
 def command() -> None:
-    """Tell who holds which GPU: by the containers' bundles, now, whether or not an agent runs."""
+    """Find GPUs held by mistake, and release dead claims; `nvshim ps --gpus` lists who holds what.
+
+    It goes by the containers' bundles, now, whether or not an agent runs.
+    """
 
 
-def _asked(function: Callable[..., None]) -> Callable[..., None]:
-    return click.option(
-        "--pod-resources", metavar="SOCKET", default=_POD_RESOURCES, show_default=True,
-        type=click.Path(dir_okay=False),
-        help="Where a kubelet tells what it has given to whom; where it is not, it is not asked.",
-    )(function)  # fmt: skip
-
-
-@command.command("list")
-@with_output
+@command.command("list", hidden=True)
+@with_listing
 @configured
 @located
-@_asked
-@click.option("--stale", is_flag=True, help="Only those whose driver is no more: to be drained.")
-@click.option("--orphans", is_flag=True, help="Only those that nobody seems to know of.")
+@holding
 def list_(
     output: Output,
     config: Config,
@@ -78,49 +93,52 @@ def list_(
     stale: bool,
     orphans: bool,
 ) -> None:
-    r"""List the containers that hold a device, from before they run until they have ended.
+    """List the containers that hold a GPU, as `nvshim ps --gpus` does."""
+    show_holdings(output, config, (states, proc, pod_resources), stale=stale, orphans=orphans)
 
-    \b
-    Keys of -o json, of each: id, namespace, pod, name, sandbox, pid (null before it runs), bundle,
-    devices (UUIDs of GPUs and MIG devices), gpus (UUIDs of the GPUs of which they are), stale,
-    orphan (null, or what is wrong).
+
+def show_holdings(
+    output: Output, config: Config, places: Places, *, stale: bool, orphans: bool
+) -> None:
+    """List the containers that hold a GPU.
+
+    Args:
+        places: where to look.
+        stale: only those whose driver is gone.
+        orphans: only those that nobody seems to know of; or either of both.
     """
-    rows = _look(config, states, proc, pod_resources)["holdings"]
+    rows = _look(config, places)["holdings"]
     if stale or orphans:
         rows = [row for row in rows if (stale and row["stale"]) or (orphans and row["orphan"])]
-    output.rows(_shown(output, rows), _HOLDINGS)
+    output.kind = HOLDINGS
+    output.rows(rows, _HOLDINGS)
 
 
 @command.command("check")
-@with_output
+@with_listing
 @configured
 @located
-@_asked
+@pod_resources_option
 def check(
     output: Output, config: Config, *, states: tuple[str, ...], proc: str, pod_resources: str
 ) -> None:
-    r"""Find what should not be: exit status 3 if a holding is stale or an orphan, or missing.
+    """Find what should not be: the exit status is 3 if a holding is stale, an orphan, or missing.
 
-    What the kubelet has given and nobody holds is listed too. It is a fault if the container runs
-    without it; until then, as long as its image is not there, so it is with every pod. And
-    processes on a GPU that are in no container are listed.
-
-    \b
-    Keys of -o json: holdings (the stale and the orphans, as of `list`), unheld (each with
-    namespace, pod, container, resource, device; pid and pod_uid of the container that runs without
-    it, 0 and "" if none does), foreign (each with pid, name, devices; null if NVML does not say),
-    unknown (why containers could not be read).
+    Devices that the kubelet has given and nobody holds are listed too. That is a fault if the
+    container runs without its device; until its image is there, it is so with every pod. Processes
+    on a GPU that are in no container are listed, too.
     """
-    found = _look(config, states, proc, pod_resources, foreign=True)
+    places = (states, proc, pod_resources)
+    found = _look(config, places)
+    found["foreign"] = anyio.run(foreign_rows, config, states, proc)
     found["holdings"] = [row for row in found["holdings"] if row["stale"] or row["orphan"]]
-    if output.form is not Format.TABLE:
+    if output.form.is_document:
         output.document(found)
     else:
-        for rows, columns in (
-            (_shown(output, found["holdings"]), _HOLDINGS),
-            ([_shown_unheld(row) for row in found["unheld"]], _UNHELD),
-            (found["foreign"] or (), _FOREIGN),
-        ):
+        tables: tuple[tuple[Any, Sequence[Column]], ...] = (
+            (found["holdings"], _HOLDINGS), (found["unheld"], _UNHELD), (found["foreign"], _FOREIGN)
+        )  # fmt: skip
+        for rows, columns in tables:
             if rows:
                 output.rows(rows, columns)
         for line in found["unknown"]:
@@ -130,14 +148,12 @@ def check(
 
 
 @command.command("claims")
-@with_output
+@with_listing
 @configured
 def claims(output: Output, config: Config) -> None:
-    r"""List the claims by which [sharing] limits who may have a device.
+    """List the claims by which [sharing] limits who may have a device.
 
-    \b
-    Keys of -o json, of each: claim, container, bundle, devices, dead (its container has ended, or
-    is gone: it counts no more).
+    A dead claim is one whose container has ended, or is gone: it counts no more.
     """
     output.rows(claim_rows(config), _CLAIMS)
 
@@ -155,35 +171,10 @@ def release(output: Output, config: Config, *, names: tuple[str, ...]) -> None:
     output.text("\n".join(removed) or "nothing to release", {"released": removed})
 
 
-def _look(
-    config: Config,
-    states: Sequence[str],
-    proc: str,
-    pod_resources: str,
-    *,
-    foreign: bool = False,
-) -> dict[str, Any]:
-    ledger, _ = anyio.run(ask, config, states, proc, pod_resources)
+def _look(config: Config, places: Places) -> dict[str, Any]:
+    ledger, inventory = anyio.run(ask, config, *places)
     found = as_document(ledger)
-    if foreign:
-        found["foreign"] = anyio.run(foreign_rows, config, states, proc)
+    indexes = indexes_of(inventory)
+    for row in found["holdings"]:
+        row["device_indexes"] = [indexes.get(name) for name in row["devices"]]
     return found
-
-
-def _shown(output: Output, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    if output.form is not Format.TABLE:
-        return list(rows)
-    return [
-        {
-            **row,
-            "shown_title": title_of(row),
-            "shown_wrong": "; ".join(filter(None, (row["stale"], row["orphan"]))),
-        }
-        for row in rows
-    ]
-
-
-def _shown_unheld(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    title = plain(f"{row['namespace']}/{row['pod']}/{row['container']}")
-    missing = f"process {row['pid']}" if row["pid"] else ""
-    return {**row, "shown_title": title, "shown_missing": missing}

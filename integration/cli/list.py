@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from integration.cli.options import configured, located, with_output
-from integration.cli.output import Column, Format, Output, plain, title_of
+from integration.cli.options import configured, located, with_listing
+from integration.cli.output import Column, Output, plain, title_of
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.gpus import list_gpus
 from integration.inspection.health import read_health
@@ -46,45 +46,68 @@ def _state(row: Mapping[str, Any]) -> str:
     return f"{row['health']}: {row['health_reason']}"
 
 
+def _memory(value: int | None) -> str:
+    return "-" if value is None else f"{value / (1 << 30):.0f} GiB"
+
+
+def _name(row: Mapping[str, Any]) -> Any:
+    return row["uuid"] or row["pci"] or row["name"]
+
+
 _COLUMNS: Final = (
-    Column("INDEX", "shown_index", right=True),
+    Column("INDEX", _index, right=True),
     Column("NAME", "name"),
-    Column("UUID", "uuid"),
-    Column("PCI", "pci"),
-    Column("MINOR", "minor", right=True),
-    Column("PROFILE", "profile"),
-    Column("NUMA", "numa_node", right=True),
-    Column("HEALTH", "shown_state"),
+    Column("MEMORY", "memory_bytes", _memory, right=True, wide=True),
+    Column("UUID", "uuid", wide=True),
+    Column("PCI", "pci", wide=True),
+    Column("MINOR", "minor", right=True, wide=True),
+    Column("PROFILE", "profile", wide=True),
+    Column("NUMA", "numa_node", right=True, wide=True),
+    Column("HEALTH", _state),
     Column("CONTAINERS", "containers", _holders),
 )
 
 
 @click.command("list")
-@with_output
+@with_listing
 @configured
 @located
 @click.option(
     "--nvml/--no-nvml", default=True, show_default=True,
     help="Ask NVML if no inventory is kept; without it MIG devices are unknown.",
 )  # fmt: skip
+@click.option(
+    "--health", "only_health", is_flag=True,
+    help="Show the health of each device instead: since when, why, and what to do."
+    "  The exit status is 3 if one is not given to containers.",
+)  # fmt: skip
 def command(
-    output: Output, config: Config, *, states: tuple[str, ...], proc: str, nvml: bool
+    output: Output,
+    config: Config,
+    *,
+    states: tuple[str, ...],
+    proc: str,
+    nvml: bool,
+    only_health: bool,
 ) -> None:
     r"""List the node's GPUs and MIG devices, and the running containers that have them.
 
+    HEALTH is - where no node agent watches. A container is stale if the driver that it was made
+    with is gone.
+
     \b
-    Keys of -o json, of each: kind (gpu, mig), vendor, index, mig_index, uuid, name, pci, minor,
-    profile, mig_mode, memory_bytes, numa_node, health (healthy, suspect, unhealthy, recovering;
-    null where no agent watches), health_reason, fault, excluded, containers (each with id,
-    namespace, pod, name, sandbox, pid, stale: what of the driver that it was made with is no more,
-    or null; null if the caller may not know).
+    nvshim list -o wide     with UUIDs and PCI addresses
+    nvshim list -q          UUIDs alone
     """
+    if only_health:
+        from integration.cli.health import show_health  # noqa: PLC0415 - few ask for it
+
+        show_health(output, config)
+        return
     try:
         containers = all_containers(states, proc)
     except StateUnreadable as error:
         containers = None
         click.echo(str(error), err=True)
     rows = list_gpus(config, containers, nvml=nvml, health=read_health(config))
-    if output.form is Format.TABLE:
-        rows = [{**row, "shown_index": _index(row), "shown_state": _state(row)} for row in rows]
-    output.rows(rows, _COLUMNS)
+    output.rows(rows, _COLUMNS, name=_name)

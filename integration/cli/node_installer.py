@@ -50,7 +50,7 @@ def command(output: Output, probe: str | None, **given: Any) -> None:
         from integration.kubernetes.status import check  # noqa: PLC0415
 
         status = check(probe, settings.local, time.monotonic())
-        output.facts({"state": status.state, "message": status.message}, {"state": "state"})
+        output.text(f"state  {status.state}", {"state": status.state, "message": status.message})
         return
     from integration.kubernetes.host import Host  # noqa: PLC0415
     from integration.kubernetes.installer import Installer, heed_signals  # noqa: PLC0415

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from integration.cli.kinds import KINDS
 from integration.cli.output import Format, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["configured", "located", "version_option", "with_output"]
+__all__ = [
+    "configured",
+    "holding",
+    "located",
+    "pod_resources_option",
+    "version_option",
+    "with_listing",
+    "with_output",
+]
 
 R = TypeVar("R")
+
+_OF_ONE: Final = (Format.TABLE, Format.JSON, Format.YAML)
 
 
 def with_output(command: Callable[..., R]) -> Callable[..., R]:
@@ -23,16 +34,33 @@ def with_output(command: Callable[..., R]) -> Callable[..., R]:
     Args:
         command: the function that answers.
     """
+    return _answering(command, _OF_ONE)
 
+
+def with_listing(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command that lists things ``-o table|wide|json|yaml|name``, ``-q``, ``--no-headers``.
+
+    Args:
+        command: the function that answers; it gets an :class:`Output` first.
+    """
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Only the names, as with -o name.")
+    bare = click.option("--no-headers", "bare", is_flag=True, help="No line of titles.")
+    return quiet(bare(_answering(command, tuple(Format))))
+
+
+def _answering(command: Callable[..., R], forms: tuple[Format, ...]) -> Callable[..., R]:
     @click.option(
-        "-o", "--output", "form", type=click.Choice([form.value for form in Format]),
+        "-o", "--output", "form", type=click.Choice([form.value for form in forms]),
         default=Format.TABLE.value, show_default=True, help="How to write the answer.",
     )  # fmt: skip
     @functools.wraps(command)
-    def answer(*args: Any, form: str, **kwargs: Any) -> R:
-        chosen = Format(form)
-        click.get_current_context().find_root().meta["nvshim.format"] = chosen
-        return command(Output(chosen), *args, **kwargs)
+    def answer(*args: Any, form: str, quiet: bool = False, bare: bool = False, **kwargs: Any) -> R:
+        context = click.get_current_context()
+        chosen = Format.NAME if quiet else Format(form)
+        context.find_root().meta["nvshim.format"] = chosen
+        words = context.command_path.partition(" ")[2]
+        output = Output(chosen, kind=KINDS.get(words, "Answer"), headers=not bare)
+        return command(output, *args, **kwargs)
 
     return answer
 
@@ -78,6 +106,30 @@ def located(command: Callable[..., R]) -> Callable[..., R]:
         type=click.Path(file_okay=False, exists=True), help="Where the node's processes are shown.",
     )  # fmt: skip
     return states(proc(command))
+
+
+_POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+pod_resources_option = click.option(
+    "--pod-resources", metavar="SOCKET", default=_POD_RESOURCES, show_default=True,
+    type=click.Path(dir_okay=False),
+    help="Where the kubelet says what it has given to whom; if it is not there, it is not asked.",
+)  # fmt: skip
+
+
+def holding(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command ``--stale``, ``--orphans`` and ``--pod-resources``.
+
+    Args:
+        command: the function that lists who holds a device.
+    """
+    stale = click.option(
+        "--stale", is_flag=True, help="Only those whose driver is gone: drain them."
+    )
+    orphans = click.option(
+        "--orphans", is_flag=True, help="Only those that hold a GPU and nobody seems to know of."
+    )
+    return stale(orphans(pod_resources_option(command)))
 
 
 def version_option(

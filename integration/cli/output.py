@@ -1,8 +1,9 @@
 """One answer, as a table for people or as a document for programs.
 
 A command makes plain values (dicts, lists, strings, numbers, None) and says once how a person
-wants to see them. JSON and YAML show the values themselves: their keys are an interface, and
-are never abbreviated, coloured or translated.
+wants to see them. JSON and YAML show the values themselves, in an object with ``apiVersion`` and
+``kind`` (:mod:`integration.cli.kinds`): their keys are an interface, and are never abbreviated,
+coloured or translated. A table fits the terminal, or 80 columns where there is none.
 """
 
 from __future__ import annotations
@@ -10,28 +11,52 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from api.errors import printable
+from integration.cli.kinds import API_VERSION
+from integration.cli.tables import tabulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Column", "Format", "Output", "is_terminal", "plain", "serialized", "title_of"]
+    Source = str | Callable[[Mapping[str, Any]], Any]
 
-# A table that nobody looks at is for awk: a line per row, however long.
-_NO_WIDTH: Final = 100_000
+__all__ = [
+    "Column",
+    "Format",
+    "Output",
+    "by_index",
+    "document_of",
+    "is_coloured",
+    "is_terminal",
+    "plain",
+    "serialized",
+    "short_id",
+    "title_of",
+    "width_of",
+]
+
+_WIDTH: Final = 80
 
 
 class Format(StrEnum):
     """How an answer is written."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
+    NAME = "name"
+
+    @property
+    def is_document(self) -> bool:
+        """Whether it is for programs."""
+        return self in {Format.JSON, Format.YAML}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +65,21 @@ class Column:
 
     Attributes:
         title: its head, in capitals as kubectl's.
-        key: of the row's value in the document.
+        source: the key of the row's value, or what makes the cell's value of the whole row.
         show: makes the cell's text of the value; by default :func:`plain`.
         right: numbers stand right.
+        wide: it is shown with ``-o wide`` only.
     """
 
     title: str
-    key: str
+    source: Source
     show: Callable[[Any], str] | None = None
     right: bool = False
+    wide: bool = False
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """The text of its cell in a row."""
+        return printable((self.show or plain)(_value(self.source, row)))
 
 
 class Output:
@@ -57,59 +88,63 @@ class Output:
     Args:
         form: the form that was asked for.
         stream: by default stdout as it is when something is shown.
+        kind: of the document.
+        headers: whether tables have a line with the columns' titles.
     """
 
-    def __init__(self, form: Format, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        form: Format,
+        stream: TextIO | None = None,
+        *,
+        kind: str = "Answer",
+        headers: bool = True,
+    ) -> None:
         self.form = form
+        self.kind = kind
         self._stream = stream
+        self._headers = headers
 
     @property
     def stream(self) -> TextIO:
         """What the answer is written to."""
         return self._stream or sys.stdout
 
-    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
-        """Show many things of a kind: a list of objects, or a table with a line for each.
+    def rows(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        columns: Sequence[Column],
+        *,
+        name: Source | None = None,
+        **more: Any,
+    ) -> None:
+        """Show many things of a kind: a document with ``items``, or a line for each.
 
         Args:
             rows: the objects, with all keys that a program may want.
             columns: what of them a person sees.
+            name: what each is called by other commands; by default what the first column says.
+            more: what else the document has.
         """
-        if self.form is not Format.TABLE:
-            self.document([dict(row) for row in rows])
-            return
-        from rich.table import Table  # noqa: PLC0415 - 40 ms that no script pays
+        if self.form.is_document:
+            self.document({"items": [dict(row) for row in rows], **more})
+        elif self.form is Format.NAME:
+            source = columns[0].source if name is None else name
+            lines = (printable(plain(_value(source, row))) for row in rows)
+            self.stream.write("".join(f"{line}\n" for line in lines))
+        else:
+            self.table(rows, [c for c in columns if not c.wide or self.form is Format.WIDE])
 
-        table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-        cells = [[printable((c.show or plain)(row.get(c.key))) for c in columns] for row in rows]
-        for number, column in enumerate(columns):
-            justify: Any = "right" if column.right else "left"
-            # What is of one word is to stay so, where another column has room to give.
-            of_words = any(" " in row[number] for row in cells)
-            no_wrap = not of_words or not is_terminal(self.stream)
-            table.add_column(column.title, justify=justify, no_wrap=no_wrap, overflow="fold")
-        for row in cells:
-            table.add_row(*row)
-        self._print(table)
-
-    def facts(self, facts: Mapping[str, Any], titles: Mapping[str, str]) -> None:
-        """Show one thing: an object, or a line for each of its facts.
-
-        Args:
-            facts: the object, with all keys that a program may want.
-            titles: what of it a person sees, and by which name, in this order.
-        """
-        if self.form is not Format.TABLE:
-            self.document(dict(facts))
-            return
-        from rich.table import Table  # noqa: PLC0415 - 40 ms that no script pays
-
-        table = Table(box=None, pad_edge=False, show_edge=False, show_header=False)
-        table.add_column(no_wrap=True, style="bold")
-        table.add_column(no_wrap=not is_terminal(self.stream), overflow="fold")
-        for key, title in titles.items():
-            table.add_row(title, printable(plain(facts.get(key))))
-        self._print(table)
+    def table(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+        """Show rows as a table, with all of these columns."""
+        heads = [[column.title for column in columns]] if self._headers else []
+        cells = [[column.cell(row) for column in columns] for row in rows]
+        width = None if self.form is Format.WIDE else width_of(self.stream)
+        right = [column.right for column in columns]
+        lines = tabulated([*heads, *cells], right=right, width=width)
+        if heads and is_coloured(self.stream):
+            lines[0] = f"\x1b[1m{lines[0]}\x1b[0m"
+        self.stream.write("".join(f"{line}\n" for line in lines))
 
     def text(self, text: str, document: Any) -> None:
         """Show prose that has a document behind it.
@@ -118,33 +153,32 @@ class Output:
             text: for a person; its end of line is added.
             document: for a program.
         """
-        if self.form is Format.TABLE:
-            self.stream.write(text if text.endswith("\n") else f"{text}\n")
-        else:
+        if self.form.is_document:
             self.document(document)
+        else:
+            self.stream.write(text if text.endswith("\n") else f"{text}\n")
 
-    def document(self, value: Any) -> None:
-        """Write a value as JSON, or as YAML if that was asked for.
+    def document(self, value: Mapping[str, Any]) -> None:
+        """Write a value as JSON, or as YAML if that was asked for, with its kind.
 
         Args:
             value: of what JSON knows.
         """
-        self.stream.write(serialized(value, self.form))
+        self.stream.write(serialized(document_of(self.kind, value), self.form))
 
-    def _print(self, table: Any) -> None:
-        from rich.console import Console  # noqa: PLC0415 - see above
 
-        plain_text: Any = {"highlight": False, "markup": False, "emoji": False}
-        console = Console(file=self.stream, width=_NO_WIDTH, **plain_text)
-        if is_terminal(self.stream):
-            person = Console(file=self.stream, **plain_text)
-            # A UUID that is cut is of no use: rather a line that the terminal breaks.
-            if console.measure(table).minimum <= person.width:
-                console = person
-        with console.capture() as captured:
-            console.print(table)
-        lines = captured.get().splitlines()
-        self.stream.write("".join(f"{line.rstrip()}\n" for line in lines))
+def document_of(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A value as programs get it.
+
+    Args:
+        kind: of :mod:`integration.cli.kinds`.
+        value: its own keys.
+    """
+    return {"apiVersion": API_VERSION, "kind": kind, **value}
+
+
+def _value(source: Source, row: Mapping[str, Any]) -> Any:
+    return row.get(source) if isinstance(source, str) else source(row)
 
 
 def serialized(value: Any, form: Format) -> str:
@@ -181,8 +215,21 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return _joined(value)
+        return ",".join(map(plain, value))
     return str(value)
+
+
+_SHORT_ID: Final = 12
+_LONG_ID: Final = re.compile(r"[0-9a-f]{32,}")
+
+
+def short_id(name: str | None) -> str | None:
+    """As much of an engine's long random id as tells it from others; `nvshim explain` takes that.
+
+    Args:
+        name: an id, which may be a word of somebody's; None for none.
+    """
+    return name[:_SHORT_ID] if name and _LONG_ID.fullmatch(name) else name
 
 
 def title_of(container: Mapping[str, Any]) -> str:
@@ -191,14 +238,20 @@ def title_of(container: Mapping[str, Any]) -> str:
     Args:
         container: as answers have it.
     """
-    pod = container["pod"]
+    pod, name = container["pod"], container["name"] or short_id(container["id"])
     if pod is not None:
-        return f"{pod['namespace']}/{pod['name']}/{container['name'] or container['id']}"
-    return f"{container['namespace']}/{container['name'] or container['id']}"
+        return f"{pod['namespace']}/{pod['name']}/{name}"
+    return f"{container['namespace']}/{name}"
 
 
-def _joined(values: Iterable[Any]) -> str:
-    return ",".join(plain(value) for value in values)
+def by_index(names: Iterable[str], indexes: Iterable[str | None]) -> list[str]:
+    """Devices as people call them, by their index where the node has them.
+
+    Args:
+        names: UUIDs.
+        indexes: of each, or None.
+    """
+    return [index or name for name, index in zip(names, indexes, strict=True)]
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -208,3 +261,13 @@ def is_terminal(stream: TextIO) -> bool:
         stream: stdout or stderr.
     """
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Whether what is written there may be coloured."""
+    return is_terminal(stream) and "NO_COLOR" not in os.environ
+
+
+def width_of(stream: TextIO) -> int:
+    """How many columns a line has there: the terminal's, or 80 where there is none."""
+    return shutil.get_terminal_size().columns if is_terminal(stream) else _WIDTH

@@ -1,4 +1,4 @@
-"""``nvshim ps``: the shims that run, and the processes that fork them."""
+"""``nvshim ps``: the shims that run, the processes that fork them, and who holds which GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import click
 
 from api.errors import NvshimError
 from hooks.config import load_config
-from integration.cli.options import located, with_output
-from integration.cli.output import Column, Format, Output, plain, title_of
+from integration.cli.options import holding, located, with_listing
+from integration.cli.output import Column, Output, by_index, plain, short_id, title_of
 from integration.inspection.processes import list_processes
 
 if TYPE_CHECKING:
@@ -21,20 +21,31 @@ _STARTS: Final = {True: "warm", False: "cold", None: "-"}
 
 
 def _kind(row: Mapping[str, Any]) -> str:
-    whose = f" (user {row['uid']})" if row["uid"] else ""
-    left = " (left)" if row["kind"] == "shim" and row["bundle"] is None else ""
-    return f"{row['kind']}{whose}{left}"
+    notes = [
+        f"user {row['uid']}" if row["uid"] else "",
+        "left" if row["kind"] == "shim" and row["bundle"] is None else "",
+        "old" if row["current"] is False else "",
+    ]
+    told = ", ".join(filter(None, notes))
+    return f"{row['kind']} ({told})" if told else row["kind"]
 
 
 def _what(row: Mapping[str, Any]) -> str:
     if row["pod"] is not None:
         return f"{row['pod']['namespace']}/{row['pod']['name']}"
-    return plain(row["id"])
+    return plain(short_id(row["id"]))
 
 
-def _version(row: Mapping[str, Any]) -> str:
-    told = row["version"] or row["tree"]
-    return plain(told) + (" (old)" if row["current"] is False else "")
+def _name(row: Mapping[str, Any]) -> Any:
+    if row["pod"] is not None:
+        return _what(row)
+    return f"{row['namespace']}/{row['id']}" if row["id"] else row["pid"]
+
+
+def _containers(row: Mapping[str, Any]) -> list[Any]:
+    if row["pod"]:
+        return [each["name"] or short_id(each["id"]) for each in row["containers"]]
+    return [title_of(each) for each in row["containers"]]
 
 
 def _memory(value: Mapping[str, int] | None) -> str:
@@ -50,58 +61,66 @@ def _age(seconds: float) -> str:
 
 _COLUMNS: Final = (
     Column("PID", "pid", right=True),
-    Column("KIND", "shown_kind"),
-    Column("NAMESPACE", "namespace"),
-    Column("POD OR ID", "shown_what"),
-    Column("CONTAINERS", "shown_containers"),
-    Column("GPUS", "gpus"),
+    Column("KIND", _kind),
+    Column("NAMESPACE", "namespace", wide=True),
+    Column("POD OR ID", _what),
+    Column("CONTAINERS", _containers),
+    Column("GPUS", lambda row: by_index(row["gpus"], row["gpu_indexes"])),
+    Column("GPU UUIDS", "gpus", wide=True),
     Column("MEMORY", "memory", _memory, right=True),
-    Column("VERSION", "shown_version"),
-    Column("START", "warm", lambda warm: _STARTS[warm]),
+    Column("VERSION", lambda row: row["version"] or row["tree"], wide=True),
+    Column("START", "warm", lambda warm: _STARTS[warm], wide=True),
     Column("AGE", "age_seconds", _age, right=True),
 )
 
 
 @click.command("ps")
-@with_output
+@with_listing
 @click.option(
     "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
     help="The configuration; by default that of this node. Without one that can be read, records"
     " alone tell who has which GPU.",
 )  # fmt: skip
 @located
-def command(output: Output, *, config_path: str | None, states: tuple[str, ...], proc: str) -> None:
+@click.option(
+    "--gpus", is_flag=True,
+    help="List the containers that hold a GPU instead, from before they run until they have ended.",
+)  # fmt: skip
+@holding
+def command(
+    output: Output,
+    *,
+    config_path: str | None,
+    states: tuple[str, ...],
+    proc: str,
+    gpus: bool,
+    stale: bool,
+    orphans: bool,
+    pod_resources: str,
+) -> None:
     r"""List the running shims, the fork servers, and the spares that these keep.
 
     A process is listed for what it holds and not for its name, so nothing else is, whatever it
-    calls itself. MEMORY is its part of the memory that it shares with others (PSS). A VERSION that
-    is old is another than the installed one: its shim goes on until its pod ends.
+    calls itself. MEMORY is its part of the memory that it shares with others (PSS). An old shim is
+    of another version than the installed one: it goes on until its pod ends. One that is left has
+    outlived its bundle.
 
     \b
-    Keys of -o json, of each: pid, kind (shim, fork-server, spare), uid, namespace, id, pod,
-    containers (each with id, namespace, pod, name, sandbox, pid, gpus), gpus, memory (pss_bytes,
-    uss_bytes), version, tree, current, warm, age_seconds, containerd, socket,
-    bundle (null of a shim that has outlived it).
+    nvshim ps -o wide       with versions and UUIDs
+    nvshim ps --gpus        the containers that hold a GPU, and what is wrong with that
     """
+    if gpus or stale or orphans:
+        # Processes are listed without what asks kubelets.
+        from integration.cli.ledger import show_holdings  # noqa: PLC0415
+
+        show_holdings(
+            output, load_config(config_path), (states, proc, pod_resources),
+            stale=stale, orphans=orphans,
+        )  # fmt: skip
+        return
     try:
         config = load_config(config_path)
     except NvshimError as error:
         config = None
         click.echo(str(error), err=True)
-    rows = list_processes(states, proc, config)
-    if output.form is Format.TABLE:
-        rows = [
-            {
-                **row,
-                "shown_kind": _kind(row),
-                "shown_what": _what(row),
-                "shown_version": _version(row),
-                "shown_containers": [
-                    container["name"] or container["id"] for container in row["containers"]
-                ]
-                if row["pod"]
-                else [title_of(container) for container in row["containers"]],
-            }
-            for row in rows
-        ]
-    output.rows(rows, _COLUMNS)
+    output.rows(list_processes(states, proc, config), _COLUMNS, name=_name)

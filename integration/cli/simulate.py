@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from integration.cli.options import with_output
-from integration.cli.output import Column, Format, Output, plain
+from integration.cli.options import with_listing, with_output
+from integration.cli.output import Column, Output, plain
 from integration.simulated.errors import ScenarioInvalid
 from integration.simulated.layouts import Layout
 from integration.simulated.node import SimulatedNode
@@ -120,10 +120,6 @@ def create(  # noqa: PLR0917 - click's
     r"""Make a node, and say how to use it.
 
     NAME is a path, if there is a slash in it, of a directory that is not there or empty.
-
-    \b
-    Keys of -o json: directory, config (for --config, or NVSHIM_CONFIG of containerd), driver, cuda,
-    platform, gpus (each with index, model, uuid, pci, mig), others, seconds.
     """
     known = [each.value for each in Layout]
     if layout not in known:
@@ -145,37 +141,30 @@ def create(  # noqa: PLR0917 - click's
 @_shelf
 @click.argument("name", shell_complete=_complete_node)
 def show(output: Output, shelf: str, name: str) -> None:
-    """Say what a node has; keys of -o json as of create."""
+    """Say what a node has."""
     found = describe(SimulatedNode.open(place_of(name, shelf)))
     output.text("\n".join(_told(found)), found)
 
 
 @command.command("list")
-@with_output
+@with_listing
 @_shelf
 def list_nodes(output: Output, shelf: str) -> None:
-    r"""List the nodes that have names.
-
-    \b
-    Keys of -o json: of each, those of create.
-    """
-    rows = []
-    for node in nodes_on(shelf):
-        row = describe(node)
-        if output.form is Format.TABLE:
-            row |= {"name": node.directory.rpartition("/")[2], "has": summary_of(node.scenario)}
-        rows.append(row)
+    """List the nodes that have names."""
+    nodes = {node.directory: node for node in nodes_on(shelf)}
     columns = (
-        Column("NAME", "name"), Column("DRIVER", "driver"), Column("GPUS", "has"),
-        Column("CONFIG", "config"),
-    )  # fmt: skip
-    output.rows(rows, columns)
+        Column("NAME", lambda row: row["directory"].rpartition("/")[2]),
+        Column("DRIVER", "driver"),
+        Column("GPUS", lambda row: summary_of(nodes[row["directory"]].scenario)),
+        Column("CONFIG", "config", wide=True),
+    )
+    output.rows([describe(node) for node in nodes.values()], columns)
 
 
 @command.command("scenarios")
-@with_output
+@with_listing
 def scenarios(output: Output) -> None:
-    """List the scenarios that are shipped; keys of -o json, of each: name, what."""
+    """List the scenarios that are shipped."""
     rows = [{"name": name, "what": what} for name, what in shipped_scenarios().items()]
     output.rows(rows, (Column("NAME", "name"), Column("WHAT", "what")))
 

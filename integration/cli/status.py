@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from api.errors import printable
 from integration.cli import exits
 from integration.cli.install import with_place
-from integration.cli.options import with_output
+from integration.cli.options import with_listing
 from integration.cli.output import Column, Format
 from integration.install.places import Place
 from integration.install.status import status
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from integration.cli.output import Output
 
 _COLUMNS = (
     Column("NAME", "name"),
-    Column("VERSION", "version"),
-    Column("REVISION", "revision"),
+    Column("VERSION", "version", wide=True),
+    Column("REVISION", "revision", wide=True),
     Column("ROLE", "role"),
     Column("SHIMS", "shims", right=True),
     Column("FORK SERVERS", "fork_servers", right=True),
@@ -31,24 +33,26 @@ _COLUMNS = (
 @click.command("status")
 @with_place
 @click.option("--verify", is_flag=True, help="Verify every file of every version.")
-@with_output
+@with_listing
 def command(
     output: Output, *, prefix: str, bindir: str | None, no_links: bool, verify: bool
 ) -> None:
     """Show what is installed; the exit status is 3 if something is wrong with it."""
     answer = status(Place.of(prefix, "" if no_links else bindir), verify=verify)
-    if output.form is Format.TABLE:
+    if output.form.is_document:
+        output.document(answer)
+    else:
         if answer["versions"]:
             output.rows(answer["versions"], _COLUMNS)
-        if answer["being_changed"]:
-            click.echo("an installer works on it now")
-        if answer["unseen_shims"]:
-            click.echo(
-                "there may be shims that are not seen from here: run it on the node, as root"
-            )
-        for line in answer["problems"]:
-            click.echo(printable(line))
-    else:
-        output.document(answer)
+        if output.form is not Format.NAME:
+            output.text("".join(f"{line}\n" for line in _notes(answer)), answer)
     if answer["problems"]:
         raise click.exceptions.Exit(exits.FOUND)
+
+
+def _notes(answer: Mapping[str, Any]) -> Iterator[str]:
+    if answer["being_changed"]:
+        yield "an installer works on it now"
+    if answer["unseen_shims"]:
+        yield "there may be shims that are not seen from here: run it on the node, as root"
+    yield from map(printable, answer["problems"])

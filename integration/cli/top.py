@@ -24,8 +24,8 @@ from rich.text import Text
 
 from api.errors import printable
 from integration.cli import exits
-from integration.cli.options import configured, located, with_output
-from integration.cli.output import Column, Format, Output, is_terminal
+from integration.cli.options import configured, located, with_listing
+from integration.cli.output import Column, Format, Output, document_of, is_terminal, width_of
 from integration.node.ledger.observing import observing
 from integration.node.ledger.top import Sort, frame_of, lines_of
 
@@ -52,7 +52,7 @@ _SORTS: Final = ("memory", "sm", "energy", "name")
 
 
 @click.command("top")
-@with_output
+@with_listing
 @configured
 @located
 @click.option(
@@ -74,22 +74,13 @@ def command(
     sort: str,
     once: bool,
 ) -> None:
-    r"""Show what each container uses of each GPU and MIG device, until q or Ctrl-C.
+    """Show what each container uses of each GPU and MIG device, until q or Ctrl-C.
 
     It needs no agent: NVML is asked in a process of its own. SM and MEM are of the time that
     kernels ran and memory was used; ENERGY is a container's share since this began to look, by SM.
     n/a is what NVML was asked and does not tell. Where there is no terminal, or a dumb one, each
     frame is a table. With -o json each frame is a line, with -o yaml a document; with --once, it is
     the only one, and is written as elsewhere; the exit status is 1 if NVML said nothing.
-
-    \b
-    Keys: time, driver, failure (why NVML says nothing), notes, devices (each with index, uuid,
-    kind, name, pci, gpu_percent, memory_percent, memory_used_bytes, memory_total_bytes,
-    encoder_percent, decoder_percent, temperature_celsius, power_watts, energy_joules, health, lost,
-    missing (why NVML does not tell one of these, by its key), containers). Of each container:
-    container (as `nvshim list` has it; null for processes of none), holds, stale, orphan,
-    memory_bytes, sm_percent, memory_percent, encoder_percent, decoder_percent, energy_joules,
-    processes (each with pid, name).
     """
     show: _Shown = _Frames(output, once=once)
     if output.form is Format.TABLE and not once and is_terminal(output.stream):
@@ -187,16 +178,20 @@ class _Frames(_Shown):
 
     def frame(self, frame: Mapping[str, Any]) -> None:
         output, stream = self._output, self._output.stream
-        if output.form is Format.TABLE:
+        if output.form is Format.NAME:
+            stream.write("".join(f"{device['uuid']}\n" for device in frame["devices"]))
+        elif not output.form.is_document:
             if not self._first:
                 stream.write("\n")
-            output.rows(lines_of(frame), _COLUMNS)
+            lines = lines_of(frame)
+            is_wide = output.form is Format.WIDE
+            output.table(lines, _COLUMNS if is_wide else _fitting(lines, width_of(stream)))
             for note in _notes(frame):
                 click.echo(printable(note), err=True)
         elif self._once:
             output.document(frame)
         elif output.form is Format.JSON:
-            stream.write(f"{json.dumps(frame)}\n")
+            stream.write(f"{json.dumps(document_of(output.kind, frame))}\n")
         else:
             stream.write("---\n")
             output.document(frame)
@@ -278,16 +273,17 @@ _WANTED: Final = (
 def _fitting(lines: list[dict[str, Any]], width: int) -> list[Column]:
     """The columns for which there is room, each whole; the first is there in any case."""
     chosen, room = {_WANTED[0]}, width
-    by_key = {column.key: column for column in _COLUMNS}
+    by_key = {str(column.source): column for column in _COLUMNS}
     for key in _WANTED:
         cells = [by_key[key].title, *(printable(line[key]) for line in lines)]
-        room -= max(map(len, cells)) + 1
-        if room < -1:
+        room -= max(map(len, cells)) + _GAP
+        if room < -_GAP:
             break
         chosen.add(key)
-    return [column for column in _COLUMNS if column.key in chosen]
+    return [column for column in _COLUMNS if column.source in chosen]
 
 
+_GAP: Final = 2  # columns between two of the table
 _BESIDE: Final = 3  # lines of a screen that are not of the table
 
 
@@ -307,7 +303,7 @@ def _picture(frame: Mapping[str, Any], width: int, height: int) -> Any:
         justify: Any = "right" if column.right else "left"
         table.add_column(column.title, justify=justify, no_wrap=True, overflow="ellipsis")
     for line in lines[:room]:
-        cells = [Text(printable(line[column.key])) for column in columns]
+        cells = [Text(printable(line[str(column.source)])) for column in columns]
         table.add_row(*cells, style="bold" if line["is_device"] else None)
     left = len(lines) - room
     more = [_line(f"and {left} more lines")] if left > 0 else []

@@ -9,6 +9,7 @@ Two halves that meet in values::
     checks/         pure functions of the facts, in a table: what is wrong, and what to do
     findings.py     what a check says
     examination.py  all of it, in order
+    identity.py     which node it is: the head of a report
     bundle.py       facts and findings in one file, for a request of support
 
 Rules

@@ -26,6 +26,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.doctor.errors import BundleNotWritten
+from integration.doctor.identity import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,16 +56,15 @@ def report(examination: Examination) -> dict[str, Any]:
     Returns:
         Values that JSON has; the keys are an interface.
     """
-    from shim import VERSION  # noqa: PLC0415 - as the command line does it
-
     counts: dict[str, int] = {}
     for finding in examination.findings:
         counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
     return {
-        "version": VERSION,
+        "node": identity_of(examination.node),
         "healthy": examination.is_healthy,
         "counts": {key: counts.get(key, 0) for key in ("error", "warning", "note")},
         "checked": [check.code for check in examination.checks],
+        "skipped": list(examination.skipped),
         "findings": [
             {**dataclasses.asdict(finding), "severity": finding.severity.value}
             for finding in examination.findings

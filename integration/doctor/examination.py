@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from hooks.errors import ConfigError
 from integration.doctor.checks import CHECKS
 from integration.doctor.errors import CheckUnknown
 from integration.doctor.findings import Severity
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from integration.doctor.findings import Check, Finding
     from integration.doctor.places import Places
 
-__all__ = ["Examination", "choose", "examine", "judge"]
+__all__ = ["Examination", "choose", "examine", "judge", "lasting_skips"]
 
 _PREFIX: Final = "NVSHIM-"
 _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
@@ -31,11 +32,13 @@ class Examination:
         checks: that were made, in their order.
         node: the facts that they needed.
         findings: the worst first, then by code.
+        skipped: codes of the checks that were left out, by the command or the configuration.
     """
 
     checks: tuple[Check, ...]
     node: Node
     findings: tuple[Finding, ...]
+    skipped: tuple[str, ...] = ()
 
     def count(self, severity: Severity) -> int:
         """How many findings are so bad."""
@@ -79,12 +82,41 @@ def _code(text: str, known: Iterable[str]) -> str:
     return code
 
 
-def examine(places: Places, checks: Sequence[Check] = CHECKS) -> Examination:
+def lasting_skips(places: Places) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The checks that the node's configuration leaves out.
+
+    Args:
+        places: of the node.
+
+    Returns:
+        Their codes; and the words that are no check's any more, which are of no effect.
+    """
+    try:
+        words = places.config().doctor_skip
+    except ConfigError:
+        return (), ()  # a check says so
+    known = {check.code for check in CHECKS}
+    codes = {word: word if word.startswith(_PREFIX) else _PREFIX + word for word in words}
+    return (
+        tuple(code for code in codes.values() if code in known),
+        tuple(word for word, code in codes.items() if code not in known),
+    )
+
+
+def examine(
+    places: Places,
+    checks: Sequence[Check] = CHECKS,
+    *,
+    skipped: Sequence[str] = (),
+    besides: Iterable[str] = (),
+) -> Examination:
     """Gather what checks need, and make them.
 
     Args:
         places: of the node.
         checks: which.
+        skipped: codes of the checks that somebody leaves out.
+        besides: facts that are gathered though no check needs them.
 
     Returns:
         All of it.
@@ -93,8 +125,9 @@ def examine(places: Places, checks: Sequence[Check] = CHECKS) -> Examination:
         RootNotFound: there is no node.
         ManifestUnusable: a file that was named for an answer gives none.
     """
-    node = observe(places, [group for check in checks for group in check.needs])
-    return Examination(tuple(checks), node, judge(node, checks))
+    needed = [group for check in checks for group in check.needs]
+    node = observe(places, [*needed, *besides])
+    return Examination(tuple(checks), node, judge(node, checks), tuple(skipped))
 
 
 def judge(node: Node, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:

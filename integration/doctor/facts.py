@@ -118,6 +118,7 @@ class Gpu:
     uuid: str
     bus_id: str
     minor: int
+    model: str = ""  # as procfs has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +239,9 @@ class Containerd:
     cdi_dirs: tuple[str, ...]  # where it finds their specs
     state: str  # its state directory
     root: str  # where its data is
+    version: str = ""  # that the program says; "" if it could not
+    # where it finds our shim by its name, without a handler; "" if nowhere
+    by_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

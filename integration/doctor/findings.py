@@ -56,12 +56,14 @@ class Trouble:
         remedy: what to do, where it is not what the check's row says.
         command: what to type, where it is not what the check's row says.
         severity: where it is not that of the check's row.
+        line: all that a person needs at first, in place of the other texts; "" for these.
     """
 
     found: str
     remedy: str = ""
     command: str = ""
     severity: Severity | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Finding:
         command: what to type; "" if no command does it.
         reference: where to read more; "" for nowhere.
         unseen: whether the check could not look.
+        line: all of it in one line, where that is enough at first; "" for what has none.
     """
 
     code: str
@@ -148,6 +151,7 @@ class Finding:
     command: str = ""
     reference: str = ""
     unseen: bool = False
+    line: str = ""
 
     @classmethod
     def of(cls, check: Check, trouble: Trouble | Unseen) -> Finding:
@@ -171,6 +175,7 @@ class Finding:
             # A remedy of its own takes the row's command away: they would not fit together.
             command=one_line(trouble.command or ("" if trouble.remedy else check.command)),
             reference=check.reference,
+            line=one_line(trouble.line),
         )
 
 

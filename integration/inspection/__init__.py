@@ -10,6 +10,8 @@ configuration file. What is looked at::
     gpus.py         the node's GPUs, and which containers have them
     node.py         the driver, where it was looked for, and what is known of it
     explaining.py   why a container got what it got, or would get it
+    summary.py      that in ten lines
+    codes.py        what the code of an error, or of a finding, means
     differences.py  two versions of a spec, side by side
     settings.py     the configuration: where each value comes from, and changing one
 

@@ -10,7 +10,8 @@ Leaves of the tree in :mod:`api.errors`::
         ├── SettingUnknown       E2514
         ├── SettingRefused       E2515
         ├── SettingsNotWritten   E2516
-        └── SettingsChanged      E2517
+        ├── SettingsChanged      E2517
+        └── CodeUnknown          E2518
 """
 
 from __future__ import annotations
@@ -65,6 +66,13 @@ class SettingsNotWritten(InspectionError):
 
     code = "NVSHIM-E2516"
     status = Status.PERMISSION_DENIED
+
+
+class CodeUnknown(InspectionError):
+    """No error and no check of the doctor has that code."""
+
+    code = "NVSHIM-E2518"
+    status = Status.NOT_FOUND
 
 
 class SettingsChanged(InspectionError):

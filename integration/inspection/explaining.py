@@ -85,11 +85,12 @@ class Explanation:
             else {"file": config.source or None, "notes": list(config.notes)},
         }
 
-    def tell(self, *, diff: bool = True) -> str:
+    def tell(self, *, diff: bool = True, steps: bool = True) -> str:
         """Lines for a terminal, each ended; no colours.
 
         Args:
             diff: whether with the differences.
+            steps: whether with each step, and its reason.
         """
         lines: list[str] = []
         if self.container is not None:
@@ -101,9 +102,9 @@ class Explanation:
             lines += _titled("given", self.given.lines())
         if self.nothing:
             lines += _titled("request", [f"{self.nothing}: the spec stays as it is"])
-        story = "".join(f"{line}\n" for line in lines) + _story(self.record)
+        story = "".join(f"{line}\n" for line in lines) + (_story(self.record) if steps else "")
         rest = []
-        if self.config is not None and not self.nothing:
+        if steps and self.config is not None and not self.nothing:
             rest += _titled(
                 "config", [self.config.source or "no file; the defaults hold", *self.config.notes]
             )
@@ -130,8 +131,10 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
     """The container that somebody means.
 
     Args:
-        name: an id, or the beginning of one; or ``POD``, ``POD/CONTAINER`` or
-            ``NAMESPACE/POD/CONTAINER`` of Kubernetes, or a name that nerdctl gave.
+        name: an id, or the beginning of one; or ``POD``, ``POD/CONTAINER``, ``NAMESPACE/POD`` or
+            ``NAMESPACE/POD/CONTAINER`` of Kubernetes; or a name that nerdctl gave. Where a
+            container has no name, its id stands for it. An id or a name may have containerd's
+            namespace before it. Or the pid of the first process.
         containers: those of the node.
 
     Returns:
@@ -144,14 +147,15 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
     known = list(containers)
     exact = [c for c in known if c.id == name]
     found = exact or [c for c in known if name in _names_of(c)]
-    found = found or [c for c in known if name and c.id.startswith(name)]
+    found = found or [c for c in known if _begins(c, name)]
+    found = found or [c for c in known if c.pid and name == str(c.pid)]
     if len(found) > 1:
         # A pod is asked for its containers, and not for what holds its namespaces.
         found = [c for c in found if not c.sandbox] or found
     if not found:
         raise ContainerUnknown(
             f"container {name}",
-            found=f"{len(known)} containers run, and none is called so",
+            found=f"{_many(len(known))}, and none is called so",
             do="name one that `nvshim ps` lists by its id, or by its pod as POD/CONTAINER",
         )
     if len(found) > 1:
@@ -165,17 +169,26 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
     return found[0]
 
 
+def _many(count: int) -> str:
+    return "1 container runs" if count == 1 else f"{count} containers run"
+
+
 def _names_of(container: Container) -> set[str]:
-    names = {container.name} if container.name and container.pod is None else set()
+    pod, own = container.pod, {name for name in (container.name, container.id) if name}
+    if pod is None:
+        return {*own, *(f"{container.namespace}/{name}" for name in own)}
+    pods = (pod.name, f"{pod.namespace}/{pod.name}")
+    return {*pods, container.title, *(f"{each}/{name}" for each in pods for name in own)}
+
+
+def _begins(container: Container, name: str) -> bool:
+    """Whether a name ends in the beginning of a container's id, as lists print long ones."""
+    above, _, ident = name.rpartition("/")
+    places = {"", container.namespace}
     if container.pod is not None:
-        pod = container.pod.name
-        names = {pod, f"{container.pod.namespace}/{pod}"}
-        if container.name:
-            names |= {
-                f"{pod}/{container.name}",
-                f"{container.pod.namespace}/{pod}/{container.name}",
-            }
-    return names
+        pod = container.pod
+        places |= {pod.name, f"{pod.namespace}/{pod.name}"}
+    return bool(ident) and above in places and container.id.startswith(ident)
 
 
 def explain_container(container: Container, config: Config) -> Explanation:

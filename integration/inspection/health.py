@@ -104,4 +104,6 @@ def _meant(name: str, uuids: list[str]) -> str:
     if len(found) == 1:
         return found[0]
     what = "no device that is watched" if not found else f"{len(found)} devices begin so"
-    raise DeviceUnwatched(f"to put {name} back", found=what, do="take a UUID of nvshim health list")
+    raise DeviceUnwatched(
+        f"to put {name} back", found=what, do="name one that `nvshim list --health` shows"
+    )

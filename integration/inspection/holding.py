@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import NvshimError
 from hooks.node.inventory import survey
 from hooks.requests.policy import read_container
-from hooks.sharing import held_by_nodes, held_by_record
+from hooks.sharing import held_by_nodes, held_by_record, id_of
 from integration.files import read_file
 from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
@@ -43,6 +43,7 @@ __all__ = [
     "Holders",
     "by_nodes_of",
     "devices_of",
+    "indexes_of",
     "inventory_for",
     "is_privileged",
     "nodes_in",
@@ -135,6 +136,21 @@ def inventory_for(config: Config, containers: Iterable[Container]) -> Inventory 
     except NvshimError:
         return None
     return inventory
+
+
+def indexes_of(inventory: Inventory | None) -> dict[str, str]:
+    """By which index people call each device of a node: "0", or "0:1" for a MIG device.
+
+    Args:
+        inventory: what the node has; None if that is not known.
+
+    Returns:
+        By UUID, or by PCI address for a GPU that has none.
+    """
+    if inventory is None:
+        return {}
+    gpus = {id_of(gpu): str(gpu.index) for gpu in inventory.gpus}
+    return gpus | {each.uuid: f"{each.gpu}:{each.index}" for each in inventory.mig_devices}
 
 
 def _are_of_parts(paths: Iterable[str]) -> bool:

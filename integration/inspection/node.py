@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["describe_node"]
+__all__ = ["describe_node", "own_version"]
 
 KEPT: Final = "kept"
 NVML: Final = "NVML"
@@ -57,7 +57,7 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
         except NvshimError as failure:
             error = failure
     return {
-        "nvshim": _own(),
+        "nvshim": own_version(),
         "configuration": {"file": config.source or None, "notes": list(config.notes)},
         "platform": platform,
         "driver": None if inventory is None else _driver(inventory),
@@ -71,8 +71,8 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
     }
 
 
-def _own() -> dict[str, Any]:
-    """What runs here: an installed tree, or a checkout."""
+def own_version() -> dict[str, Any]:
+    """What runs here, an installed tree or a checkout: its version, revision, path and Python."""
     path, revision = own_tree(), None
     if path:
         try:

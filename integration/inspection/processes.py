@@ -40,7 +40,7 @@ from integration.inspection.bundles import (
     state_directories,
 )
 from integration.inspection.errors import StateUnreadable
-from integration.inspection.holding import Holders, inventory_for
+from integration.inspection.holding import Holders, indexes_of, inventory_for
 from integration.inspection.procfs import Procfs
 from integration.inspection.records import entries, strings
 from integration.inspection.trees import DELETED, Tree, is_current, tree_of
@@ -378,11 +378,26 @@ def list_processes(
         containers = find_containers(states_of(processes), proc)  # of one's own
     inventory = None if config is None else inventory_for(config, containers)
     holders = Holders(config, inventory)
-    return [process_row(process, containers, holders) for process in processes]
+    indexes = {**_recorded_indexes(containers), **indexes_of(inventory)}
+    return [process_row(process, containers, holders, indexes) for process in processes]
+
+
+def _recorded_indexes(containers: Iterable[Container]) -> dict[str, str]:
+    """As :func:`indexes_of`, of what containers were given, when they were given it."""
+    found = {}
+    for record in (container.record for container in containers):
+        for gpu in entries(record, "grant", "gpus"):
+            found[str(gpu.get("uuid") or gpu.get("bus_id"))] = str(gpu.get("index"))
+        for device in entries(record, "grant", "mig_devices"):
+            found[str(device.get("uuid"))] = f"{device.get('gpu')}:{device.get('index')}"
+    return found
 
 
 def process_row(
-    process: OurProcess, containers: Iterable[Container], holders: Holders | None = None
+    process: OurProcess,
+    containers: Iterable[Container],
+    holders: Holders | None = None,
+    indexes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What ``nvshim ps`` says of a process.
 
@@ -390,6 +405,7 @@ def process_row(
         process: which.
         containers: those of the node.
         holders: who holds what; None for what records say.
+        indexes: of the node's devices, by UUID; None if they are not known.
 
     Returns:
         Plain values; the keys are an interface.
@@ -397,6 +413,7 @@ def process_row(
     served = process.of(containers)
     held = {c.bundle: _held(c, holders) for c in served}
     pods = [c.pod for c in served if c.pod is not None]
+    gpus = list(dict.fromkeys(name for c in served for name in held[c.bundle]))
     tree = process.tree
     return {
         "pid": process.pid,
@@ -406,7 +423,8 @@ def process_row(
         "id": process.group or None,
         "pod": {"namespace": pods[0].namespace, "name": pods[0].name} if pods else None,
         "containers": [{**c.to_json(), "gpus": held[c.bundle]} for c in served if not c.sandbox],
-        "gpus": list(dict.fromkeys(name for c in served for name in held[c.bundle])),
+        "gpus": gpus,
+        "gpu_indexes": [(indexes or {}).get(name) for name in gpus],
         "memory": None
         if process.memory is None
         else {"pss_bytes": process.memory[0], "uss_bytes": process.memory[1]},

@@ -167,7 +167,7 @@ def test_spec_gives_a_container_its_mig_device_and_goes_stale_with_the_driver(
     assert listed.stdout.splitlines() == sorted(listed.stdout.splitlines())
     assert 'level=info msg="Found 23 CDI devices"' in listed.stderr
     validate = ["nvshim", "cdi", "validate", "--spec-dir", specs, "-o", "json"]
-    (checked,) = json.loads(commands.run(mig, *validate).stdout)
+    (checked,) = json.loads(commands.run(mig, *validate).stdout)["items"]
     assert checked["findings"] == []
     device = next(
         each["containerEdits"]["deviceNodes"]
@@ -189,7 +189,7 @@ def test_spec_gives_a_container_its_mig_device_and_goes_stale_with_the_driver(
     library = f"{mig.driver_root}/usr/lib/x86_64-linux-gnu/libcuda.so.{mig.driver_version}"
     os.rename(library, f"{library}.away")
     try:
-        (checked,) = json.loads(commands.run(mig, *validate, status=exits.FOUND).stdout)
+        (checked,) = json.loads(commands.run(mig, *validate, status=exits.FOUND).stdout)["items"]
     finally:
         os.rename(f"{library}.away", library)
     assert {(each["what"], each["subject"]) for each in checked["findings"]} == {
@@ -213,9 +213,9 @@ def test_nodes_and_links_are_made_after_a_boot(
         os.unlink(f"{mig.dev}/{name}")
     shutil.rmtree(f"{mig.dev}/nvidia-caps")
     create = ["nvshim", "devices", "create", "-o", "json"]
-    would = json.loads(commands.run(mig, *create, "--dry-run", status=exits.FOUND).stdout)
+    would = json.loads(commands.run(mig, *create, "--dry-run", status=exits.FOUND).stdout)["items"]
     assert not os.path.exists(f"{mig.dev}/nvidiactl")
-    rows = json.loads(commands.run(mig, *create, "--load-kernel-modules").stdout)
+    rows = json.loads(commands.run(mig, *create, "--load-kernel-modules").stdout)["items"]
     for name, seen in before.items():
         again = os.lstat(f"{mig.dev}/{name}")
         assert (again.st_mode, again.st_rdev) == (seen.st_mode, seen.st_rdev)
@@ -228,7 +228,7 @@ def test_nodes_and_links_are_made_after_a_boot(
     assert {os.stat(row["path"]).st_rdev for row in links} == {
         os.makedev(*map(int, row["numbers"].split(":"))) for row in links
     }
-    rows = json.loads(commands.run(mig, *create).stdout)
+    rows = json.loads(commands.run(mig, *create).stdout)["items"]
     assert {row["state"] for row in rows} == {"present"}
     host = tmp_path / "dev"
     host.mkdir()

@@ -72,7 +72,7 @@ def on_gpu(runtime: Runtime, number: int, *flags: str) -> Container:
 
 
 def uuids(where: tuple[str, ...]) -> list[str]:
-    return [row["uuid"] for row in nvshim("list", *where, "-o", "json").document]
+    return [row["uuid"] for row in nvshim("list", *where, "-o", "json").items]
 
 
 def test_the_ledger_follows_containers_and_outlives_the_agent(
@@ -108,7 +108,7 @@ def test_the_ledger_follows_containers_and_outlives_the_agent(
         eventually(lambda: ledger() == [], "the other was deleted")
         third = on_gpu(runtime, 1)
         eventually(lambda: held() == {third.name: [two]}, "another has come")
-    listed = nvshim("ledger", "list", *where, "-o", "json").document
+    listed = nvshim("ledger", "list", *where, "-o", "json").items
     assert [(row["id"], row["devices"], row["stale"], row["orphan"]) for row in listed] == [
         (third.name, [two], None, None)
     ]
@@ -127,7 +127,7 @@ def test_what_should_not_be_is_found(
     try:
         os.kill(shim, signal.SIGKILL)
         eventually(lambda: not is_alive(shim), "the shim is dead")
-        checked = nvshim("ledger", "check", *where, check=False)
+        checked = nvshim("ledger", "check", "-o", "wide", *where, check=False)
         assert checked.code == 3
         assert "its shim is gone, and it runs on" in checked.stdout
     finally:
@@ -137,23 +137,23 @@ def test_what_should_not_be_is_found(
 
     # A driver that is installed anew, as by its container: the same files are others.
     stale = on_gpu(runtime, 1)
-    assert nvshim("ledger", "list", "--stale", *where, "-o", "json").document == []
+    assert nvshim("ps", "--stale", *where, "-o", "json").items == []
     assert _holders(where) == [[], [(stale.name, None)]]
     library = os.path.realpath(f"{node.driver_root}/usr/lib/x86_64-linux-gnu/libcuda.so.1")
     shutil.copy2(library, f"{library}.new")
     os.rename(f"{library}.new", library)
-    (row,) = nvshim("ledger", "list", "--stale", *where, "-o", "json").document
+    (row,) = nvshim("ps", "--stale", *where, "-o", "json").items
     assert row["id"] == stale.name
     assert row["stale"] == f"{library} is not the one that it was made with"
     assert _holders(where) == [[], [(stale.name, row["stale"])]]
-    assert f"{stale.name} (stale)" in nvshim("list", *where).stdout
-    assert nvshim("ledger", "list", "--orphans", *where, "-o", "json").document == []
+    assert f"{stale.name} (stale)" in nvshim("list", "-o", "wide", *where).stdout
+    assert nvshim("ps", "--orphans", *where, "-o", "json").items == []
     assert nvshim("ledger", "check", *where, check=False).code == 3
 
 
 def _holders(where: tuple[str, ...]) -> list[list[tuple[str, str | None]]]:
     """By `nvshim list`, of each GPU the containers that have it, and why they are stale."""
-    rows = nvshim("list", *where, "-o", "json").document
+    rows = nvshim("list", *where, "-o", "json").items
     return [[(each["id"], each["stale"]) for each in row["containers"]] for row in rows]
 
 
@@ -183,7 +183,7 @@ def _is_attributed(where: tuple[str, ...], container: Container, foreign: int) -
     (nobodys,) = second["containers"]
     assert nobodys["container"] is None
     assert nobodys["processes"] == [{"pid": foreign, "name": "sleep"}]
-    table = nvshim("top", "--once", *where).stdout
+    table = nvshim("top", "--once", "-o", "wide", *where).stdout
     assert "evil\\x1b[2Jname" in table
     assert "\x1b" not in table
     found = nvshim("ledger", "check", "-o", "json", *where).document

@@ -79,7 +79,7 @@ def test_what_the_kubelet_gave_and_a_running_container_does_not_have_is_a_fault(
             "--containerd-state", str(tmp_path / "state"), "--procfs", str(tmp_path / "proc"),
         )  # fmt: skip
         checked = nvshim(*words, "-o", "json", check=False)
-        shown = nvshim(*words, check=False)
+        shown = nvshim(*words, "-o", "wide", check=False)
     unheld: list[dict[str, Any]] = checked.document["unheld"]
     assert (checked.code, shown.code) == (code, code), checked.stderr
     if pid is None:

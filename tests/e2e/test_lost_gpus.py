@@ -48,7 +48,7 @@ class Nvml:
     def listed(self) -> list[Any]:
         # Nobody's containers: others run on this machine.
         where = ("--config", self.node.config_path, "--containerd-state", self.node.dev)
-        rows = nvshim("list", *where, "-o", "json").document
+        rows = nvshim("list", *where, "-o", "json").items
         assert [row["index"] for row in rows] == [0, 1, 2, 3]
         return list(rows)
 
@@ -93,7 +93,7 @@ def test_each_lost_gpu_has_its_own_reason(nvml: Nvml, tmp_path: Path) -> None:
     rows = nvml.listed()
     assert [row["fault"] for row in rows] == [None, "GPU is lost", None, "GPU requires restart"]
     assert [row["pci"] for row in rows if not row["fault"]] == [BUSES[0], BUSES[2]]
-    told = nvshim("info", "--config", nvml.node.config_path).stdout
+    told = " ".join(nvshim("info", "--config", nvml.node.config_path).stdout.split())
     assert told.count("GPU is lost") == told.count("GPU requires restart")
     for index, reason in ((1, "GPU is lost"), (3, "GPU requires restart")):
         error = nvml.refusal(str(index), tmp_path)
@@ -175,9 +175,9 @@ def test_every_part_has_one_judgement_of_a_gpu(
         assert kubelet.devices(RESOURCE).keys() == set(uuids)
 
         def not_given() -> set[str] | None:
-            health = nvshim("health", "list", "--config", nvml.node.config_path, "-o", "json",
+            health = nvshim("list", "--health", "--config", nvml.node.config_path, "-o", "json",
                             check=False)  # fmt: skip
-            rows = health.document if health.stdout else None
+            rows = health.items if health.stdout else None
             return None if rows is None else {row["uuid"] for row in rows if not row["given"]}
 
         # The agent writes it down after it has told the kubelet.

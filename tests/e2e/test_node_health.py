@@ -61,7 +61,7 @@ class Agent:
         """The exit status and the answer of a command."""
         line = [*NVSHIM, *words, "-o", "json", "--config", self.node.config_path]
         done = subprocess.run(line, stdout=subprocess.PIPE, check=False)
-        return done.returncode, json.loads(done.stdout or "null")
+        return done.returncode, json.loads(done.stdout)["items"] if done.stdout else None
 
     def listed(self) -> list[str]:
         """The states of the GPUs, by `nvshim list`."""
@@ -162,7 +162,7 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
         assert it.listed() == ["unhealthy", "healthy"]
 
         def listed() -> Any:
-            status, rows = it.nvshim("health", "list")
+            status, rows = it.nvshim("list", "--health")
             assert status == 3
             (row,) = [row for row in rows if row["uuid"] == lost]
             return row["xid"] and row

@@ -419,7 +419,8 @@ def top(node: SimulatedNode) -> tuple[dict[str, Any], str]:
     """What `nvshim top` shows once, for programs and for people."""
     line = [sys.executable, "-m", "integration.cli", "top", "--once", "--config", node.config_path]
     told = subprocess.run([*line, "-o", "json"], stdout=subprocess.PIPE, check=True).stdout
-    shown = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    wide = [*line, "-o", "wide"]
+    shown = subprocess.run(wide, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
     frame: dict[str, Any] = json.loads(told)
     return frame, shown.stdout.decode()
 

@@ -24,6 +24,12 @@ class Answer:
     def document(self) -> Any:
         return json.loads(self.stdout)
 
+    @property
+    def items(self) -> list[Any]:
+        """What a document of many things lists."""
+        listed: list[Any] = self.document["items"]
+        return listed
+
 
 def nvshim(*arguments: str, check: bool = True) -> Answer:
     """Run a command line to its end.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
+from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
 from shim import RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.doctor.facts import Containerd, Docker
+    from integration.doctor.facts import Containerd, Docker, Kubernetes
 
 _BUILT_IN: Final = "runc"
 _CONFIGURE: Final = "nvshim configure containerd"
@@ -55,7 +55,9 @@ def _refused(containerd: Containerd) -> Iterator[Trouble]:
     remedy="add one, and restart containerd when that suits",
     command=_CONFIGURE,
 )
-def _no_handler(containerd: Containerd, docker: Docker | None = None) -> Iterator[Trouble]:
+def _no_handler(
+    containerd: Containerd, kubernetes: Kubernetes, docker: Docker | None = None
+) -> Iterator[Trouble]:
     if not containerd.cri:
         return
     if any(handler.is_ours for handler in containerd.handlers) or _files_of_ours(containerd):
@@ -63,7 +65,16 @@ def _no_handler(containerd: Containerd, docker: Docker | None = None) -> Iterato
     if docker is not None and any(r.runtime_type == RUNTIME_NAME for r in docker.runtimes):
         return
     where = containerd.path if containerd.exists else f"{containerd.path}, which is not there"
-    yield Trouble(f"none of type {RUNTIME_NAME} in {where}")
+    found = f"none of type {RUNTIME_NAME} in {where}"
+    if not containerd.by_name:
+        yield Trouble(found)
+        return
+    yield Trouble(
+        f"{found}; containerd finds {containerd.by_name} by its name",
+        remedy=f"nothing for ctr and nerdctl: --runtime {RUNTIME_NAME}; pods need a handler",
+        command=_CONFIGURE,
+        severity=WARNING if kubernetes.cgroup_driver else NOTE,
+    )
 
 
 @check(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from integration.doctor.facts import Program
 
 
-def _vulnerable(program: Program) -> Iterator[Trouble]:
+def _vulnerable(program: Program, called: str) -> Iterator[Trouble]:
     left = [a for a in affecting(program.name, program.version) if a.cve not in program.fixed]
     if not left:
         return
@@ -21,18 +21,21 @@ def _vulnerable(program: Program) -> Iterator[Trouble]:
     told = listed(f"{a.cve} ({a.what})" for a in sorted(left, key=lambda a: not a.severe))
     found = f"{program.path} is {program.version}: {told}"
     newest = max((f for a in left for f in a.fixed), key=lambda f: parse_version(f) or ())
+    line = f"{called} {program.version}: {len(left)} known CVE{'s' if len(left) > 1 else ''}"
     if program.package:
         yield Trouble(
             f"{found}; it is of the package {program.package} {program.package_version}, whose "
             "changelog does not name these, but its distribution may have fixed them",
             severity=WARNING,
             remedy=f"see whether the distribution has fixed them, and update {program.package}",
+            line=f"{line}, unless its package fixed them",
         )
     else:
         yield Trouble(
             found,
             severity=ERROR if any(a.severe for a in left) else WARNING,
             remedy=f"update {program.name} to {newest} or newer",
+            line=f"{line}; update to {newest}",
         )
 
 
@@ -48,9 +51,9 @@ def _vulnerabilities(name: str, code: str, why: str, reference: str) -> Check:
         reference=reference,
     )
     def look(programs: tuple[Program, ...]) -> Iterator[Trouble]:
-        for program in programs:
-            if program.name == name:
-                yield from _vulnerable(program)
+        found = [program for program in programs if program.name == name]
+        for program in found:
+            yield from _vulnerable(program, name if len(found) == 1 else program.path)
 
     return look
 

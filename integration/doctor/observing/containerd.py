@@ -26,7 +26,7 @@ from integration.doctor.observing.running import (
     read_file,
     run,
 )
-from shim import RUNTIME_NAME
+from shim import PROGRAM, RUNTIME_NAME
 from shim.runtime.options import KNOWN_KEYS
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def look_at_containerd(places: Places) -> Containerd | None:
         cdi_dirs=tuple(str(d) for d in cri.get("cdi_spec_dirs") or ()),
         state=str(merged.get("state") or "/run/containerd"),
         root=str(merged.get("root") or "/var/lib/containerd"),
+        version=version,
+        by_name=find_program(places, PROGRAM, search_path),
     )
 
 

@@ -78,7 +78,9 @@ def look_at_driver(places: Places) -> Driver:
         mismatch=mismatch,
         installed=tuple(dict.fromkeys(_installed(places, config))),
         pci=pci,
-        gpus=tuple(Gpu(g.index, g.uuid, g.bus_id, g.minor) for g in gpus if not g.excluded),
+        gpus=tuple(
+            Gpu(g.index, g.uuid, g.bus_id, g.minor, g.model) for g in gpus if not g.excluded
+        ),
         lost=tuple((gpu.path, nodes.faults[gpu.path]) for gpu in lost),
         wrong_nodes=tuple((p, why) for p, why in faults.items() if _is_there(config, p)),
         missing_nodes=tuple(path for path in faults if not _is_there(config, path)),

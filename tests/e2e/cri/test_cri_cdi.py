@@ -159,20 +159,20 @@ def test_commands_tell_what_containerd_alone_has_given(pods: Pods, two_gpus: Sim
     pod.start(*IDLE, image=GLIBC, name="none")
     assert not os.path.exists(os.path.join(alone.bundle, "nvidia.json"))
     uuid = two_gpus.scenario.gpus[1].uuid
-    rows = nvshim("list", "-o", "json", *where).document
+    rows = nvshim("list", "-o", "json", *where).items
     assert {row["uuid"]: [c["id"] for c in row["containers"]] for row in rows} == {
         two_gpus.scenario.gpus[0].uuid: [], uuid: [alone.id],
     }  # fmt: skip
-    shims = nvshim("ps", "-o", "json", *where).document
+    shims = nvshim("ps", "-o", "json", *where).items
     (row,) = [row for row in shims if row["pid"] in pod.shims]
     assert {c["name"]: c["gpus"] for c in row["containers"]} == {"alone": [uuid], "none": []}
     assert row["gpus"] == [uuid]
-    told = nvshim("explain", f"{pod.config.metadata.name}/alone", *where).stdout
+    told = nvshim("explain", f"tests/{pod.config.metadata.name}/alone", "-v", *where).stdout
     assert f"GPU 1: {two_gpus.scenario.gpus[1].model.name}" in told
     assert uuid in told
     none = nvshim("explain", f"{pod.config.metadata.name}/none", *where).stdout
     assert "nothing is asked" in none
     # Nor does a configuration that cannot be read keep anybody from seeing what runs.
     blind = nvshim("ps", "-o", "json", "--config", "/nonexistent", *where[2:])
-    assert pod.shims[0] in [row["pid"] for row in blind.document]
+    assert pod.shims[0] in [row["pid"] for row in blind.items]
     assert blind.stderr.startswith("NVSHIM-E0")

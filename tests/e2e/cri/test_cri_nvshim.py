@@ -37,7 +37,8 @@ def nvshim(*arguments: str) -> subprocess.CompletedProcess[str]:
 def ask(*arguments: str) -> Any:
     done = nvshim(*arguments, "-o", "json")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    document = json.loads(done.stdout)
+    return document.get("items", document)
 
 
 def tell(*arguments: str) -> list[str]:
@@ -91,7 +92,7 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     assert [(row["kind"], row["numa_node"], row["health"], row["fault"]) for row in rows] == [
         ("gpu", 0, None, None), ("gpu", 1, None, None),
     ]  # fmt: skip
-    table = tell("list", *config, *where)
+    table = tell("list", "-o", "wide", *config, *where)
     assert [line.split()[0] for line in table] == ["INDEX", "0", "1"]
     assert table[2].endswith(rf"tests/{name}/evil\x1b[2J\nGPU\x9b7m-0\u202e")
 
@@ -111,7 +112,7 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     assert first.pid not in processes
     ours = [r for r in processes.values() if r["containerd"] == gpus.containerd.address]
     assert {r["kind"] for r in ours} <= {"shim", "fork-server", "spare"}
-    assert f"tests/{name}" in "\n".join(tell("ps", *where))
+    assert f"tests/{name}" in "\n".join(tell("ps", "-o", "wide", *where))
 
     # Where containerd has its state, its shims say.
     holding = {c["id"] for row in ask("list", *config) for c in row["containers"]}
@@ -137,7 +138,7 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     with open(os.path.join(first.bundle, "config.json")) as file:
         after = json.load(file)
     assert _undone(after, told["differences"]) == spec
-    lines = tell("explain", second.id[:20], *config, *where)
+    lines = tell("explain", second.id[:20], "-v", "--diff", *config, *where)
     assert lines[0].endswith(rf"/evil\x1b[2J\nGPU\x9b7m-0\u202e ({second.id} in k8s.io)")
     assert any("+ NVIDIA_CTK_LIBCUDA_DIR" in line for line in lines)
     assert "nothing is asked" in "\n".join(tell("explain", third.id, *where))

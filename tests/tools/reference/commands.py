@@ -15,14 +15,19 @@ from tests.tools.reference.markdown import code, prose, table
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["exit_statuses", "page", "walk"]
+__all__ = ["exit_statuses", "page", "statuses", "walk"]
 
 _HEAD: Final = """\
 # nvshim
 
-Answers go to stdout and everything else to stderr. With `-o json` or `-o yaml` an answer is a
-document whose keys are an interface. A failure is one line with a [code](errors.md), in these two
-forms a document with `code`, `name`, `asked`, `found` and `do`.
+Answers go to stdout and everything else to stderr. A table fits the terminal, or 80 columns where
+there is none; `-o wide` shows all of it, `-o name` and `-q` the names that other commands take, and
+`--no-headers` leaves the titles out.
+
+With `-o json` or `-o yaml` an answer is an object with `apiVersion` and `kind`; of many things,
+they are in `items`. Its keys are an interface: [the schema](nvshim.schema.json) has them all. A
+failure is one line with a [code](errors.md), in these two forms an object of the kind `Error`.
+`nvshim explain CODE` says what a code means.
 
 ## Exit statuses
 
@@ -59,8 +64,8 @@ def page() -> str:
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
-def exit_statuses() -> str:
-    """The table of exit statuses, from the docstring that has it."""
+def statuses() -> list[tuple[str, str]]:
+    """The exit statuses and their meanings, from the docstring that has them."""
     text = inspect.cleandoc(exits.__doc__ or "")
     rows: list[tuple[str, str]] = []
     for line in text.splitlines():
@@ -71,7 +76,12 @@ def exit_statuses() -> str:
     known = {str(value) for name, value in vars(exits).items() if name.isupper()}
     if {status for status, _ in rows} != known:
         raise LookupError("the docstring of integration.cli.exits has other statuses than it")
-    return table(("status", "meaning"), [(status, prose(text)) for status, text in rows])
+    return rows
+
+
+def exit_statuses() -> str:
+    """The table of exit statuses."""
+    return table(("status", "meaning"), [(status, prose(text)) for status, text in statuses()])
 
 
 def _usage(name: str, command: click.Command) -> str:

@@ -36,6 +36,7 @@ _OF_TABLES: Final = {
     "stdio": "Where the output of containers may go.",
     "health": "What `nvshim node` thinks of devices, read when it begins; see "
     "[errors of the driver](xids.md).",
+    "doctor": "What `nvshim doctor` leaves out on this node; [all checks](findings.md).",
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import re
 from typing import TYPE_CHECKING, Final
 
 from api.errors import NvshimError, Status
+from integration.inspection.codes import meaning_of
 from tests.tools.reference.markdown import code, prose, table
 from tests.tools.reference.sources import ROOMS, remedies
 
@@ -103,12 +103,8 @@ def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> Ite
     return dict.fromkeys((*advice.get(kind.__name__, ()), *((by_itself,) if by_itself else ())))
 
 
-_WHERE: Final = re.compile(r"\s*Raised (?:by|at|in|when|for|where|if)\b[^.]*(?:\.[^\s.][^.]*)*\.")
-
-
 def _meaning(kind: type[NvshimError]) -> str:
-    text = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:")[0]
-    return prose(_WHERE.sub("", text.partition("\n\nArgs:")[0]))
+    return prose(meaning_of(kind.__doc__ or ""))
 
 
 def _status(kind: type[NvshimError]) -> str:

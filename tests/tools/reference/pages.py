@@ -15,6 +15,7 @@ from tests.tools.reference import (
     configuration,
     dashboard,
     dcgm,
+    documents,
     error_codes,
     findings,
     metrics,
@@ -30,6 +31,7 @@ __all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
 
 DOCS: Final = os.path.join(REPOSITORY, "docs")
 
+_SCHEMA: Final = "reference/nvshim.schema.json"
 _MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -74,6 +76,7 @@ def _made() -> Iterator[tuple[str, str]]:
         yield name, _with_blocks(name, blocks)
     for name, make in FILES.items():
         yield f"../integration/kubernetes/manifests/{name}", make()
+    yield _SCHEMA, documents.text()
 
 
 def _with_blocks(name: str, blocks: Mapping[str, Callable[[], str]]) -> str:

@@ -8,6 +8,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from integration.inspection.codes import ROOMS as INSTALLED
+from integration.inspection.codes import advice_in, constants_of
 from tests.tools import REPOSITORY
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROOMS", "Module", "modules", "remedies", "texts", "variables_of_c", "variables_read"]
 
-ROOMS: Final = ("api", "hooks", "shim", "integration", "tests/tools")
+ROOMS: Final = (*INSTALLED, "tests/tools")
 
 
 class Module(NamedTuple):
@@ -81,7 +83,7 @@ def variables_read(module: Module) -> Iterator[tuple[int, str]]:
     Args:
         module: any.
     """
-    names = _constants(module.tree)
+    names = constants_of(module.tree)
     for node in ast.walk(module.tree):
         asked: list[ast.expr] = []
         if isinstance(node, ast.Subscript) and _is_environ(node.value):
@@ -100,23 +102,6 @@ def variables_read(module: Module) -> Iterator[tuple[int, str]]:
 
 def _is_environ(node: ast.expr) -> bool:
     return ast.unparse(node) in {"os.environ", "os.environb", "environ"}
-
-
-def _constants(tree: ast.Module) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for node in tree.body:
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        else:
-            continue
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found |= {
-                target.id: node.value.value for target in targets if isinstance(target, ast.Name)
-            }
-    return found
 
 
 def _name(node: ast.expr, constants: Mapping[str, str]) -> str:
@@ -149,43 +134,5 @@ def variables_of_c(rooms: tuple[str, ...] = ROOMS) -> Iterator[tuple[str, str]]:
 
 
 def remedies() -> Mapping[str, tuple[str, ...]]:
-    """What the code advises with each error, by the name of its class.
-
-    What depends on the case is left out of a text, as ``…``.
-    """
-    found: dict[str, dict[str, None]] = {}
-    for module in modules():
-        names = _constants(module.tree)
-        for node in ast.walk(module.tree):
-            if not isinstance(node, ast.Call):
-                continue
-            kind = ast.unparse(node.func).rpartition(".")[2]
-            for keyword in node.keywords:
-                if keyword.arg == "do":
-                    for text in _sentences(keyword.value, names):
-                        found.setdefault(kind, {})[text] = None
-    return {kind: tuple(advice) for kind, advice in found.items()}
-
-
-def _sentences(node: ast.expr, names: Mapping[str, str]) -> Iterator[str]:
-    if isinstance(node, ast.IfExp):
-        yield from _sentences(node.body, names)
-        yield from _sentences(node.orelse, names)
-        return
-    text = " ".join(_text(node, names).split())
-    if text.strip("… "):
-        yield text
-
-
-def _text(node: ast.expr, names: Mapping[str, str]) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part, names) for part in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return _text(node.value, names)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _text(node.left, names) + _text(node.right, names)
-    if isinstance(node, ast.Name):
-        return names.get(node.id, "…")
-    return "…"
+    """What the code advises with each error, by the name of its class."""
+    return advice_in((module.tree for module in modules()), "do")

@@ -163,14 +163,14 @@ def test_list_says_which_file_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
     spec(high, "broken.json", kind="not a kind")
     assert app.main(["cdi", "list", "-o", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert [(row["name"], row["state"], row["file"]) for row in shown["devices"]] == [
+    assert [(row["name"], row["state"], row["file"]) for row in shown["items"]] == [
         ("vendor.example/x=0", "used", f"{high}/c.json"),
         ("vendor.example/x=0", "hidden", f"{low}/a.json"),
         ("vendor.example/x=1", "conflict", f"{low}/a.json"),
         ("vendor.example/x=1", "conflict", f"{low}/b.json"),
     ]
     assert [fault["code"] for fault in shown["faults"]] == ["NVSHIM-E0602"]
-    assert app.main(["cdi", "list", "--spec-dir", str(high)]) == 0
+    assert app.main(["cdi", "list", "-o", "wide", "--spec-dir", str(high)]) == 0
     seen = capsys.readouterr()
     assert [line.split() for line in seen.out.splitlines()] == [
         ["DEVICE", "STATE", "FILE"],
@@ -195,7 +195,7 @@ def test_validate_finds_what_the_host_has_no_more(
     (node.dev / "nvidia1").unlink()
     node.add_node("nvidia1", NVIDIA, 7)
     assert app.main(["cdi", "validate", "-o", "json"]) == exits.FOUND
-    (file,) = json.loads(capsys.readouterr().out)
+    (file,) = json.loads(capsys.readouterr().out)["items"]
     assert not file["valid"]
     assert {(each["what"], each["subject"]) for each in file["findings"]} == {
         ("missing", str(library)),
@@ -223,7 +223,7 @@ def test_validate_tells_of_files_that_nobody_can_use(
     assert app.main(["cdi", "validate", "-o", "json"]) == exits.FOUND
     found = {
         os.path.basename(file["file"]): [each["what"] for each in file["findings"]]
-        for file in json.loads(capsys.readouterr().out)
+        for file in json.loads(capsys.readouterr().out)["items"]
     }
     assert found == {
         "a.json": ["conflict"],
@@ -243,7 +243,7 @@ def test_a_hook_or_a_hidden_device_is_a_warning(
     spec(tmp_path / "etc-cdi", "a.json", device("0", hooks=[hook, inside]))
     spec(tmp_path / "run-cdi", "b.json", device("0"))
     assert app.main(["cdi", "validate", "-o", "json"]) == exits.OK
-    first, second = json.loads(capsys.readouterr().out)
+    first, second = json.loads(capsys.readouterr().out)["items"]
     assert [(each["what"], each["weight"]) for each in first["findings"]] == [
         ("hook", "warning"),
         ("hidden", "warning"),
@@ -259,7 +259,7 @@ def test_what_lies_in_memory_is_not_looked_for(
     bound = {"hostPath": "/no/such", "containerPath": "/x", "type": "bind"}
     path = spec(tmp_path, "a.json", device("0", mounts=[mount]), device("1", mounts=[bound]))
     assert app.main(["cdi", "validate", "-o", "json", str(path)]) == exits.FOUND
-    (file,) = json.loads(capsys.readouterr().out)
+    (file,) = json.loads(capsys.readouterr().out)["items"]
     assert [each["subject"] for each in file["findings"]] == ["/no/such"]
 
 

@@ -201,7 +201,7 @@ def test_command_tells_each_and_ends_with_three_if_it_would_do_something(
     loaded: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main(["devices", "create", "--dry-run", "-o", "json"]) == exits.FOUND
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["items"]
     assert rows[0] == {
         "kind": "node",
         "path": f"{loaded.dev}/nvidiactl",
@@ -209,7 +209,7 @@ def test_command_tells_each_and_ends_with_three_if_it_would_do_something(
         "state": "absent",
         "reason": "",
     }
-    assert app.main(["devices", "create"]) == exits.OK
+    assert app.main(["devices", "create", "-o", "wide"]) == exits.OK
     assert f"{loaded.dev}/nvidia0" in capsys.readouterr().out
     assert app.main(["devices", "create", "--dry-run"]) == exits.OK
     (loaded.dev / "nvidia0").unlink()

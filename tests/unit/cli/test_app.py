@@ -13,7 +13,7 @@ import yaml
 
 from api.errors import NvshimError, Status
 from integration.cli import app, exits
-from integration.cli.options import with_output
+from integration.cli.options import with_listing, with_output
 from integration.cli.output import Column, Format, Output
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_every_command_is_where_the_table_says() -> None:
         assert found.get_short_help_str(), name
 
 
-def test_help_names_every_command_and_imports_none() -> None:
+def test_help_names_every_command_in_its_group_and_imports_none() -> None:
     program = (
         "import sys; from integration.cli.app import main; main(['--help']); "
         "ours = ('hooks', 'shim', 'rich', 'integration.cli.c', 'anyio');"
@@ -56,9 +56,54 @@ def test_help_names_every_command_and_imports_none() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.endswith("[]\n")
-    for name, told in app.COMMANDS.items():
-        assert f"  {name} " in done.stdout
-        assert told.split()[0] in done.stdout
+    blocks = {block.partition(":\n")[0]: block for block in done.stdout.split("\n\n")}
+    for group, commands in app.GROUPS.items():
+        for name, told in commands.items():
+            listed = group in blocks and f"  {name} " in blocks[group]
+            assert listed == (group != app.HIDDEN), name
+            assert not listed or told in blocks[group]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_help_of_a_command_is_its_own_and_all_lists_the_hidden_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in (["list"], ["cdi", "transform", "root"]):
+        assert app.main(["help", *words]) == exits.OK
+        asked = capsys.readouterr().out
+        assert app.main([*words, "--help"]) == exits.OK
+        assert capsys.readouterr().out == asked
+    assert app.main(["help", "--all"]) == exits.OK
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in app.COMMANDS)
+    assert app.main(["help", "list", "nothing"]) == exits.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["lst"], "'list'"), (["docter"], "'doctor'"), (["cdi", "lst"], "'list'"),
+     (["list", "--heath"], "--health")],
+)  # fmt: skip
+def test_a_word_that_is_misspelt_is_told_what_may_be_meant(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(words) == exits.USAGE
+    said = capsys.readouterr().err
+    assert "Did you mean" in said
+    assert meant in said
+
+
+def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["version", "-o", "json"]) == exits.OK
+    document = json.loads(capsys.readouterr().out)
+    assert app.main(["--version"]) == exits.OK
+    assert capsys.readouterr().out == f"nvshim {document['version']}\n"
+
+
+def test_old_names_go_on_working(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["status"], ["ledger", "list"], ["health", "list"]):
+        assert app.main([*words, "--help"]) == exits.OK
+        assert f"nvshim {' '.join(words)} [OPTIONS]" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +147,7 @@ def test_a_failure_is_a_document_for_a_program(
     seen = capsys.readouterr()
     assert seen.out == ""
     assert read(seen.err) == {
+        "apiVersion": "nvshim/v1", "kind": "Error",
         "error": {
             "code": "NVSHIM-E0000", "name": "unlucky", "asked": "a GPU", "found": "none", "do": "",
         }
@@ -213,45 +259,83 @@ def test_rows_are_a_line_each_without_colours() -> None:
     ]
 
 
-def test_a_long_row_is_not_cut_or_wrapped_for_a_program() -> None:
-    rows = [{"name": "x" * 500, "gpus": [], "bytes": 1}]
-    assert len(shown(Format.TABLE, lambda out: out.rows(rows, COLUMNS)).splitlines()) == 2
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-@pytest.mark.parametrize(("width", "lines"), [(40, 2), (60, 3), (100, 2)])
-def test_a_narrow_terminal_cuts_no_word(
-    width: int, lines: int, monkeypatch: pytest.MonkeyPatch
+UUID = "GPU-8b53c73b-3dab-58f5-bb22-a6615cf40f49"
+LONG = [
+    {"name": "NVIDIA A100 SXM4 40GB", "uuid": UUID, "containers": ["default/web/server", "x" * 90]},
+    {"name": "NVIDIA A100 SXM4 40GB", "uuid": UUID, "containers": []},
+]
+LONG_COLUMNS = (
+    Column("NAME", "name"),
+    Column("UUID", "uuid", wide=True),
+    Column("CONTAINERS", "containers"),
+)
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 200])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_table_fits_and_loses_nothing(
+    is_terminal: bool, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
-    uuid = "GPU-8b53c73b-3dab-58f5-bb22-a6615cf40f49"
-    stream = Terminal()
-    Output(Format.TABLE, stream).rows(
-        [{"name": "NVIDIA A100 SXM4 40GB", "uuid": uuid}],
-        (Column("NAME", "name"), Column("UUID", "uuid")),
-    )
-    assert uuid in stream.getvalue()
-    assert "…" not in stream.getvalue()
-    assert len(stream.getvalue().splitlines()) == lines
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal() if is_terminal else io.StringIO()
+    Output(Format.TABLE, stream).rows(LONG, LONG_COLUMNS)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= (width if is_terminal else 80)
+    words = ["NAME", "CONTAINERS", "NVIDIA", "A100", "SXM4", "40GB", "default/"]
+    assert all(word in stream.getvalue() for word in words)
+    assert stream.getvalue().count("x") == 90
+    assert UUID not in stream.getvalue()
+
+
+def test_what_has_room_is_a_line_each_and_wide_has_all_columns() -> None:
+    def told(form: Format) -> list[str]:
+        return shown(form, lambda out: out.rows(LONG, LONG_COLUMNS)).splitlines()
+
+    assert len(told(Format.WIDE)) == len(LONG) + 1
+    assert all(UUID in line and "NVIDIA A100 SXM4 40GB" in line for line in told(Format.WIDE)[1:])
+
+
+def test_names_alone_and_a_table_without_titles() -> None:
+    stream = io.StringIO()
+    Output(Format.NAME, stream).rows(ROWS, COLUMNS)
+    Output(Format.NAME, stream).rows(LONG, LONG_COLUMNS, name="uuid")
+    Output(Format.TABLE, stream, headers=False).rows(ROWS, COLUMNS)
+    Output(Format.TABLE, stream, headers=False).rows([], COLUMNS)
+    assert stream.getvalue().split("\n") == [
+        "a", "[b]", UUID, UUID, "a    0,1  7 B", "[b]  -      ?", "",
+    ]  # fmt: skip
+
+
+def test_listing_options_are_those_of_the_output(
+    ask: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(output: Output) -> None:
+        output.rows(ROWS, COLUMNS)
+
+    for words, told in (
+        (["-q"], "a\n[b]\n"),
+        (["-o", "name"], "a\n[b]\n"),
+        (["--no-headers"], "a    0,1  7 B\n[b]  -      ?\n"),
+    ):
+        assert ask(with_listing(answer), *words) == exits.OK
+        assert capsys.readouterr().out == told
 
 
 @pytest.mark.parametrize(
     ("form", "read"), [(Format.JSON, json.loads), (Format.YAML, yaml.safe_load)]
 )
 def test_documents_are_the_values_themselves(form: Format, read: Callable[[str], Any]) -> None:
-    assert read(shown(form, lambda out: out.rows(ROWS, COLUMNS))) == ROWS
-    assert read(shown(form, lambda out: out.facts(ROWS[0], {}))) == ROWS[0]
-    assert read(shown(form, lambda out: out.text("prose", {"a": 1}))) == {"a": 1}
-
-
-def test_facts_are_a_line_each() -> None:
-    text = shown(Format.TABLE, lambda out: out.facts(ROWS[0], {"bytes": "Bytes", "name": "Name"}))
-    assert text.splitlines() == ["Bytes  7", "Name   a"]
+    head = {"apiVersion": "nvshim/v1", "kind": "Answer"}
+    rows = read(shown(form, lambda out: out.rows(ROWS, COLUMNS, faults=[])))
+    assert rows == {**head, "items": ROWS, "faults": []}
+    assert read(shown(form, lambda out: out.text("prose", {"a": 1}))) == {**head, "a": 1}
 
 
 def test_prose_ends_in_one_line_end() -> None:
@@ -266,10 +350,9 @@ def test_what_others_wrote_moves_no_cursor_in_any_form() -> None:
         stream = io.StringIO()
         output = Output(form, stream)
         output.rows([row], [Column("NAME", "name"), Column("LIST", "list")])
-        output.facts(row, {"name": "NAME"})
         text = stream.getvalue()
         assert all(c.isprintable() for c in text.replace("\n", "")), form
         text.encode()
         assert form is Format.YAML or "é" in text
         if form is Format.JSON:
-            assert json.loads(text.partition("]\n{")[0] + "]") == [row]
+            assert json.loads(text)["items"] == [row]

@@ -54,6 +54,7 @@ ELSEWHERE_ONLY: Final = os.path.realpath(sys.executable)
 EVIDENCE: Final = "/was-run"
 PCI: Final = "/sys/bus/pci/devices"
 NVIDIAS: Final = "/usr/bin/nvidia-container-runtime"
+PROGRAM: Final = "/usr/local/bin/containerd-shim-nvidia-v1"
 RUNTIMES: Final = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes'
 
 
@@ -282,7 +283,17 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "a runc of long ago": (unpackaged("runc", "runc version 1.0.3"), "D025", ERROR, "1.1.0"),
     "no TOML": (text(CONTAINERD, "version = = 2"), "D030", ERROR, "TOML"),
     "what containerd refuses": (added(CONTAINERD, "[grpc]\naddress = 5\n"), "D030", ERROR, "ended"),
-    "no handler": (all_of(no_handler, without(DAEMON)), "D031", ERROR, "io.containerd.nvidia.v1"),
+    "no handler, and no program": (
+        all_of(no_handler, without(DAEMON), without(PROGRAM)),
+        "D031", ERROR, "io.containerd.nvidia.v1",
+    ),
+    "no handler, and a kubelet": (
+        all_of(no_handler, without(DAEMON)), "D031", WARNING, f"finds {PROGRAM} by its name",
+    ),
+    "no handler, and no kubelet": (
+        all_of(no_handler, without(DAEMON), without(KUBELET, "/proc/820")),
+        "D031", NOTE, f"finds {PROGRAM} by its name",
+    ),
     "nobody imports it": (
         handler_in(DROP_IN, "# imports"), "D032", ERROR, "does not import",
     ),
@@ -305,7 +316,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         "D036", WARNING, "legacy",
     ),
     "a shim that is not there": (
-        without("/usr/local/bin/containerd-shim-nvidia-v1"), "D037", ERROR, "nvidia",
+        without(PROGRAM), "D037", ERROR, "nvidia",
     ),
     "a shim beside containerd's path": (
         text(f"/proc/{CONTAINERD_PID}/environ", "PATH=/sbin:/bin\0"), "D037", ERROR, "/sbin:/bin",

@@ -49,7 +49,10 @@ def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_a_healthy_node_is_zero_and_says_so_on_stderr(healthy: Healthy) -> None:
     done = doctor("--root", healthy.tree.root)
     assert done.returncode == exits.OK, done.stdout + done.stderr
-    assert done.stdout == ""
+    # The head alone: which node it is.
+    titles = [line.partition(" ")[0] for line in done.stdout.splitlines()]
+    assert titles == ["GPUs", "engine", "nvshim"]
+    assert f"; driver {healthy.driver}\n" in done.stdout
     assert done.stderr == f"{len(CHECKS)} checks: 0 errors, 0 warnings, 0 notes\n"
 
 
@@ -57,12 +60,20 @@ def test_an_error_is_three_and_told_with_its_remedy(tree: Tree) -> None:
     tree.change(OURS, "mode", "mood")
     done = doctor("--root", tree.root)
     assert done.returncode == exits.FOUND
-    head, *lines = done.stdout.splitlines()
-    assert head.split() == ["SEVERITY", "CODE", "WHAT", "FOUND", "DO"]
-    assert lines[0].startswith("error     NVSHIM-D070")
-    assert "`nvshim config validate`" in lines[0]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("GPUs    could not look: ") or "; no driver" in lines[0]
+    first = lines.index("error   D070  our configuration cannot be used")
+    assert lines.index("              nvshim config validate") > first
+    # The same layout as at a terminal: paths of this test's own are as long as they are.
+    assert all(len(line) <= 80 for line in lines if tree.root not in line)
     # What could not be seen for want of a configuration is no error.
-    assert {line.split()[0] for line in lines[1:]} == {"note"}
+    heads = [line.split()[0] for line in lines[first + 1 :] if line and not line[0].isspace()]
+    assert set(heads) == {"note"}
+    wide = doctor("--root", tree.root, "-o", "wide", "--errors-only").stdout.splitlines()
+    assert wide[0].split() == ["SEVERITY", "CODE", "WHAT", "FOUND", "DO"]
+    assert len(wide) == 2
+    assert wide[1].startswith("error     NVSHIM-D070")
+    assert doctor("--root", tree.root, "-q", "--errors-only").stdout == "NVSHIM-D070\n"
 
 
 @pytest.mark.parametrize("colours", [True, False])
@@ -89,9 +100,9 @@ def test_a_person_at_a_terminal_gets_blocks_that_are_not_cut(tree: Tree, colours
     assert done.returncode == exits.FOUND
     assert ("\x1b[31m\x1b[1merror" in text) is colours
     lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
-    assert lines[0] == "error   NVSHIM-D070  our configuration cannot be used"
-    assert "        do: correct it" in lines
-    assert "        `nvshim config validate`" in lines
+    assert "error   D070  our configuration cannot be used" in lines
+    assert "              do: correct it" in lines
+    assert "              nvshim config validate" in lines
     assert max(len(line) for line in lines if tree.root not in line) <= 60
 
 
@@ -100,13 +111,13 @@ def test_a_warning_is_zero_and_the_document_has_every_key(tree: Tree) -> None:
     done = doctor("--root", tree.root, "-o", "json", "--only", "D071", "--only", "nvshim-d001")
     assert done.returncode == exits.OK
     document = json.loads(done.stdout)
-    assert set(document) == {"version", "healthy", "counts", "checked", "findings"}
+    assert (document["apiVersion"], document["kind"]) == ("nvshim/v1", "Examination")
     assert document["healthy"] is True
     assert document["counts"] == {"error": 0, "warning": 1, "note": 0}
     assert document["checked"] == ["NVSHIM-D001", "NVSHIM-D071"]
     (finding,) = document["findings"]
     assert set(finding) == {
-        "code", "severity", "title", "found", "remedy", "command", "reference", "unseen",
+        "code", "severity", "title", "found", "remedy", "command", "reference", "unseen", "line",
     }  # fmt: skip
     assert finding["severity"] == "warning"
 
@@ -123,6 +134,10 @@ def test_one_check_of_a_node_without_gpu_and_driver(tmp_path: Path) -> None:
     assert "no GPU of NVIDIA's on the PCI bus" in finding["found"]
     told = doctor("--root", str(tmp_path), "--only", "D001")
     assert told.stderr == "1 check: 0 errors, 0 warnings, 1 note\n"
+    head = told.stdout.splitlines()[:3]
+    assert head[:2] == ["GPUs    none; no driver", "engine  none found"]
+    assert head[2].startswith("nvshim  0.")
+    assert head[2].endswith("; not installed")
 
 
 def _moved(tree: Tree, directory: str) -> None:
@@ -177,9 +192,39 @@ def test_checks_can_be_skipped_and_listed(tree: Tree) -> None:
     tree.change(OURS, '"default"', '"nvidia"')
     done = doctor("--root", tree.root, "-o", "yaml", "--only", "D071", "--skip", "D071")
     assert "checked: []" in done.stdout
+    assert "skipped:\n- NVSHIM-D071\n" in done.stdout
     listing = doctor("--list", "-o", "json")
-    assert [check["code"] for check in json.loads(listing.stdout)] == [c.code for c in CHECKS]
-    assert all(check["why"] and check["remedy"] for check in json.loads(listing.stdout))
+    listed = json.loads(listing.stdout)["items"]
+    assert [check["code"] for check in listed] == [c.code for c in CHECKS]
+    assert all(check["why"] and check["remedy"] for check in listed)
+    assert max(map(len, doctor("--list").stdout.splitlines())) <= 80
+
+
+def test_what_the_configuration_skips_is_counted_and_can_be_asked_for(tree: Tree) -> None:
+    tree.change(OURS, '"default"', '"nvidia"')
+    tree.write(OURS, tree.read(OURS) + '\n[doctor]\nskip = ["D071", "NVSHIM-D082", "D999"]\n')
+    done = doctor("--root", tree.root)
+    assert "D071" not in done.stdout
+    assert done.stderr == (
+        "doctor.skip has no effect for D999\n"
+        f"{len(CHECKS) - 2} checks: 0 errors, 0 warnings, 0 notes; 2 skipped\n"
+    )
+    also = json.loads(doctor("--root", tree.root, "--skip", "D001", "-o", "json").stdout)
+    assert also["skipped"] == ["NVSHIM-D001", "NVSHIM-D071", "NVSHIM-D082"]
+    assert "D071" in doctor("--root", tree.root, "--only", "D071").stdout
+
+
+def test_known_vulnerabilities_are_a_line_each(tree: Tree) -> None:
+    for name, said in (("runc", "runc version 1.1.4"), ("crun", "crun version 1.8.1")):
+        tree.script(f"/usr/bin/{name}", f"echo {said}")
+    words = ("--root", tree.root, "--only", "D020", "--only", "D021")
+    lines = doctor(*words).stdout.splitlines()[4:]
+    assert [line[:14] for line in lines] == ["error   D020  ", "warning D021  "]
+    assert lines[0].startswith("error   D020  runc 1.1.4: ")
+    assert " known CVEs; update to " in lines[0]
+    assert max(map(len, lines)) <= 80
+    assert "CVE-2024-21626" not in "".join(lines)
+    assert "CVE-2024-21626" in doctor(*words, "-v").stdout
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from hooks.node.inventory import survey, take_inventory
 from hooks.story import tell
 from integration.inspection.bundles import Container, Pod, find_containers
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
-from integration.inspection.explaining import explain_container, find_container, rootfs_of
+from integration.inspection.explaining import (
+    Explanation,
+    explain_container,
+    find_container,
+    rootfs_of,
+)
+from integration.inspection.summary import summarize
 from integration.simulated import Scenario, SimulatedNode
 from tests.unit.hooks.fake_node import VERSION, nvml_gpu, uuid_of
 
@@ -93,7 +99,7 @@ def test_it_tells_request_grant_edits_and_reasons_and_changes_nothing(
     node: Node, bundle: Path, config_file: str
 ) -> None:
     before = everything_below(bundle, node.base)
-    status, story, errors = explain(bundle, "--config", config_file)
+    status, story, errors = explain(bundle, "--config", config_file, "-v", "--diff")
     assert (status, errors) == (0, "")
     assert everything_below(bundle, node.base) == before
     for line in (
@@ -104,9 +110,64 @@ def test_it_tells_request_grant_edits_and_reasons_and_changes_nothing(
         "195:0 rwm",
         f"/usr/lib/x86_64-linux-gnu/libcuda.so.1 to libcuda.so.{VERSION} (soname)",
         "NVIDIA_CTK_LIBCUDA_DIR=/usr/lib/x86_64-linux-gnu",
-        "missing",
+        "not part of this driver, which is normal: ",
     ):
         assert line in story, line
+    assert "missing" not in story
+
+
+def test_at_first_it_is_ten_lines_of_80_columns(bundle: Path, config_file: str) -> None:
+    status, short, _ = explain(bundle, "--config", config_file)
+    assert status == 0
+    lines = short.splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
+        "asked", "by", "granted", "added",
+    ]  # fmt: skip
+    assert lines[0].startswith("asked      NVIDIA_VISIBLE_DEVICES=all; capabilities ")
+    assert "granted    GPUs 0, 1 (NVIDIA H100)" in lines
+    assert f" of driver {VERSION}" in short
+
+
+def test_of_a_denial_it_says_who_asked_why_not_and_what_to_do(
+    bundle: Path, config_file: str
+) -> None:
+    for namespace in ("team", "t" * 250):
+        write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all")
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": namespace}
+        (bundle / "config.json").write_text(json.dumps(spec))
+        status, short, _ = explain(bundle, "--config", config_file)
+        assert status == 0
+        lines = short.splitlines()
+        assert len(lines) <= 10
+        assert max(map(len, lines)) <= 80
+        titles = [line.split()[0] for line in lines if not line.startswith(" ")]
+        assert titles[:4] == ["asked", "by", "denied", "do"]
+    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all")
+    spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": "team"}
+    (bundle / "config.json").write_text(json.dumps(spec))
+    _, short, _ = explain(bundle, "--config", config_file)
+    told = " ".join(line[11:].strip() for line in short.splitlines())
+    assert "an unprivileged container of a pod in namespace team" in told
+    assert "nvshim config set policy.trusted-namespaces team" in told
+
+
+def test_what_a_container_cannot_do_without_is_missing(node: Node, bundle: Path) -> None:
+    record = {
+        "format": 1, "edits": {}, "request": {}, "policy": None,
+        "missing": [
+            {"what": f"libcuda.so.{VERSION} (x86_64)", "sought": ["/a", "/b"]},
+            {"what": "/dev/nvidia1", "sought": ["is no device"]},
+            {"what": f"libcuda.so.{VERSION} (i386)", "sought": ["/a"]},
+            {"what": "libnvidia-pkcs11.so.1 (x86_64)", "sought": ["/a"]},
+        ],
+    }  # fmt: skip
+    told = [text for title, text in summarize(Explanation(record, "", ())) if title == "missing"]
+    assert told == [
+        f"libcuda.so.{VERSION} (x86_64): not in /a, /b", "/dev/nvidia1: not in is no device",
+    ]  # fmt: skip
 
 
 def test_as_json_it_is_the_record_that_the_bundle_would_get(
@@ -153,7 +214,7 @@ def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, config_file:
     status, story, _ = explain(bundle, "--config", config_file)
     assert status == 0
     assert story == (
-        "request    nothing is asked (NVIDIA_VISIBLE_DEVICES=void): the spec stays as it is\n"
+        "asked      nothing is asked (NVIDIA_VISIBLE_DEVICES=void); the spec is unchanged\n"
     )
 
 
@@ -164,7 +225,7 @@ def test_denied_container_of_a_pod_is_told_what_and_why(
     spec = json.loads((bundle / "config.json").read_text())
     spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": "team"}
     (bundle / "config.json").write_text(json.dumps(spec))
-    status, story, _ = explain(bundle, "--config", config_file)
+    status, story, _ = explain(bundle, "--config", config_file, "-v", "--diff")
     assert status == 0
     assert "mode default; asked by an unprivileged container of a pod in team\n" in story
     assert "denied: NVIDIA_VISIBLE_DEVICES=all: the image may have set it" in story
@@ -181,7 +242,7 @@ def test_without_an_image_the_directories_are_said_to_be_a_guess(
     bundle: Path, config_file: str
 ) -> None:
     (bundle / "rootfs").rename(bundle / "elsewhere")
-    status, story, _ = explain(bundle, "--config", config_file)
+    status, story, _ = explain(bundle, "--config", config_file, "-v")
     assert status == 0
     assert story.startswith(
         "note       the image is not there to be looked at; where libraries go is"
@@ -219,7 +280,7 @@ def test_what_is_listed_is_explained_before_the_first_container(
         where = ("--config", node.config_path, "-o", "json")
         line = [*NVSHIM, "list", *where, "--containerd-state", node.dev]
         done = subprocess.run(line, capture_output=True, cwd=REPOSITORY, check=True)
-        devices = [row for row in json.loads(done.stdout) if row["kind"] == "mig"]
+        devices = [row for row in json.loads(done.stdout)["items"] if row["kind"] == "mig"]
         for name in (devices[0]["uuid"], f"{devices[-1]['index']}:{devices[-1]['mig_index']}"):
             write_spec(bundle, f"NVIDIA_VISIBLE_DEVICES={name}")
             status, answer, errors = explain(bundle, *where)
@@ -264,15 +325,17 @@ def test_an_image_forges_no_line_and_moves_no_cursor() -> None:
 def test_the_difference_is_told_in_both_forms_and_can_be_left_out(
     bundle: Path, config_file: str
 ) -> None:
-    _, story, _ = explain(bundle, "--config", config_file)
+    _, story, _ = explain(bundle, "--config", config_file, "-v", "--diff")
     lines = story.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("spec "))
     assert lines[start] == "spec       process.env"
     assert "             + NVIDIA_CTK_LIBCUDA_DIR=/usr/lib/x86_64-linux-gnu" in lines[start:]
     assert any('"path": "/dev/nvidia0"' in line for line in lines[start:])
     assert not any(line.lstrip().startswith("-") for line in lines[start:])
-    _, short, _ = explain(bundle, "--config", config_file, "--no-diff")
-    assert len(short.splitlines()) == start
+    _, steps, _ = explain(bundle, "--config", config_file, "-v")
+    assert len(steps.splitlines()) == start
+    _, alone, _ = explain(bundle, "--config", config_file, "--diff")
+    assert alone.splitlines() == lines[start:]
     _, text, _ = explain(bundle, "--config", config_file, "-o", "json")
     told = json.loads(text)["differences"]
     assert {each["kind"] for each in told} == {"added"}
@@ -298,7 +361,7 @@ POD = Pod("team", "web")
 CONTAINERS = [
     container("aaa1", pod=POD, sandbox=True),
     container("aab2", pod=POD, name="server", group="aaa1"),
-    container("bbb3", pod=Pod("team", "db"), name="server", group="xyz"),
+    container("bbb3", pod=Pod("team", "db"), name="server", group="xyz", pid=4711),
     container("bbb4", pod=Pod("other", "db"), name="server", group="xyz"),
     container("named", name="friendly"),
     container("na"),
@@ -318,6 +381,13 @@ CONTAINERS = [
         ("other/db", "bbb4"),
         ("friendly", "named"),
         ("na", "na"),  # an id, and the beginning of another
+        ("k8s.io/na", "na"),
+        ("k8s.io/friendly", "named"),
+        ("k8s.io/name", "named"),  # a beginning, as lists print long ids
+        ("team/web/(sandbox)", "aaa1"),
+        ("team/web/aab", "aab2"),  # as the one that has no name
+        ("web/aab2", "aab2"),
+        ("4711", "bbb3"),  # by its process
     ],
 )
 def test_a_container_is_found_by_what_people_call_it(name: str, found: str) -> None:

@@ -73,7 +73,7 @@ def test_the_command_lists_and_says_by_its_status_whether_all_are_given(
     watched: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(monkeypatch, watched.config, "list", "-o", "json") == exits.FOUND
-    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["items"]
     assert rows[0] == {
         "uuid": uuid_of(0), "kind": "gpu", "gpu": uuid_of(0), "state": "unhealthy",
         "given": False, "since": 2.0, "reason": "XID 79: the GPU has fallen off the bus",
@@ -84,7 +84,11 @@ def test_the_command_lists_and_says_by_its_status_whether_all_are_given(
     assert command(monkeypatch, watched.config, "list") == exits.FOUND
     said = capsys.readouterr().out
     assert "1970-01-01T00:00:02Z" in said
-    assert "reboot the node" in said
+    assert max(map(len, said.splitlines())) <= 80
+    told = " ".join(line[46:] for line in said.splitlines())
+    assert "XID 79: the GPU has fallen off the bus; reboot the node;" in " ".join(told.split())
+    # What the first column has is enough to put a device back.
+    assert uuid_of(0).startswith(said.splitlines()[1].split()[0])
 
 
 def test_devices_are_put_back_by_their_uuid_or_its_beginning(

@@ -58,7 +58,7 @@ class Tried:
 
     def holding(self, capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
         """The UUIDs of what ``nvshim list`` says that somebody has."""
-        rows = json.loads(self.nvshim(capsys, "list", "-o", "json", *more))
+        rows = json.loads(self.nvshim(capsys, "list", "-o", "json", *more))["items"]
         return [row["uuid"] for row in rows if row["containers"]]
 
 
@@ -91,12 +91,17 @@ def test_who_got_its_devices_of_containerd_has_them(
     assert [each["uuid"] for each in told["given"]["devices"]] == given
     listed = {node["path"] for node in known["spec"]["linux"]["devices"]}
     assert set(told["given"]["nodes"]) == {path for path in listed if "nvidia" in path}
-    story = tried.nvshim(capsys, "explain", "one")
+    story = tried.nvshim(capsys, "explain", "one", "-v")
     assert all(uuid in story for uuid in given)
     assert "nothing more is asked (NVIDIA_VISIBLE_DEVICES=void)" in story
+    short = tried.nvshim(capsys, "explain", "one").splitlines()
+    assert len(short) <= 10
+    assert max(map(len, short)) <= 80
+    kind = "MIG device" if scenario == "mig" else "GPU"
+    assert any(line.startswith(f"has        {kind} ") for line in short), short
     # So does the spec alone, of a container that does not run.
     path = os.path.join(tried.run(known["spec"], "other"), "config.json")
-    assert main(["explain", path, "--config", tried.node.config_path]) == 0
+    assert main(["explain", path, "-v", "--config", tried.node.config_path]) == 0
     alone = capsys.readouterr().out
     # Nobody is asked, so of MIG devices the nodes alone are known.
     assert (scenario == "mig") or all(uuid in alone for uuid in given)
@@ -137,7 +142,7 @@ def test_of_a_privileged_container_its_claim_tells_and_not_its_nodes(
     assert tried.holding(capsys) == []
     claim(tried.node, bundle, first)
     assert tried.holding(capsys) == [first]
-    assert first in tried.nvshim(capsys, "explain", "one")
+    assert first in tried.nvshim(capsys, "explain", "one", "-v")
 
 
 def test_where_nobody_knows_the_devices_the_claim_tells(
@@ -149,4 +154,4 @@ def test_where_nobody_knows_the_devices_the_claim_tells(
     # Without NVML, nobody can say of which MIG devices its nodes are; its GPU is not all its own.
     assert tried.holding(capsys, "--no-nvml") == []
     claim(tried.node, bundle, part)
-    assert part in tried.nvshim(capsys, "explain", "one")
+    assert part in tried.nvshim(capsys, "explain", "one", "-v")

@@ -262,7 +262,7 @@ def test_at_the_shell(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ["--config", str(ours)]
     assert main(["config", "show", *config, "-o", "json"]) == exits.OK
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["file"], shown["kind"]) == (str(ours), "file")
+    assert (shown["file"], shown["source"]) == (str(ours), "file")
     assert shown["settings"][0]["key"] == "node.driver-root"
     assert main(["config", "get", *config, "policy.trusted-namespaces"]) == exits.OK
     assert capsys.readouterr().out == "kube-system\n"

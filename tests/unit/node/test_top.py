@@ -147,10 +147,10 @@ def test_columns_are_left_out_whole() -> None:
     lines: list[dict[str, Any]] = lines_of(frame_of(MOMENT))
     before: set[str] = set()
     for width in range(1, 160):
-        keys = {column.key for column in _fitting(lines, width)}
+        keys = {str(column.source) for column in _fitting(lines, width)}
         assert before <= keys
         before = keys
-    assert _fitting(lines, 1)[0].key == "what"
+    assert _fitting(lines, 1)[0].source == "what"
     assert len(before) == 10
 
 

@@ -149,7 +149,7 @@ def test_a_node_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["show", directory]) == 0
     assert capsys.readouterr().out == created.partition("\nUse it:")[0]
     assert main(["list", "--in", str(tmp_path), "-o", "json"]) == 0
-    (listed,) = json.loads(capsys.readouterr().out)
+    (listed,) = json.loads(capsys.readouterr().out)["items"]
     assert (listed["config"], len(listed["gpus"])) == (f"{directory}/config.toml", 2)
     assert main(["list", "--in", str(tmp_path)]) == 0
     assert "2 of NVIDIA L4" in capsys.readouterr().out
@@ -167,7 +167,7 @@ def test_a_node_with_a_name_is_on_the_shelf_and_goes_with_it(
     (tmp_path / "shelf/other").mkdir()
     capsys.readouterr()
     assert main(["list", *shelf, "-o", "json"]) == 0
-    listed = [node["directory"] for node in json.loads(capsys.readouterr().out)]
+    listed = [node["directory"] for node in json.loads(capsys.readouterr().out)["items"]]
     assert listed == [f"{tmp_path}/shelf/mine", f"{tmp_path}/shelf/yours"]
     (tmp_path / "shelf/other").rmdir()
     assert main(["remove", *shelf, "mine"]) == 0
@@ -178,7 +178,7 @@ def test_a_node_with_a_name_is_on_the_shelf_and_goes_with_it(
 
 def test_every_scenario_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scenarios", "-o", "json"]) == 0
-    listed = {row["name"]: row["what"] for row in json.loads(capsys.readouterr().out)}
+    listed = {row["name"]: row["what"] for row in json.loads(capsys.readouterr().out)["items"]}
     assert {"one", "two", "eight", "sixteen", "mig", "full"} <= set(listed)
     assert all(listed.values())
 

@@ -122,7 +122,7 @@ def test_a_newer_model_is_what_nvidia_smi_prints_of_it(
     names = re.findall(r"^  MIG (\S+)", smi(node, "-L").stdout, re.MULTILINE)
     assert names == [least] * 7 + [whole]
     where = ("--config", node.config_path, "--containerd-state", node.dev)
-    found = nvshim("list", *where, "-o", "json").document
+    found = nvshim("list", *where, "-o", "json").items
     assert [row["profile"] for row in found if row["kind"] == "mig"] == names
     assert [row["fault"] for row in found] == [None] * 11
 

@@ -1,0 +1,56 @@
+"""Of which kind each command's document is.
+
+A document of ``-o json`` or ``-o yaml`` is an object with ``apiVersion``, ``kind`` and the keys
+that docs/reference/nvshim.schema.json has for that kind. Of many things it is a list: its kind ends
+in ``List``, and they are in ``items``. A key that goes, or changes its meaning, raises the version.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["API_VERSION", "ERROR", "HEALTH", "HOLDINGS", "KINDS"]
+
+API_VERSION: Final = "nvshim/v1"
+
+ERROR: Final = "Error"
+"""What goes to stderr when a command fails."""
+HOLDINGS: Final = "HoldingList"
+HEALTH: Final = "HealthList"
+
+KINDS: Final = {
+    "list": "GpuList",
+    "info": "NodeInfo",
+    "ps": "ProcessList",
+    "top": "Usage",
+    "version": "Version",
+    "explain": "Explanation",
+    "doctor": "Examination",
+    "ledger list": HOLDINGS,
+    "ledger check": "LedgerCheck",
+    "ledger claims": "ClaimList",
+    "ledger release": "Released",
+    "status": "InstallationStatus",
+    "install": "Installation",
+    "uninstall": "Uninstallation",
+    "configure containerd": "EngineChange",
+    "configure docker": "EngineChange",
+    "configure crio": "EngineChange",
+    "config show": "Settings",
+    "config get": "Setting",
+    "config set": "SettingChange",
+    "config unset": "SettingChange",
+    "config validate": "SettingsCheck",
+    "node": "PluginSettings",
+    "node-installer": "InstallerState",
+    "devices create": "DeviceStepList",
+    "cdi list": "CdiDeviceList",
+    "cdi validate": "CdiCheckList",
+    "health list": HEALTH,
+    "health clear": HEALTH,
+    "simulate create": "SimulatedNode",
+    "simulate show": "SimulatedNode",
+    "simulate list": "SimulatedNodeList",
+    "simulate scenarios": "ScenarioList",
+}
+"""By the words of the command."""

@@ -1,0 +1,103 @@
+"""Rows of text as lines of a table that is no wider than it may be.
+
+Nothing is cut off: what does not fit goes on in the next line of its cell. A cell is broken behind
+a space or a comma if that will do, else behind a slash or an equals sign, else behind a dot or a
+dash, else anywhere. Numbers, which stand right, stay whole.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["folded", "tabulated"]
+
+_GAP: Final = "  "
+_NARROWEST: Final = 4
+_BREAKS: Final = tuple(
+    re.compile(rf"[^{ends}]+[{ends}]*|[{ends}]+") for ends in (" ,", " ,/=", " ,/=.-")
+)
+
+
+def tabulated(
+    rows: Sequence[Sequence[str]], *, right: Sequence[bool], width: int | None
+) -> list[str]:
+    """The lines of a table.
+
+    Args:
+        rows: the cells, row by row; all rows have as many.
+        right: of each column, whether it stands right.
+        width: the most characters of a line; None for any number.
+    """
+    if not rows:
+        return []
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if width is not None:
+        _narrow(widths, columns, right, width - len(_GAP) * (len(columns) - 1))
+    lines = []
+    for row in rows:
+        cells = [folded(cell, room) for cell, room in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            aligned = (
+                part.rjust(room) if is_right else part.ljust(room)
+                for part, room, is_right in zip(parts, widths, right, strict=True)
+            )
+            lines.append(_GAP.join(aligned).rstrip())
+    return lines
+
+
+def _narrow(
+    widths: list[int], columns: Sequence[Sequence[str]], right: Sequence[bool], room: int
+) -> None:
+    """Take what is too much from columns of text, those with the most to spare first."""
+    text = [number for number, is_right in enumerate(right) if not is_right]
+    found = [{i: _longest(pattern, columns[i]) for i in text} for pattern in _BREAKS]
+    for least in (*found, dict.fromkeys(text, _NARROWEST)):
+        while sum(widths) > room:
+            spare, widest = max(((widths[i] - least[i], i) for i in text), default=(0, 0))
+            if spare <= 0:
+                break
+            widths[widest] -= 1
+
+
+def _longest(pattern: re.Pattern[str], cells: Sequence[str]) -> int:
+    words = (word.rstrip(" ") for cell in cells for word in pattern.findall(cell))
+    return max(map(len, words), default=0)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """A text in lines.
+
+    Args:
+        text: without ends of lines.
+        width: the most characters of a line.
+    """
+    if len(text) <= width:
+        return [text]
+    lines = [""]
+    for word in _BREAKS[0].findall(text):
+        if lines[-1] and len(word.rstrip(" ")) > width:
+            lines.append("")  # a path that is broken begins a line
+        for part in _parts(word, width, _BREAKS[1:]):
+            left = part
+            if len(lines[-1]) + len(left.rstrip(" ")) > width:
+                lines.append("")
+            while len(left.rstrip(" ")) > width:
+                lines[-1], left = left[:width], left[width:]
+                lines.append("")
+            lines[-1] += left
+    return [line.rstrip(" ") for line in lines if line.strip(" ")]
+
+
+def _parts(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
+    """Pieces that are no longer than a line, as whole as they can be."""
+    if len(text.rstrip(" ")) <= width or not breaks:
+        yield text
+        return
+    for part in breaks[0].findall(text):
+        yield from _parts(part, width, breaks[1:])

@@ -1,0 +1,26 @@
+"""``nvshim version``: what runs here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from api.errors import printable
+from integration.cli.options import with_output
+from integration.inspection.node import own_version
+
+if TYPE_CHECKING:
+    from integration.cli.output import Output
+
+__all__ = ["command"]
+
+
+@click.command("version")
+@with_output
+def command(output: Output) -> None:
+    """Show the version, its revision, and where it is."""
+    found = own_version()
+    revision = f" ({found['revision']})" if found["revision"] else ""
+    text = f"nvshim {found['version']}{revision}, Python {found['python']}\n{found['path']}"
+    output.text("\n".join(map(printable, text.splitlines())), found)

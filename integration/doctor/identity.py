@@ -1,0 +1,104 @@
+"""Which node was examined: its GPUs and driver, its engine and handlers, and what of ours it has.
+
+A pure function of facts. It says nothing of what is wrong, and it is there on a node without a GPU,
+an engine or an installation, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from integration.doctor.facts import Unseen
+from integration.doctor.findings import listed
+from shim import RUNTIME_NAME, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from integration.doctor.facts import Node
+
+__all__ = ["NEEDED", "identity_lines", "identity_of"]
+
+NEEDED: Final = ("driver", "containerd", "docker", "installation")
+"""The facts that it is a function of."""
+
+
+def identity_of(node: Node) -> dict[str, Any]:
+    """What node it is, as values that JSON has; the keys are an interface.
+
+    Args:
+        node: its facts.
+    """
+    return {**_driver(node), **_engine(node), "version": VERSION, "installed": _installed(node)}
+
+
+def _driver(node: Node) -> dict[str, Any]:
+    driver = node.driver
+    if isinstance(driver, Unseen):
+        return {"gpus": [], "driver": None, "driver_fault": f"could not look: {driver.why}"}
+    return {
+        "gpus": [{"index": g.index, "uuid": g.uuid, "model": g.model} for g in driver.gpus],
+        "driver": driver.version or driver.module,
+        "driver_fault": driver.fault or None,
+    }
+
+
+def _engine(node: Node) -> dict[str, Any]:
+    containerd, docker = node.containerd, node.docker
+    found: dict[str, Any] = {
+        "engine": None, "engine_version": None, "handlers": [], "found_by_name": None,
+        "engine_fault": None,
+    }  # fmt: skip
+    if isinstance(containerd, Unseen):
+        found["engine_fault"] = f"could not look: {containerd.why}"
+    elif containerd is not None:
+        found["engine"], found["engine_version"] = "containerd", containerd.version or None
+        found["handlers"] = [handler.name for handler in containerd.handlers if handler.is_ours]
+        found["found_by_name"] = containerd.by_name or None
+    if docker is not None and not isinstance(docker, Unseen):
+        ours = [each.name for each in docker.runtimes if each.runtime_type == RUNTIME_NAME]
+        found["engine"] = found["engine"] or "docker"
+        found["handlers"] += [name for name in ours if name not in found["handlers"]]
+    return found
+
+
+def _installed(node: Node) -> str | None:
+    installation = node.installation
+    if isinstance(installation, Unseen) or not installation.current:
+        return None
+    return f"{installation.prefix.rstrip('/')}/{installation.current}"
+
+
+def identity_lines(identity: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The three lines at the head of a report, each with its title.
+
+    Args:
+        identity: what :func:`identity_of` returned.
+    """
+    return [("GPUs", _gpus(identity)), ("engine", _runs(identity)), ("nvshim", _own(identity))]
+
+
+def _gpus(identity: Mapping[str, Any]) -> str:
+    models = Counter(gpu["model"] or "of an unknown model" for gpu in identity["gpus"])
+    found = listed(f"{count} x {model}" for model, count in models.items()) or "none"
+    driver = f"driver {identity['driver']}" if identity["driver"] else "no driver"
+    return f"{found}; {driver}"
+
+
+def _runs(identity: Mapping[str, Any]) -> str:
+    if identity["engine"] is None:
+        return identity["engine_fault"] or "none found"
+    version = f" {identity['engine_version']}" if identity["engine_version"] else ""
+    handlers = listed(identity["handlers"])
+    if handlers:
+        told = f"handler {handlers}"
+    else:
+        told = (
+            "no handler; finds the shim by its name" if identity["found_by_name"] else "no handler"
+        )
+    return f"{identity['engine']}{version}; {told}"
+
+
+def _own(identity: Mapping[str, Any]) -> str:
+    return f"{identity['version']}; {identity['installed'] or 'not installed'}"

@@ -1,0 +1,153 @@
+"""What ``nvshim explain`` says at first: asked by whom, granted or why not, and what to do.
+
+A pure function of an :class:`~integration.inspection.explaining.Explanation`: a few titled lines.
+The whole story is :mod:`hooks.story`'s, and every value is in the document.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.story import is_needed
+from integration.inspection.records import entries, strings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from integration.inspection.explaining import Explanation
+    from integration.inspection.given import Given
+
+__all__ = ["summarize"]
+
+_MOST_NOTES: Final = 2
+_SHORT_ID: Final = 12
+_GRANT: Final = (
+    "give the container the GPU through the kubelet (resources.limits of the pod), or trust its "
+    "namespace: nvshim config set policy.trusted-namespaces {namespace}"
+)
+_TRUST: Final = (
+    "run the container privileged, or trust its environment: nvshim config set policy.mode default"
+)
+
+
+def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    """Titles with what is to be said, what matters most first.
+
+    Args:
+        explanation: of a container, or of a spec.
+
+    Yields:
+        A title and a text each; the texts may be longer than a line.
+    """
+    record = explanation.record
+    policy = _object(record, "policy")
+    yield from _who(explanation, policy)
+    if explanation.given is not None:
+        yield from _given(explanation.given)
+    if denied := strings(policy, "denied"):
+        yield from (("denied", reason) for reason in denied)
+        yield "do", _remedy(policy)
+    if "edits" in record:
+        yield "granted", _granted(record)
+        yield "added", _added(record)
+    yield from (("missing", lacking) for lacking in _lacking(record))
+    notes = [*strings(policy, "notes"), *strings(record, "grant", "notes"), *explanation.notes]
+    yield from (("note", note) for note in notes[:_MOST_NOTES])
+    if len(notes) > _MOST_NOTES:
+        yield "", f"and {len(notes) - _MOST_NOTES} more notes: -v shows them"
+
+
+def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    container = explanation.container
+    if container is not None:
+        state = "" if container.pid else "; it does not run"
+        ident = container.id[:_SHORT_ID]
+        yield "container", f"{container.title} ({ident} in {container.namespace}){state}"
+    if explanation.record:
+        yield "asked", _asked(_object(explanation.record, "request"))
+    elif explanation.nothing:
+        yield "asked", f"{explanation.nothing}; the spec is unchanged"
+    if policy:
+        yield "by", _author(policy)
+
+
+def _object(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = record.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _asked(request: Mapping[str, Any]) -> str:
+    devices = request.get("devices")
+    named = devices if isinstance(devices, str) else ", ".join(strings(request, "devices"))
+    asked = [str(request.get("source") or f"devices {named or 'none'}")]
+    if capabilities := strings(request, "capabilities"):
+        asked.append(f"capabilities {', '.join(capabilities)}")
+    return "; ".join(asked)
+
+
+def _author(policy: Mapping[str, Any]) -> str:
+    kind = "a privileged" if policy.get("privileged") else "an unprivileged"
+    what = "sandbox container" if policy.get("sandbox") else "container"
+    whose = f" of a pod in namespace {policy.get('namespace') or '(unknown)'}"
+    pod = whose if policy.get("kubernetes") else ""
+    return f"{kind} {what}{pod}; the policy's mode is {policy.get('mode')}"
+
+
+def _given(given: Given) -> Iterator[tuple[str, str]]:
+    gpus = [each for each in given.devices if each["kind"] == "gpu"]
+    parts = [each for each in given.devices if each["kind"] != "gpu"]
+    unknown = [f"{name} (not on this node now)" for name in given.unknown]
+    yield "has", ", ".join([*_named(gpus, parts), *unknown]) or "no GPU of this node"
+    if given.nodes:
+        yield "from", "device nodes in its spec: of an engine that applies CDI, or --device"
+    else:
+        yield "from", "its claim, or the node agent's ledger; the spec does not say"
+
+
+def _named(gpus: Iterable[Mapping[str, Any]], parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Devices by their indices: GPUs of one model together."""
+    models: dict[str, list[str]] = {}
+    for gpu in gpus:
+        models.setdefault(str(gpu.get("model")), []).append(str(gpu.get("index")))
+    found = [
+        f"GPU{'s' if len(indexes) > 1 else ''} {', '.join(indexes)} ({model})"
+        for model, indexes in models.items()
+    ]
+    return found + [
+        f"MIG device {part.get('gpu')}:{part.get('index')} ({part.get('profile')})"
+        for part in parts
+    ]
+
+
+def _granted(record: Mapping[str, Any]) -> str:
+    found = _named(entries(record, "grant", "gpus"), entries(record, "grant", "mig_devices"))
+    for vendor in entries(record, "vendors"):
+        found += [f"{vendor.get('vendor')} {name}" for name in strings(vendor, "granted")]
+    return ", ".join(found) or "no GPU"
+
+
+def _added(record: Mapping[str, Any]) -> str:
+    counts = [
+        (len(entries(record, "edits", "devices")), "device node"),
+        (len(entries(record, "edits", "mounts")), "mount"),
+        (len(entries(record, "edits", "links")), "link"),
+    ]
+    told = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts if count]
+    driver = _object(record, "node").get("driver")
+    whose = f" of driver {driver}" if driver else ""
+    return f"{', '.join(told)}{whose}" if told else "nothing"
+
+
+def _lacking(record: Mapping[str, Any]) -> Iterable[str]:
+    """What a container cannot do without; that drivers differ is no fault."""
+    for each in entries(record, "missing"):
+        if is_needed(str(each.get("what"))):
+            yield f"{each.get('what')}: not in {', '.join(strings(each, 'sought'))}"
+
+
+def _remedy(policy: Mapping[str, Any]) -> str:
+    if policy.get("sandbox"):
+        return "nothing: the pod's other containers ask for themselves"
+    if policy.get("kubernetes"):
+        return _GRANT.format(namespace=policy.get("namespace") or "NAMESPACE")
+    return _TRUST

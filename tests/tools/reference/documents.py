@@ -1,0 +1,428 @@
+"""The documents of ``nvshim -o json`` and ``-o yaml``, as a JSON schema.
+
+A table for each kind of :mod:`integration.cli.kinds`, and for what is in them: a key, its type,
+what it is. A type is one of JSON's, or a table's name; ``[]`` behind it makes a list, ``?`` allows
+null, ``a|b`` are the words that a string can be. Every key is always there, and there are no
+others: so tests compare what the commands answer with this.
+
+Source: JSON Schema, draft 2020-12.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from integration.cli.kinds import API_VERSION, ERROR, HEALTH, HOLDINGS, KINDS
+
+__all__ = ["schema", "text"]
+
+_TABLES: Final = {
+    # -- kinds: the documents themselves
+    ERROR: """
+        error         ErrorFields   why the command failed; on stderr
+    """,
+    "GpuList": "items  Gpu[]  the GPUs and MIG devices of the node, of every vendor",
+    "NodeInfo": """
+        nvshim            VersionFields  this program
+        configuration     ConfigFile     the configuration that holds
+        platform          string         nvml, tegra or wsl
+        driver            object?        version, cuda, architecture, root, layout, why, libraries
+        driver_error      CodeAndMessage?  why there is no driver
+        module_version    string?        of the loaded kernel module
+        roots             object[]       where a driver was looked for
+        inventory         object?        where the list of GPUs is from, and how fresh it is
+        modules           object[]       kernel modules that matter to GPUs
+        devices           object[]       device nodes
+        gpus              object[]       as of GpuList, without containers
+        installation      object         as of InstallationStatus
+    """,
+    "ProcessList": "items  Process[]  shims, fork servers and spares",
+    "Usage": """
+        time          number      seconds since the epoch
+        driver        string?     its version
+        failure       string?     why NVML says nothing
+        notes         string[]    for people
+        devices       Used[]      each GPU and MIG device
+    """,
+    "Version": "VersionFields",
+    "VersionFields": """
+        version       string      of this project
+        revision      string?     of its source; null for a checkout
+        path          string      where it is
+        python        string      the interpreter's version
+    """,
+    "Explanation": """
+        container     Container?      null for a config.json
+        record        object?         what nvidia.json of the bundle has, or would have
+        given         Given?          what it has that the shim has not given
+        nothing       string?         why nothing was injected
+        differences   Difference[]?   in the spec; null if not asked for, or not known
+        notes         string[]        for people
+        configuration ConfigFile?     that it was judged by; null for a running container
+    """,
+    "CodeMeaning": """
+        code          string      in full
+        name          string      in some words
+        meaning       string      what it stands for
+        causes        string[]    what is found where it is said
+        remedies      string[]    what to do
+        command       string?     what to type
+        reference     string?     where to read more
+    """,
+    "Examination": """
+        node          Identity    which node it is
+        healthy       boolean     whether there is no error
+        counts        object      of error, warning and note
+        checked       string[]    codes of the checks that were made
+        skipped       string[]    codes of those that were left out
+        findings      Finding[]   the worst first
+    """,
+    "CheckList": "items  Check[]  what the doctor looks for",
+    HOLDINGS: "items  Holding[]  the containers that hold a device",
+    "LedgerCheck": """
+        holdings      Holding[]   those that are stale or orphans
+        unheld        Unheld[]    what the kubelet has given and nobody holds
+        foreign       Foreign[]?  processes on a GPU in no container; null if NVML does not say
+        unknown       string[]    why containers could not be read
+    """,
+    "ClaimList": "items  Claim[]  by which [sharing] limits who may have a device",
+    "Released": "released  string[]  the claims that were removed",
+    "InstallationStatus": """
+        prefix        string      where versions are
+        bindir        string?     where the links are
+        current       string?     the version in effect
+        previous      string?     that before
+        verified      boolean     whether every file was verified
+        versions      Installed[] the newest first
+        links         object[]    path, target, wanted, right
+        unseen_shims  boolean     whether there may be shims that cannot be seen from here
+        being_changed boolean     whether an installer is at work
+        mentioned_in  string[]    files of engines that name the shim
+        problems      string[]    what is wrong, with what to do
+    """,
+    "Settings": """
+        file          string?     null for the defaults
+        source        file|nvidia|default  whose file it is
+        settings      SettingFields[]  each key
+        notes         string[]    for people
+    """,
+    "Setting": "SettingFields",
+    "SettingChange": """
+        file          string      that is changed
+        changed       boolean     whether it was
+        would_change  boolean     whether anything differs
+        diff          string      as diff -u has it
+        notes         string[]    for people
+    """,
+    "SettingsCheck": """
+        file          string?     null for the defaults
+        valid         boolean     as the shim would judge
+        error         CodeAndMessage?  what is wrong
+        notes         string[]    for people
+    """,
+    "InstallerState": """
+        state         string      what the installer of this container does
+        message       string      for people
+    """,
+    "DeviceStepList": "items  DeviceStep[]  nodes and links",
+    "CdiDeviceList": """
+        items         object[]    name, state, file
+        faults        object[]    files that cannot be used
+    """,
+    "CdiCheckList": "items  CdiCheck[]  a file each",
+    HEALTH: "items  Health[]  what the node agent thinks of each device",
+    "SimulatedNodeList": "items  object[]  as SimulatedNode",
+    "ScenarioList": "items  Scenario[]  that are shipped",
+    # -- what is in them
+    "ErrorFields": """
+        code          string      stable
+        name          string      in words
+        asked         string      what was to be done
+        found         string      what stood in the way
+        do            string      what to do; empty for nothing
+    """,
+    "CodeAndMessage": """
+        code          string      of the error
+        message       string      its line
+    """,
+    "ConfigFile": """
+        file          string?     null for the defaults
+        notes         string[]    for people
+    """,
+    "Gpu": """
+        kind          gpu|mig     a whole GPU, or a MIG device
+        vendor        string?     nvidia.com, amd.com, …
+        index         integer?    of the GPU
+        mig_index     integer?    of the MIG device
+        uuid          string?     by which containers ask for it
+        name          string?     of the model
+        pci           string?     its address
+        minor         integer?    of its device node
+        profile       string?     of a MIG device
+        mig_mode      boolean?    whether the GPU is divided
+        memory_bytes  integer?    of the GPU
+        numa_node     integer?    the socket that it hangs on
+        health        string?     healthy, suspect, unhealthy, recovering; null without an agent
+        health_reason string?     why it is not healthy
+        fault         string?     what a look at the node shows
+        excluded      boolean     by the configuration
+        containers    Holder[]?   that have it; null if the caller may not know
+    """,
+    "Container": """
+        id            string      containerd's
+        namespace     string      containerd's
+        pod           Pod?        of Kubernetes
+        name          string?     its own name
+        sandbox       boolean     whether it holds the pod's namespaces
+        pid           integer?    of its first process; null if it does not run
+    """,
+    "Pod": """
+        namespace     string      of Kubernetes
+        name          string      of the pod
+    """,
+    "Holder": """
+        +Container
+        stale         string?     what of the driver that it was made with is gone
+    """,
+    "Process": """
+        pid           integer     of the process
+        kind          shim|fork-server|spare  what it is
+        uid           integer     whose
+        namespace     string?     of containerd
+        id            string?     that the shim was started for
+        pod           Pod?        of its containers
+        containers    Served[]    that it serves
+        gpus          string[]    UUIDs that they have
+        gpu_indexes   any[]       of each of these, "0" or "0:1"; null for one that is not known
+        memory        Memory?     null if it cannot be read
+        version       string?     of this project
+        tree          string?     that it runs from
+        current       boolean?    whether that is the installed one
+        warm          boolean?    whether a fork server has made it
+        age_seconds   number      since it was started
+        containerd    string?     the address of its containerd
+        socket        string?     where it listens
+        bundle        string?     null of a shim that has outlived it
+    """,
+    "Served": """
+        +Container
+        gpus          string[]    UUIDs that it has
+    """,
+    "Memory": """
+        pss_bytes     integer     with its part of what it shares
+        uss_bytes     integer     its own
+    """,
+    "Used": """
+        index         string      "0", or "0:1" of a MIG device
+        uuid          string      of the device
+        kind          gpu|mig     what it is
+        name          string?     of the model
+        pci           string?     its address
+        gpu_percent   integer?    of the time that kernels ran
+        memory_percent integer?   of the time that memory was used
+        memory_used_bytes integer?  of its memory
+        memory_total_bytes integer?  of its memory
+        encoder_percent integer?  of the encoder's time
+        decoder_percent integer?  of the decoder's time
+        temperature_celsius number?  of the GPU
+        power_watts   number?     of the GPU
+        energy_joules number?     since it is watched
+        health        string?     what the agent thinks of it
+        lost          any         whether it fell off the bus
+        missing       object      why NVML does not tell one of these, by its key
+        containers    object[]    what each uses
+    """,
+    "Given": """
+        devices       object[]    GPUs and MIG devices
+        nodes         string[]    in its spec
+        unknown       string[]    UUIDs that the node does not have
+    """,
+    "Difference": """
+        path          string      in the spec
+        kind          added|removed|changed  what became of it
+        before        any         null if it was added
+        after         any         null if it was removed
+    """,
+    "Identity": """
+        gpus          object[]    index, uuid, model
+        driver        string?     its version
+        driver_fault  string?     why there is none
+        engine        string?     containerd or docker
+        engine_version string?    that it says
+        handlers      string[]    of ours
+        found_by_name string?     the shim, where containerd finds it without a handler
+        engine_fault  string?     why it could not be looked at
+        version       string      of this program
+        installed     string?     the version in effect
+    """,
+    "Finding": """
+        code          string      of the check
+        severity      error|warning|note  how bad it is
+        title         string      what is wrong
+        found         string      what is there
+        remedy        string      what to do
+        command       string      what to type; empty for nothing
+        reference     string      where to read more; empty for nowhere
+        unseen        boolean     whether the check could not look
+        line          string      all of it in one line; empty for what has none
+    """,
+    "Check": """
+        code          string      stable
+        severity      error|warning|note  how bad it is
+        title         string      what is wrong
+        why           string      what comes of it
+        remedy        string      what to do
+        command       string      what to type; empty for nothing
+        reference     string      where to read more; empty for nowhere
+    """,
+    "Holding": """
+        +Container
+        bundle        string      of the container
+        devices       string[]    UUIDs of GPUs and MIG devices
+        device_indexes any[]      of each of these, "0" or "0:1"; null for one that is not known
+        gpus          string[]    UUIDs of the GPUs of which they are
+        stale         string?     what of the driver that it was made with is gone
+        orphan        string?     why nobody seems to know of it
+    """,
+    "Unheld": """
+        namespace     string      of the pod
+        pod           string      its name
+        container     string      its name in the pod
+        resource      string      nvidia.com/gpu, say
+        device        string      as the kubelet calls it
+        pid           integer     of the container that runs without it; 0 if none does
+        pod_uid       string      of its pod; empty if not known
+    """,
+    "Foreign": """
+        pid           integer     of the process
+        name          string?     of its program
+        devices       string[]    UUIDs
+    """,
+    "Claim": """
+        claim         string      its name
+        container     string?     whose it is
+        bundle        string?     of the container
+        devices       string[]    UUIDs
+        dead          boolean     whether it counts no more
+    """,
+    "Installed": """
+        name          string      of the version
+        version       string?     of the project
+        revision      string?     of its source
+        architecture  string?     that it runs on
+        python        string?     its interpreter's version
+        digest        string?     of all its files
+        role          string?     current or previous
+        shims         integer     that run of it
+        fork_servers  integer     that run of it
+        other_processes integer   that run of it
+        problem       string?     what is wrong with it
+    """,
+    "SettingFields": """
+        key           string      TABLE.KEY
+        value         any         as TOML has it
+        origin        file|nvidia|default  where it is from
+        wanted        string      which values it can have
+    """,
+    "DeviceStep": """
+        kind          string      node or link
+        path          string      of it
+        numbers       string      major and minor
+        state         string      what became of it
+        reason        string      why it is there, or is not
+    """,
+    "CdiCheck": """
+        file          string      that was checked
+        kind          string?     vendor and class
+        version       string?     of CDI
+        devices       integer     how many
+        valid         boolean     whether there are but warnings
+        findings      object[]    what, weight, device, subject, found
+    """,
+    "Health": """
+        uuid          string      of the device
+        kind          gpu|mig     what it is
+        gpu           string      UUID of its GPU
+        state         healthy|suspect|unhealthy|recovering  what the agent thinks
+        given         boolean     whether containers get it
+        since         number?     seconds since the epoch
+        reason        string?     why
+        xid           integer?    the last error of the driver that counted
+        containers    string[]    that the reason is attributed to
+        do            string?     what to do
+    """,
+    "Scenario": """
+        name          string      for --scenario
+        what          string      the node that it makes
+    """,
+}
+
+# Other rooms answer these, and say in their own references what is in them.
+_OPEN: Final = (
+    "Installation", "Uninstallation", "EngineChange", "PluginSettings", "SimulatedNode",
+)  # fmt: skip
+
+_JSON: Final = {"string", "integer", "number", "boolean", "object"}
+
+
+def schema() -> dict[str, Any]:
+    """The schema of all documents; ``$defs`` has one for each kind."""
+    kinds = sorted({*KINDS.values(), ERROR, "CodeMeaning", "CheckList"})
+    tables = {name: _object(name) for name in _TABLES if name not in kinds}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What nvshim answers with -o json and -o yaml",
+        "oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds],
+        "$defs": {**{kind: _document(kind) for kind in kinds}, **tables},
+    }
+
+
+def text() -> str:
+    """The file of the reference."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _document(kind: str) -> dict[str, Any]:
+    heads = {"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}}
+    if kind in _OPEN:
+        return {"type": "object", "properties": heads, "required": [*heads]}
+    return _closed({**heads, **_fields(kind)})
+
+
+def _object(name: str) -> dict[str, Any]:
+    return _closed(_fields(name))
+
+
+def _closed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": [*fields],
+        "additionalProperties": False,
+    }
+
+
+def _fields(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for line in _TABLES[name].strip().splitlines():
+        key, *rest = line.split(maxsplit=2)
+        if not rest:
+            found |= _fields(key.removeprefix("+"))
+        else:
+            found[key] = {"description": rest[1], **_type(rest[0])}
+    return found
+
+
+def _type(word: str) -> dict[str, Any]:
+    if word.endswith("?"):
+        return {"anyOf": [_type(word[:-1]), {"type": "null"}]}
+    if word.endswith("[]"):
+        return {"type": "array", "items": _type(word[:-2])}
+    if word == "any":
+        return {}
+    if word in _JSON:
+        return {"type": word}
+    if "|" in word:
+        return {"enum": word.split("|")}
+    return {"$ref": f"#/$defs/{word}"}

@@ -1,0 +1,71 @@
+"""What a shell is told that may follow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from integration.cli.health import _complete
+from integration.doctor.checks import CHECKS
+from tests.harness.launcher import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pytest
+
+
+def complete(*words: str) -> list[str]:
+    """What bash is told, of the last word."""
+    environment = {
+        **os.environ,
+        "_NVSHIM_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["nvshim", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "integration.cli"],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [line.partition(",")[2] for line in done.stdout.split()]
+
+
+def test_commands_that_are_hidden_are_not_offered() -> None:
+    assert complete("node") == ["node"]
+    assert complete("ledger", "l") == []
+
+
+def test_codes_of_checks_are_completed() -> None:
+    short = [c.code.removeprefix("NVSHIM-") for c in CHECKS]
+    assert complete("doctor", "--only", "D04") == [c for c in short if c.startswith("D04")]
+    assert "NVSHIM-D001" in complete("doctor", "--skip", "NVSHIM-D0")
+
+
+def test_values_of_settings_are_completed() -> None:
+    assert complete("config", "set", "policy.mode", "str") == ["strict"]
+    assert complete("config", "set", "policy.disable-require", "t") == ["true"]
+    assert "D042" in complete("config", "set", "doctor.skip", "D04")
+    assert complete("config", "set", "node.dev", "x") == []
+
+
+def test_versions_that_can_be_switched_to_are_completed(tmp_path: Path) -> None:
+    for name in ("0.1.0-aaaaaaaa", "0.2.0-bbbbbbbb"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+    (tmp_path / "current").symlink_to("0.2.0-bbbbbbbb")
+    words = ("install", "--prefix", str(tmp_path), "--use", "0")
+    assert complete(*words) == ["0.1.0-aaaaaaaa"]
+
+
+def test_devices_are_completed_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(_: object) -> Mapping[str, object]:
+        return {"GPU-aa": {}, "MIG-bb": {}}
+
+    class Context:
+        params: Mapping[str, str] = {}
+
+    monkeypatch.setattr("integration.cli.health.read_health", known)
+    assert _complete(Context(), None, "gpu") == ["GPU-aa"]  # type: ignore[arg-type]
+    assert _complete(Context(), None, "") == ["GPU-aa", "MIG-bb"]  # type: ignore[arg-type]
