@@ -7,7 +7,7 @@ interpreter's libraries, libc and loader, and has no path of another machine in 
     lib/        api hooks shim integration, and what the shim imports
     lib-node/   what only the command line and the node agent import besides
     runtime/    bin/python3, lib/ with the libraries and lib/python3.N, as/ with names for processes
-    share/      units, completions, licenses, the list of what is inside
+    share/      units, completions, manual pages, licenses, the list of what is inside
     tree.json   what the tree is, and a digest of every file (:mod:`~integration.tree`)
 
 Modules::
@@ -17,6 +17,7 @@ Modules::
     interpreter.py   runtime/, from Debian's packages
     modules.py       lib/ and lib-node/, from the sources and from PyPI
     share.py         share/
+    man.py           manual pages, of what the help says
     build.py         a tree of all that
     archive.py       the tarball
     debian.py        the .deb

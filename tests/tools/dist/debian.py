@@ -234,6 +234,9 @@ def _fill(root: str, tree: Tree, inputs: Inputs) -> None:
     for completion in ("bash-completion/completions", "fish/vendor_completions.d"):
         for name in os.listdir(f"{place}/share/{completion}"):
             files[f"usr/share/{completion}/{name}"] = _read(f"{place}/share/{completion}/{name}")
+    for name in os.listdir(f"{place}/share/man/man1"):
+        page = gzip.compress(_read(f"{place}/share/man/man1/{name}"), 9, mtime=inputs.epoch)
+        files[f"usr/share/man/man1/{name}.gz"] = page
     files["usr/share/zsh/vendor-completions/_nvshim"] = _read(
         f"{place}/share/zsh/site-functions/_nvshim"
     )

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from tests.tools.dist.interpreter import Packages
 
 LIST: Final = "share/sbom.cdx.json"
+MANUAL: Final = "man/man1"
+"""The directory of manual pages in ``share/``."""
+
+PYTHON: Final = "runtime/bin/python3"
 
 _COMPLETIONS: Final = {
     "bash": "bash-completion/completions/nvshim",
@@ -60,6 +64,7 @@ def fill(
     )
     shutil.copy(os.path.join(inputs.source, "LICENSE"), share)
     _complete(tree, share)
+    _write_manual(tree, share, inputs.source)
     licenses = os.path.join(share, "licenses")
     components = [_of_debian(packages.roots[name], name, licenses) for name in sorted(used)]
     components += [
@@ -97,6 +102,18 @@ def _complete(tree: str, share: str) -> None:
         os.makedirs(os.path.dirname(path))
         with open(path, "w", encoding="utf-8") as file:
             file.write(done.stdout)
+
+
+def _write_manual(tree: str, share: str, source: str) -> None:
+    """Pages of what this tree's commands say of themselves, so its own interpreter makes them."""
+    argv = [os.path.join(tree, PYTHON), "-m", "tests.tools.dist.man", os.path.join(share, MANUAL)]
+    libraries = (source, os.path.join(tree, "lib"), os.path.join(tree, "lib-node"))
+    environment = {"PYTHONPATH": ":".join(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        argv, env=environment, cwd=source, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise TreeNotBuilt("the manual pages", found=done.stderr.strip()[-300:])
 
 
 def _of_debian(root: str, file: str, licenses: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def tree(tmp_path: Path) -> Tree:
         "share/bash-completion/completions/nvshim": "#",
         "share/fish/vendor_completions.d/nvshim.fish": "#",
         "share/zsh/site-functions/_nvshim": "#",
+        "share/man/man1/nvshim.1": ".TH NVSHIM 1\n",
     }
     for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
