@@ -104,12 +104,14 @@ async def test_what_criu_is_to_find_is_in_the_environment(reaper: Reaper, tmp_pa
     assert (tmp_path / "variable").read_text() == "/w/criu.conf\n"
 
 
-async def test_a_call_is_to_use_one_processor_however_many_the_node_has(
-    reaper: Reaper, tmp_path: Path
+@pytest.mark.parametrize("limit", ["2", ""])
+async def test_containerds_limit_on_go_programs_is_the_runtimes(
+    reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    runtime = _runtime(reaper, tmp_path, 'echo "$GOMAXPROCS" > "$(dirname "$0")/variable"')
+    monkeypatch.setenv("GOMAXPROCS", limit)
+    runtime = _runtime(reaper, tmp_path, 'echo "${GOMAXPROCS-none}" > "$(dirname "$0")/variable"')
     await runtime.pause()
-    assert (tmp_path / "variable").read_text() == "1\n"
+    assert (tmp_path / "variable").read_text() == f"{limit or 'none'}\n"
 
 
 @pytest.mark.parametrize(("script", "known"), [("exit 0", True), ("exit 1", False)])
