@@ -25,7 +25,13 @@ from tests.tools.dist.archive import archive_name, write_tarball
 RUN: Final = [name for name in pages() if any(not block.reason for block in blocks(name))]
 
 # Pages that are about a node on which the project is installed.
-INSTALLED: Final = {"README.md", "docs/engines.md", "docs/moving.md", "docs/operations.md"}
+INSTALLED: Final = {
+    "README.md",
+    "docs/engines.md",
+    "docs/moving.md",
+    "docs/operations.md",
+    "docs/requests.md",
+}
 
 CONFIG: Final = "/etc/containerd/config.toml"
 

@@ -1,9 +1,8 @@
 """The pages of the documentation, as tests look at them: headings, links, and commands.
 
-A block of commands is fenced as ``console``. In it
-
-- a line that begins with ``# `` is a command; one that ends with a backslash goes on in the next;
-- any other line is of its output: it has to be there, in this order, with anything for ``…``.
+A block of commands is fenced as ``sh``, without prompts, so that it can be copied. A line that ends
+with a backslash goes on in the next one. A block ``output`` right after it is what its last command
+prints: the lines have to be there, in this order, with anything for ``…``.
 
 A block that cannot be run in a test has a comment before it that says why, and is listed::
 
@@ -19,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.harness.launcher import REPOSITORY
@@ -98,45 +97,52 @@ def blocks(name: str, text: str | None = None) -> list[Block]:
         text: its text; read if not given.
 
     Raises:
-        ValueError: a comment before a block is not understood, or a block has no command.
+        ValueError: a comment before a block is not understood, a block has no command, or a block
+            of output follows no commands.
     """
     text = read_page(name) if text is None else text
-    found = []
+    found: list[Block] = []
+    end = -1
     for fence in _FENCE.finditer(text):
-        if fence[2] != "console":
-            continue
         line = text.count("\n", 0, fence.start()) + 1
-        status, reason = 0, ""
-        if comment := _COMMENT.search(text[: fence.start()]):
-            if comment[1] == "not run":
-                reason = " ".join(comment[2].split())
-            elif ends := _STATUS.fullmatch(comment[2]):
-                status = int(ends[1])
-            else:
-                raise ValueError(f"{name}:{line}: unknown remark: {comment[2]}")
-        commands = tuple(_commands(fence[3]))
-        if not commands:
-            raise ValueError(f"{name}:{line}: no line begins with '# '")
-        found.append(Block(name, line, commands, status, reason))
+        if fence[2] == "output":
+            if not found or text[end : fence.start()].strip():
+                raise ValueError(f"{name}:{line}: output of no command")
+            found[-1] = _with_output(found[-1], fence[3])
+        elif fence[2] == "sh":
+            status, reason = 0, ""
+            if comment := _COMMENT.search(text[: fence.start()]):
+                if comment[1] == "not run":
+                    reason = " ".join(comment[2].split())
+                elif ends := _STATUS.fullmatch(comment[2]):
+                    status = int(ends[1])
+                else:
+                    raise ValueError(f"{name}:{line}: unknown remark: {comment[2]}")
+            commands = tuple(_commands(fence[3]))
+            if not commands:
+                raise ValueError(f"{name}:{line}: no command")
+            found.append(Block(name, line, commands, status, reason))
+            end = fence.end()
     return found
 
 
 def _commands(text: str) -> Iterator[Command]:
     typed: list[str] = []
-    output: list[str] = []
     for line in text.splitlines():
-        if typed and typed[-1].endswith("\\") and not output:
-            typed.append(line)
-        elif line.startswith("# "):
-            if typed:
-                yield Command("\n".join(typed), tuple(output))
-            typed, output = [line[2:]], []
-        elif line.strip():
-            if not typed:
-                raise ValueError(f"output before any command: {line}")
-            output.append(line)
+        if not typed and (not line.strip() or line.startswith("#")):
+            continue
+        typed.append(line)
+        if not line.endswith("\\"):
+            yield Command("\n".join(typed), ())
+            typed = []
     if typed:
-        yield Command("\n".join(typed), tuple(output))
+        yield Command("\n".join(typed), ())
+
+
+def _with_output(block: Block, output: str) -> Block:
+    lines = tuple(line for line in output.splitlines() if line.strip())
+    last = replace(block.commands[-1], output=lines)
+    return replace(block, commands=(*block.commands[:-1], last))
 
 
 _LINK: Final = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")

@@ -80,7 +80,7 @@ def test_the_site_is_built_without_a_warning_and_asks_nobody_for_anything(tmp_pa
 # -- commands -------------------------------------------------------------------------------
 
 # What a page for people who are to run it may be made of.
-KINDS: Final = {"", "mermaid", "console", "toml", "json", "yaml", "ini", "text", "promql"}
+KINDS: Final = {"", "mermaid", "sh", "output", "toml", "json", "yaml", "ini", "text", "promql"}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -97,7 +97,7 @@ def test_what_make_is_said_to_do_it_does(page: str) -> None:
     with open(os.path.join(REPOSITORY, "Makefile"), encoding="utf-8") as file:
         targets = set(re.findall(r"^([a-z-]+):", file.read(), re.MULTILINE))
     text = read_page(page)
-    named = re.findall(r"(?:`|^# )make ([a-z-]+)", text, re.MULTILINE)
+    named = re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)
     assert set(named) <= targets
 
 
@@ -110,19 +110,22 @@ def test_what_is_not_run_says_why() -> None:
 
 def test_a_block_is_read_as_it_is_meant() -> None:
     text = (
-        "<!-- run: ends with 3 -->\n```console\n# one \\\n    two\n1 … 2\n# three  # why\n```\n"
-        "<!-- not run: there is\nno such thing -->\n\n```console\n# four\n```\n```toml\n# no\n```\n"
+        "```sh\n# a remark\none \\\n    two\n```\n\n```output\n1 … 2\n```\n"
+        "<!-- run: ends with 3 -->\n```sh\nthree  # why\n```\n"
+        "<!-- not run: there is\nno such thing -->\n\n```sh\nfour\n```\n```toml\n# no\n```\n"
     )
-    first, second = blocks("x.md", text)
-    assert [command.text for command in first.commands] == ["one \\\n    two", "three  # why"]
+    first, second, third = blocks("x.md", text)
+    assert [command.text for command in first.commands] == ["one \\\n    two"]
     assert first.commands[0].output == ("1 … 2",)
-    assert (first.status, first.reason, first.line) == (3, "", 2)
-    assert (second.status, second.reason) == (0, "there is no such thing")
+    assert (first.status, first.reason, first.line) == (0, "", 1)
+    assert [command.text for command in second.commands] == ["three  # why"]
+    assert (second.status, second.reason, second.line) == (3, "", 11)
+    assert (third.status, third.reason) == (0, "there is no such thing")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["```console\nno prompt\n```\n", "<!-- run: maybe -->\n```console\n# x\n```\n"],
+    ["```sh\n```\n", "```output\n1\n```\n", "<!-- run: maybe -->\n```sh\nx\n```\n"],
 )
 def test_a_block_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"x\.md|before"):
