@@ -63,14 +63,19 @@ def _executed(node: Node, verb: str, environment: dict[str, str] | None = None) 
         return [line.split('"')[1] for line in file if "execve(" in line and "= 0" in line]
 
 
-async def test_with_a_fork_server_a_verb_executes_no_interpreter(node: Node) -> None:
-    await node.start("c1")
-    assert _executed(node, "delete") == [node.launcher]
+def _interpreter(node: Node) -> str:
+    """What the launcher executes without a fork server."""
     # A self-contained tree has a loader of its own, which a script cannot name.
     directory, name = os.path.split(node.launcher)
     loader = os.path.join(os.path.dirname(directory), "runtime", "as", name)
-    interpreter = loader if os.path.exists(loader) else f"{node.launcher}.py"
-    assert _executed(node, "delete", _environment(**COLD))[:2] == [node.launcher, interpreter]
+    return loader if os.path.exists(loader) else f"{node.launcher}.py"
+
+
+async def test_with_a_fork_server_a_verb_executes_no_interpreter(node: Node) -> None:
+    await node.start("c1")
+    assert _executed(node, "delete") == [node.launcher]
+    cold = _executed(node, "delete", _environment(**COLD))
+    assert cold[:2] == [node.launcher, _interpreter(node)]
 
 
 @pytest.mark.parametrize("gpus", ["none", "shared", "held"])
@@ -355,7 +360,7 @@ async def test_a_stopped_fork_server_is_not_waited_for(node: Node) -> None:
     (server,) = node.servers()
     os.kill(server, signal.SIGSTOP)
     began = time.monotonic()
-    assert _executed(node, "delete")[:2] == [node.launcher, f"{node.launcher}.py"]
+    assert _executed(node, "delete")[:2] == [node.launcher, _interpreter(node)]
     assert time.monotonic() - began < 3
     os.kill(server, signal.SIGCONT)
 

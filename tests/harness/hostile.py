@@ -128,10 +128,12 @@ class Ground:
     Attributes:
         base: the harmless image.
         shim: the pid of the shim that has all of the containers.
+        runtime_states: where runc and crun keep what they know of the containers.
     """
 
     def __init__(self, containerd: PrivateContainerd, node: SimulatedNode, directory: str) -> None:
         self.containerd = containerd
+        self.runtime_states = f"/run/containerd/runc/{containerd.namespace}"
         self.node = node
         self.base = unpack(glibc().tree, f"{directory}/base")
         self._directory = directory
@@ -292,6 +294,7 @@ _OF_OTHERS: Final = (
     "/tmp/",
     "/dev/shm/",
     "/run/netns/",
+    "/run/containerd/runc/",  # runc before 1.2 mounts itself there for a moment
     "/run/docker/",
     "/var/lib/docker/",
     "/var/lib/containerd/",

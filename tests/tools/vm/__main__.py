@@ -28,7 +28,7 @@ ip link set lo up
 mount --bind {site} {repository}/.cache/site
 cd {repository}
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-export PYTHONPATH={tools} PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH={tools} PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
 export NVSHIM_PATIENCE={patience} NVSHIM_TEST_VM={name}
 export NVSHIM_TEST_IMAGES={images} NVSHIM_TEST_NODE={node}
 echo "$(uname -sr), $(systemctl --version | head -n 1), up for $(cut -d' ' -f1 /proc/uptime) s"
