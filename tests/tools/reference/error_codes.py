@@ -1,14 +1,13 @@
-"""The tree of errors as a page: code, meaning, status, remedy."""
+"""The tree of errors as a page: code, meaning, remedy; in an appendix, those few people meet."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from api.errors import NvshimError, Status
+from api.errors import NvshimError
 from integration.inspection.codes import meaning_of
 from tests.tools.reference.markdown import code, prose, table
 from tests.tools.reference.sources import ROOMS, remedies
@@ -18,13 +17,12 @@ __all__ = ["every_error", "page"]
 _HEAD: Final = """\
 # Errors
 
-Every failure that a person can cause has a stable code and is one line: what was asked, what was
-found, what to do. That line is what `ctr`, `kubectl describe pod`, containerd's log and `nvshim`
-show; containerd sees the gRPC status besides. In a remedy, `…` is what depends on the case.
+Find the code of an error here, or run `nvshim explain CODE` on the node. `ctr`, `kubectl describe
+pod`, containerd's log and `nvshim` show an error in one line: the code, what failed and why, what
+to do. In a remedy, `…` depends on the case.
 """
 
 _SECTIONS: Final = (
-    ("NVSHIM-E00", "The wire", "ttrpc between containerd and the shim."),
     ("NVSHIM-E01", "The node's driver and GPUs", ""),
     ("NVSHIM-E02", "What a container asks for", ""),
     ("NVSHIM-E03", "An image's files", ""),
@@ -34,10 +32,20 @@ _SECTIONS: Final = (
     ("NVSHIM-E07", "Other vendors and platforms", ""),
     ("NVSHIM-E1", "The shim", "Bundles, programs, tasks, stdio, cgroups, checkpoints, sandboxes."),
     ("NVSHIM-E25", "nvshim", "Commands, engines, devices."),
-    ("NVSHIM-E26", "nvshim: installation, Kubernetes, documentation", ""),
+    ("NVSHIM-E26", "nvshim: installation, Kubernetes", ""),
     ("NVSHIM-E27", "The node agent", ""),
-    ("NVSHIM-E2", "The simulated node, the demo, a private containerd", ""),
+    ("NVSHIM-E2", "nvshim: engines' API, containers", ""),
 )
+_APPENDIX: Final = """\
+## Appendix: inside and for developers
+
+ttrpc between containerd and the shim, the simulated node, the demo, and what builds and documents
+the project.
+
+"""
+
+# How many of the remedies that the code has for an error are told.
+_REMEDIES: Final = 3
 
 # Run by path, and define no error.
 _SCRIPTS: Final = ("__main__", "nvml_probe")
@@ -68,7 +76,8 @@ def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
 def page() -> str:
     """The page of all errors."""
     advice = remedies()
-    left = every_error()
+    every = every_error()
+    left = [kind for kind in every if not _is_inside(kind)]
     parts = [_HEAD]
     for prefix, title, head in _SECTIONS:
         # A longer prefix comes before a shorter one of the same beginning.
@@ -76,11 +85,10 @@ def page() -> str:
         left = [kind for kind in left if kind not in mine]
         rows = [
             (
-                f'<span id="{kind.code.lower()}"></span>{code(kind.code)}',
+                _anchor(kind),
                 kind.slug(),
                 _meaning(kind),
-                _status(kind),
-                "; ".join(prose(text) for text in _advice(kind, advice)) or "-",
+                "; ".join(prose(text) for text in _advice(kind, advice)[:_REMEDIES]) or "-",
             )
             for kind in mine
         ]
@@ -88,25 +96,31 @@ def page() -> str:
             parts.append(
                 f"## {title}\n\n"
                 + (f"{head}\n\n" if head else "")
-                + table(("code", "name", "meaning", "status", "what to do"), rows)
+                + table(("code", "name", "meaning", "what to do"), rows)
             )
     if left:
         raise LookupError(f"no section for {left[0].code}")
+    rows = [(_anchor(kind), kind.slug(), _meaning(kind)) for kind in every if _is_inside(kind)]
+    parts.append(_APPENDIX + table(("code", "name", "meaning"), rows))
     return "\n".join(parts)
 
 
-def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> Iterable[str]:
+def _is_inside(kind: type[NvshimError]) -> bool:
+    """Whether only who works on the project, or speaks its protocol, meets an error."""
+    rooms = ("api.", "integration.simulated", "tests.")
+    return kind.__module__.startswith(rooms) or kind.code.startswith("NVSHIM-E00")
+
+
+def _anchor(kind: type[NvshimError]) -> str:
+    return f'<span id="{kind.code.lower()}"></span>{code(kind.code)}'
+
+
+def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> list[str]:
     """What is said where it is raised, and what the class says if nothing is said there."""
     by_itself = getattr(kind, "remedy", "")
-    return dict.fromkeys((*advice.get(kind.__name__, ()), *((by_itself,) if by_itself else ())))
+    every = (*advice.get(kind.__name__, ()), *((by_itself,) if by_itself else ()))
+    return list(dict.fromkeys(every))
 
 
 def _meaning(kind: type[NvshimError]) -> str:
     return prose(meaning_of(kind.__doc__ or ""))
-
-
-def _status(kind: type[NvshimError]) -> str:
-    if "status" in inspect.signature(kind).parameters:
-        return "depends"
-    names = {number: name for name, number in vars(Status).items() if name.isupper()}
-    return names[kind.status]
