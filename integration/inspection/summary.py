@@ -122,7 +122,9 @@ def _named(gpus: Iterable[Mapping[str, Any]], parts: Iterable[Mapping[str, Any]]
 def _granted(record: Mapping[str, Any]) -> str:
     found = _named(entries(record, "grant", "gpus"), entries(record, "grant", "mig_devices"))
     for vendor in entries(record, "vendors"):
-        found += [f"{vendor.get('vendor')} {name}" for name in strings(vendor, "granted")]
+        whose = str(vendor.get("vendor"))
+        for name in strings(vendor, "granted"):
+            found.append(name if name.startswith(whose) else f"{whose} {name}")
     return ", ".join(found) or "no GPU"
 
 
@@ -142,7 +144,9 @@ def _lacking(record: Mapping[str, Any]) -> Iterable[str]:
     """What a container cannot do without; that drivers differ is no fault."""
     for each in entries(record, "missing"):
         if is_needed(str(each.get("what"))):
-            yield f"{each.get('what')}: not in {', '.join(strings(each, 'sought'))}"
+            # Places where it was sought, or in a word what is there instead.
+            sought = ", ".join(strings(each, "sought"))
+            yield f"{each.get('what')}: {'not in ' if sought.startswith('/') else ''}{sought}"
 
 
 def _remedy(policy: Mapping[str, Any]) -> str:

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import tomllib
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from hooks import config
 from hooks.config import Config, load_config
 from hooks.errors import (
     ConfigError,
@@ -209,23 +206,3 @@ def test_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
 def test_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigUnreadable):
         load_config(str(tmp_path))
-
-
-def documented(tmp_path: Path) -> tuple[str, dict[str, Any]]:
-    """The file of all keys in the documentation, and what is in it."""
-    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
-    section = text.partition("### Configuration\n")[2].partition("\n#")[0]
-    content = section.partition("```toml\n")[2].partition("```\n")[0]
-    return written(tmp_path, content), tomllib.loads(content)
-
-
-def test_every_key_is_documented_and_none_else(tmp_path: Path) -> None:
-    _, tables = documented(tmp_path)
-    assert {name: set(table) for name, table in tables.items()} == {
-        name: set(keys) for name, keys in config.TABLES.items()
-    }
-
-
-def test_documented_values_are_the_defaults(tmp_path: Path) -> None:
-    file, _ = documented(tmp_path)
-    assert replace(load_config(file), loggers=None) == Config()

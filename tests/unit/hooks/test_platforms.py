@@ -399,7 +399,10 @@ def test_container_gets(
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("tegra", "NVIDIA Tegra: GPU 0"), ("wsl", "NVIDIA WSL2: every GPU of Windows")],
+    [
+        ("tegra", "granted    NVIDIA Tegra GPU 0"),
+        ("wsl", "granted    NVIDIA WSL2 every GPU of Windows"),
+    ],
 )
 def test_explanation_needs_no_inventory(
     pristine: dict[str, SimulatedNode],

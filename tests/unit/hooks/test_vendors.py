@@ -296,6 +296,9 @@ def test_explanation_says_what_is_given_of_whom(
     path.write_text(json.dumps(spec))
     assert main(["explain", str(path), "--config", node.config_path]) == 0
     told = capsys.readouterr().out
+    assert "granted    AMD GPU 0 (0000:60:00.0), Intel GPU 1 (0000:41:00.0)" in told
+    assert main(["explain", "-v", str(path), "--config", node.config_path]) == 0
+    told = capsys.readouterr().out
     assert "AMD: AMD GPU 0 (0000:60:00.0)" in told
     assert "Intel: Intel GPU 1 (0000:41:00.0)" in told
     assert "note: Intel GPU 0" in told

@@ -49,7 +49,7 @@ echo "$*" >>/var/log/asked
 [ -e /hang ] && grep -q "^$1" /hang && { echo $$ >/hung; sleep 1000; }
 case $1 in
 install)
-  name=0.1.0-$(sed -n 's/.*"digest": "\(........\).*/\1/p' "$tree/tree.json")
+  name=VERSION-$(sed -n 's/.*"digest": "\(........\).*/\1/p' "$tree/tree.json")
   if [ -e /opt/containerd-shim-nvidia/$name/damaged ]; then name=$name.2; fi
   [ -d /opt/containerd-shim-nvidia/$name ] || cp -a "$tree" /opt/containerd-shim-nvidia/$name
   changed=false
@@ -70,7 +70,7 @@ config) echo "$4" >/etc/containerd-shim-nvidia.root; echo '{}' ;;
 uninstall) rm -rf /opt/containerd-shim-nvidia/0* /opt/containerd-shim-nvidia/current
   rm -f /usr/local/bin/containerd-shim-nvidia-v1; echo '{"complete": false}'; exit 3 ;;
 esac
-"""
+""".replace("VERSION", VERSION)
 _SHIM = "#!/bin/sh\n[ ! -e /no-shim ] || { echo 'cannot execute' >&2; exit 126; }\n"
 
 

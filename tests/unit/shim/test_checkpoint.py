@@ -139,7 +139,7 @@ async def test_failed_checkpoint_leaves_its_log_and_nothing_else(
         (path / "mine").touch()
     with pytest.raises(CheckpointFailed, match="CRIU: something is in the way") as caught:
         await _calls(reaper, bundle, FAIL).save(str(path), criu.CheckpointOptions(), FILES)
-    assert f"read {bundle}/criu-dump.log" in str(caught.value)
+    assert f"Read {bundle}/criu-dump.log" in str(caught.value)
     assert "something is in the way" in (bundle / "criu-dump.log").read_text()
     assert os.listdir(bundle) == ["criu-dump.log"]
     assert (os.listdir(path) == ["mine"]) if there else not path.exists()

@@ -39,7 +39,7 @@ def test_file_is_written_and_links_are_mounted_on_a_tmpfs(root: str) -> None:
     with open(root + PROFILE, "rb") as file:
         assert file.read() == b"profile"
     assert stat.S_IMODE(os.stat(root + PROFILE).st_mode) == 0o644
-    staged = f"{root}-staging/files{BY_PATH}"
+    staged = f"{root}-staging/file-0"
     assert placed.mounts == (Mount(staged, BY_PATH, reason="by path"),)
     assert {name: os.readlink(f"{staged}/{name}") for name in os.listdir(staged)} == dict(LINKS)
     assert placed.omitted == ()
