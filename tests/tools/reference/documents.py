@@ -83,6 +83,7 @@ _TABLES: Final = {
     "LedgerCheck": """
         holdings      Holding[]   those that are stale or orphans
         unheld        Unheld[]    what the kubelet has given and nobody holds
+        denied        Denied[]    what containers of pods asked for and were not given
         foreign       Foreign[]?  processes on a GPU in no container; null if NVML does not say
         unknown       string[]    why containers could not be read
     """,
@@ -141,6 +142,7 @@ _TABLES: Final = {
         asked         string      what was to be done
         found         string      what stood in the way
         do            string      what to do; empty for nothing
+        message       string      the line that a person is told
     """,
     "CodeAndMessage": """
         code          string      of the error
@@ -293,6 +295,13 @@ _TABLES: Final = {
         device        string      as the kubelet calls it
         pid           integer     of the container that runs without it; 0 if none does
         pod_uid       string      of its pod; empty if not known
+    """,
+    "Denied": """
+        namespace     string      of the pod
+        pod           string      its name
+        pod_uid       string      empty if not known
+        container     string      its name in the pod
+        why           string      what it may not have, and why
     """,
     "Foreign": """
         pid           integer     of the process

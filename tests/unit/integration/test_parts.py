@@ -80,7 +80,7 @@ def test_path_of_what_is_installed_is_the_systems() -> None:
 
 def test_program_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SYSTEM_PATH", "/no/such/directory")
-    with pytest.raises(ContainerdNotInstalled, match=r"the program containerd;.*install"):
+    with pytest.raises(ContainerdNotInstalled, match=r"the program containerd: .*Install"):
         Parts.installed()
 
 

@@ -217,7 +217,7 @@ def test_two_at_once_fetch_once(shelf: Shelf, cache: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert said == ["downloading 1 packages"]
+    assert said == ["downloading 1 package"]
     assert kept(cache) == ["ant_1.0_all.deb"]
 
 
