@@ -100,8 +100,8 @@ def page() -> str:
             )
     if left:
         raise LookupError(f"no section for {left[0].code}")
-    rows = [(_anchor(kind), kind.slug(), _meaning(kind)) for kind in every if _is_inside(kind)]
-    parts.append(_APPENDIX + table(("code", "name", "meaning"), rows))
+    inside = [(_anchor(kind), kind.slug(), _meaning(kind)) for kind in every if _is_inside(kind)]
+    parts.append(_APPENDIX + table(("code", "name", "meaning"), inside))
     return "\n".join(parts)
 
 
