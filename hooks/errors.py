@@ -133,10 +133,10 @@ class MalformedDevice(RequestError):
 class UnknownDevice(RequestError):
     """A device is well named and this node has none of that name.
 
-    Raised by :func:`grant.decide`. Not NOT_FOUND: containerd would take the container for
-    the thing that is missing.
+    Raised by :func:`grant.decide`.
     """
 
+    # Not NOT_FOUND: containerd would take the container for the thing that is missing.
     code = "NVSHIM-E0202"
 
 

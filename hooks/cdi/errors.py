@@ -37,11 +37,9 @@ class CdiNameMalformed(CdiError):
 
 
 class CdiDeviceUnknown(CdiError):
-    """No readable spec file has the device. Raised by :meth:`registry.Registry.find`.
+    """No readable spec file has the device. Raised by :meth:`registry.Registry.find`."""
 
-    Not NOT_FOUND: containerd would take the container for the thing that is missing.
-    """
-
+    # Not NOT_FOUND: containerd would take the container for the thing that is missing.
     code = "NVSHIM-E0604"
 
 
