@@ -184,9 +184,13 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
     found = [server for server, _ in servers]
     known = {server.pid for server in found}
     for pid, candidate in named.items():
-        if pid in known or candidate.status.parent in named:
-            continue  # a process that a shim has forked for a moment is no shim
-        if one := _shim(candidate, servers) or _spare(candidate, servers):
+        if pid in known:
+            continue
+        one = _spare(candidate, servers)
+        # A process that a shim has forked for a moment is no shim.
+        if one is None and candidate.status.parent not in named:
+            one = _shim(candidate, servers)
+        if one is not None:
             found.append(one)
     order = [SHIM, FORK_SERVER, SPARE]
     return sorted(found, key=lambda each: (order.index(each.kind), each.pid))

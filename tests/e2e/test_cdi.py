@@ -110,7 +110,7 @@ def test_device_of_a_foreign_vendor_is_there_in_all_its_parts(specs: Specs) -> N
         ("vendor.example/gone=0", "NVSHIM-E0606", "no-such-node"),
         ("vendor.example/proc=0", "NVSHIM-E0609", "/proc/sys"),
         # runc 1.4 is the first that can.
-        ("vendor.example/net=0", "NVSHIM-E0610", "to move the network interface eth9"),
+        ("vendor.example/net=0", "NVSHIM-E0610", "cannot move the network interface eth9"),
     ],
 )
 def test_device_that_cannot_be_given_is_a_typed_error(

@@ -203,7 +203,10 @@ async def test_without_criu_one_line_says_so(start_shim: StartShim, tmp_path: Pa
         shim.bundle("c2", "sh", "-c", COUNT)
         await shim.run("c2", options=with_criu("/no/such/criu"))
         status, message = await refusal(shim, "Checkpoint", id="c2", path=path)
-        assert (status, "to run '/no/such/criu'" in message) == (Status.FAILED_PRECONDITION, True)
+        assert (status, "cannot run '/no/such/criu'" in message) == (
+            Status.FAILED_PRECONDITION,
+            True,
+        )
         for container in ("c1", "c2"):
             assert await shim.status(container) == "RUNNING"
             assert left_in(f"{shim.directory}/{container}") == []

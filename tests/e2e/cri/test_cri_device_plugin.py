@@ -217,7 +217,7 @@ def test_a_pod_that_runs_without_its_gpu_says_so_everywhere(
             title = f"tests/{pod.config.metadata.name}/{name}"
             (line,) = eventually(lambda: agent.said("runs without a device"), "it is said")
             assert (line["container"], line["device"], line["level"]) == (title, uuid, "error")
-            checked = nvshim(*checking, check=False)
+            checked = nvshim(*checking, "-o", "wide", check=False)
             assert checked.code == 3
             assert title in checked.stdout
             refused = eventually(lambda: agent.said("NVSHIM-E2769"), "it may make no events")

@@ -69,7 +69,7 @@ def test_pod_that_knows_the_uuid_of_another_pods_gpu_does_not_get_it(
     assert f"container main of pod {two.config.metadata.uid}" in reason
     assert f"{gpus.kubelet.directory}/{CHECKPOINT}: nothing" in reason
     told = nvshim(
-        "explain", thief.id, "--containerd-state", f"{gpus.containerd.directory}/state",
+        "explain", "-v", thief.id, "--containerd-state", f"{gpus.containerd.directory}/state",
         "--config", gpus.containerd.shim_config,
     ).stdout  # fmt: skip
     assert f"{gpus.kubelet.directory}/{CHECKPOINT}: nothing" in told

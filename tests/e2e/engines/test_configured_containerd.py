@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
+from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
 from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
 from integration.simulated import SimulatedNode
@@ -67,12 +69,17 @@ def _signals_as_from_a_terminal() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=of_releases("installed", "trixie", UNSTABLE))
 def configured(
-    request: pytest.FixtureRequest, shim_directory: str, two_gpus: SimulatedNode
+    request: pytest.FixtureRequest,
+    shim_directory: str,
+    two_gpus: SimulatedNode,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Configured]:
     configured = Configured()
+    # Of its own: it is told where the kubelet's record is.
+    config = shutil.copy(two_gpus.config_path, tmp_path_factory.mktemp("shim") / "config.toml")
     configured.containerd = CriContainerd(
         shim_directory=shim_directory,
-        shim_config=two_gpus.config_path,
+        shim_config=str(config),
         parts=Parts.named(request.param),
         cri=CriPlugin({"runc": {"runtime_type": STOCK}}, PAUSE),
         amend=configured.amend,
@@ -86,7 +93,8 @@ def configured(
 
 def start_gpu_container(pods: Pods, uuid: str) -> str:
     """Which GPUs a container sees that a device plugin has given one."""
-    container = pods.run().start(*IDLE, image=GLIBC, env={DEVICES: uuid})
+    given = ContainerAllocateResponse(envs={DEVICES: uuid})
+    container = pods.run().start(*IDLE, image=GLIBC, granted=given)
     shim = f"{container.bundle}/nvidia.json"
     assert os.path.exists(shim), "that was not our shim"
     done = container.exec("nvidia-smi", "-L")

@@ -162,7 +162,7 @@ def test_what_a_container_cannot_do_without_is_missing(node: Node, bundle: Path)
     }  # fmt: skip
     told = [text for title, text in summarize(Explanation(record, "", ())) if title == "missing"]
     assert told == [
-        f"libcuda.so.{VERSION} (x86_64): not in /a, /b", "/dev/nvidia1: not in is no device",
+        f"libcuda.so.{VERSION} (x86_64): not in /a, /b", "/dev/nvidia1: is no device",
     ]  # fmt: skip
 
 

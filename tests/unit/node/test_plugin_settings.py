@@ -183,7 +183,7 @@ def test_mps_refuses_more_than_one_share_unless_told_otherwise() -> None:
     ("text", "kind", "words"),
     [
         ("flags: {migStrategie: none}", UnknownSetting, ("flags.migStrategie", "migStrategy")),
-        ("flag: {}", UnknownSetting, ("flag", "did you mean flags")),
+        ("flag: {}", UnknownSetting, ("flag", "Did you mean flags")),
         ("flags: {plugin: {zzz: 1}}", UnknownSetting, ("flags.plugin.zzz", "passDeviceSpecs")),
         ("flags: {migStrategy: both}", WrongSetting,
          ("flags.migStrategy in c.yaml", "'both'", "none, single or mixed")),
