@@ -14,7 +14,7 @@ import subprocess
 from typing import Final
 
 from integration.engines.errors import EngineNotInstalled
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 __all__ = ["PATH", "find_program", "programs_named", "run", "version_of"]
 

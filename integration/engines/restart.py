@@ -31,7 +31,7 @@ from integration.engines.errors import EngineNotInstalled, RestartFailed, Restar
 from integration.engines.files import Need
 from integration.engines.programs import find_program, run
 from integration.engines.running import peer_of
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from integration.engines.files import Change

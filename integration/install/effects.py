@@ -37,7 +37,7 @@ from integration.install.places import (
 )
 from integration.install.trees import known_tree
 from integration.install.usage import Role
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from shim import syscalls
 
 if TYPE_CHECKING:

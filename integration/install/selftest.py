@@ -31,12 +31,12 @@ from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
 from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration import traces
-from integration.byhand import EventsServer, call, execute_verb, verb_words
 from integration.inspection.procfs import Procfs
 from integration.install import probe
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
 from integration.install.places import SELF_TEST, SHIM
-from integration.patience import PATIENCE
+from integration.shim_client import EventsServer, call, execute_verb, verb_words
+from integration.timeouts import PATIENCE
 from shim import mountinfo
 from shim.rootfs import mounts
 

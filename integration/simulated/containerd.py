@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from integration import traces
-from integration.patience import PATIENCE
 from integration.simulated.errors import (
     CleanupIncomplete,
     ContainerdExited,
@@ -45,6 +44,7 @@ from integration.simulated.errors import (
     CtrTimeout,
 )
 from integration.simulated.programs import Programs
+from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

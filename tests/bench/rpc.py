@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from api.proto import task_pb2
 from api.ttrpc.connection import ClientConnection
 from api.ttrpc.events import ResponseReceived
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -18,7 +18,7 @@ import anyio
 import pytest
 
 from api.ttrpc.client import connect
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY
 from tests.harness.node import Node, node_of, pids, words_of

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.node import Node, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually

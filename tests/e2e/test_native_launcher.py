@@ -21,8 +21,8 @@ import pytest
 
 from api.proto import task_pb2
 from api.ttrpc.client import connect
-from integration.patience import PATIENCE
 from integration.simulated import SimulatedNode
+from integration.timeouts import PATIENCE
 from tests.harness.node import Node, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.shim import content_of, shim_by_hand

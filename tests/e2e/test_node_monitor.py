@@ -23,8 +23,8 @@ from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.events import Watch
 from integration.node.monitor.sampling import NvmlSampler
 from integration.node.refresh import refresh
-from integration.patience import PATIENCE
 from integration.simulated import Scenario, SimulatedNode
+from integration.timeouts import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, until
 

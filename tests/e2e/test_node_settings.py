@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.launcher import REPOSITORY
 
 if TYPE_CHECKING:

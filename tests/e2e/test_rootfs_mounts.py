@@ -15,9 +15,9 @@ import pytest
 
 from api.errors import Status
 from api.ttrpc import RemoteError
-from integration.patience import PATIENCE
 from integration.simulated import SimulatedNode
 from integration.simulated.containerd import PrivateContainerd
+from integration.timeouts import PATIENCE
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive

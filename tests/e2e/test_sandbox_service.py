@@ -20,7 +20,7 @@ from api import typeurl
 from api.errors import Status
 from api.proto import cgroups_v1_pb2, cgroups_v2_pb2, pod_pb2, types_pb2
 from api.ttrpc import ConnectionClosed, RemoteError
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.sandbox import NODE, SandboxByHand
 from tests.harness.shim import CGROUP, StartShim, content_of, wait_for_file

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand, StartShim, content_of, gone
 from tests.harness.waiting import eventually, settled

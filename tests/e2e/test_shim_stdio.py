@@ -16,7 +16,7 @@ import pytest
 
 from api import typeurl
 from api.proto import runc_options_pb2
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.shim import StartShim, content_of, gone, shell
 from tests.harness.waiting import eventually

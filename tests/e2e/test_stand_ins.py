@@ -25,7 +25,7 @@ import pytest
 from api import typeurl
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.conftest import PARTS
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.shim import CGROUP, LIFE, RUNC_ROOT, ShimByHand, StartShim, gone

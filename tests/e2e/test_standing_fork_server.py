@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.launcher import REPOSITORY
 from tests.harness.node import Node
 from tests.harness.runtime import is_alive

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Final
 
 from integration import traces
-from integration.patience import PATIENCE
 from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.errors import ContainerdError
+from integration.timeouts import PATIENCE
 from integration.traces import Trace
 from tests.tools.cri.plugin import NAMESPACE as PODS
 from tests.tools.cri.plugin import CriContainerd

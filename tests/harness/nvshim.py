@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.launcher import REPOSITORY
 
 

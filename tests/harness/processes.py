@@ -7,7 +7,7 @@ from contextlib import suppress
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 
 def family(pid: int) -> list[int]:

@@ -19,8 +19,8 @@ from urllib.request import urlopen
 
 import yaml
 
-from integration.patience import PATIENCE
 from integration.simulated.packages import default_cache, fetch, unpack
+from integration.timeouts import PATIENCE
 from tests.harness.processes import end, sockets_of
 from tests.harness.waiting import eventually
 

@@ -12,7 +12,7 @@ import termios
 import time
 from typing import Self
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 
 def _make_transparent(terminal: int) -> None:

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 _POLL: Final = 0.01
 

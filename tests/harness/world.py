@@ -33,9 +33,9 @@ import time
 from contextlib import ExitStack
 from typing import Final, Self
 
-from integration.patience import PATIENCE
 from integration.simulated import SimulatedNode
 from integration.simulated.packages import default_cache
+from integration.timeouts import PATIENCE
 from tests.harness.bare_root import FORGET_OTHERS
 from tests.harness.pages import Command
 from tests.tools.images import glibc, write_archive

@@ -8,8 +8,8 @@ import signal
 import subprocess
 from typing import Final
 
-from integration.patience import PATIENCE
 from integration.simulated.containerd import PrivateContainerd
+from integration.timeouts import PATIENCE
 from tests.harness.waiting import eventually
 
 UNIT: Final = "containerd.service"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
 from integration.node.errors import MpsDaemonFailed
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from integration.node.mps.places import Places

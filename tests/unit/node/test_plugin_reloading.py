@@ -14,7 +14,7 @@ from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.settings import Source
 from integration.node.plugin.table import Given
 from integration.node.plugin.values import Mig, Settings
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:

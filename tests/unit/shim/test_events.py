@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from api.proto import events_pb2
-from integration.byhand import EventsServer
+from integration.shim_client import EventsServer
 from shim.log import Log
 from shim.pod.events import Publisher
 

@@ -23,7 +23,7 @@ from api.errors import Status
 from api.proto import events_pb2, events_service_pb2, task_pb2
 from api.ttrpc import RemoteError, Service
 from api.ttrpc.server import Server
-from integration.patience import PATIENCE
+from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
