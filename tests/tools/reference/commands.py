@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -31,6 +32,13 @@ failure is one line with a [code](errors.md), in these two forms an object of th
 
 """
 
+_SHARED: Final = """\
+## Options of many commands
+
+"""
+# Commands that have the same option, for it to be told once.
+_MANY: Final = 4
+
 
 def walk() -> Iterator[tuple[str, click.Command]]:
     """Every command with its full name, groups before what is in them."""
@@ -53,12 +61,17 @@ def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 
 def page() -> str:
     """The page of all commands."""
-    parts = [_HEAD + exit_statuses()]
-    for name, command in walk():
+    every = [(name, command, _options(command)) for name, command in walk()]
+    counted = Counter(row for _, _, rows in every for row in rows)
+    shared = [row for row, count in counted.items() if count >= _MANY]
+    parts = [_HEAD + exit_statuses(), _SHARED + table(("option", "meaning"), shared)]
+    for name, command, rows in every:
         depth = "##" if name.count(" ") == 1 else "###"
-        parts.append(
-            f"{depth} {name}\n\n{_usage(name, command)}\n{_help(command)}\n{_options(command)}"
-        )
+        own = [row for row in rows if row not in shared]
+        text = table(("option", "meaning"), own) if own else ""
+        if others := [row[0] for row in rows if row in shared]:
+            text += f"\nAnd [of many](#options-of-many-commands): {', '.join(others)}.\n"
+        parts.append(f"{depth} {name}\n\n{_usage(name, command)}\n{_help(command)}\n{text}")
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -100,15 +113,15 @@ def _help(command: click.Command) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _options(command: click.Command) -> str:
-    rows = []
+def _options(command: click.Command) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
     context = click.Context(command)
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
             record = option.get_help_record(context)
             if record is not None:
                 rows.append((code(record[0]), prose(_meant(option)) + _said(option)))
-    return table(("option", "meaning"), rows) if rows else ""
+    return rows
 
 
 def _meant(option: click.Option) -> str:
