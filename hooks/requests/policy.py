@@ -36,8 +36,9 @@ Rules
 - Configuring or monitoring MIG needs a privileged container, everywhere, or is an error, as with
   NVIDIA's runtime.
 - A container is part of a pod by the annotations of a CRI, or by a cgroup of the kubelet's.
-- Which pod that is, and its namespace, count only if all sources agree: an engine that hands
-  annotations of pods on hands on those that look like its own. The kubelet makes the cgroup.
+- Which pod and container that is, and the namespace, count only if all sources agree: an engine
+  that hands annotations of pods on hands on those that look like its own. The kubelet makes the
+  cgroup.
 - Other vendors' devices that the environment names need a trusted environment or the record.
 - A container whose request is denied starts without anything of the driver, or fails, as
   configured. Both are logged.
@@ -92,7 +93,7 @@ class Container:
         sandbox: whether it is the one that holds the pod's namespaces.
         namespace: the pod's; "" if it is not known for certain.
         privileged: whether it could take a GPU by itself.
-        pod_uid: the pod's UID; "" if it is not known for certain.
+        pod_uid: the pod's UID; "" if pod or container is not known for certain.
         name: its name in the pod; "" if the engine does not tell.
     """
 
@@ -167,13 +168,15 @@ def read_container(spec: Mapping[str, Any]) -> Container:
     path = part(spec, "linux", dict).get("cgroupsPath")
     cgroup = path if isinstance(path, str) else ""
     in_cgroup = [uid.replace("_", "-") for uid in _UID_IN_CGROUP.findall(cgroup)]
+    names = {str(annotations[name]) for name in _NAMES if name in annotations}
     return Container(
         # cri-dockerd's containers have nothing of Kubernetes in their spec but the cgroup.
         kubernetes=any(name.startswith(_OF_CRI) for name in annotations) or _OF_KUBELET in cgroup,
         sandbox=any(annotations.get(name) == _SANDBOX for name in _TYPES),
         namespace=_agreed(annotations, _NAMESPACES),
         privileged=_is_privileged(spec),
-        pod_uid=_agreed(annotations, _UIDS, in_cgroup),
+        # Two names are not the same as none: then nobody knows whose record it is.
+        pod_uid="" if len(names) > 1 else _agreed(annotations, _UIDS, in_cgroup),
         name=_agreed(annotations, _NAMES),
     )
 

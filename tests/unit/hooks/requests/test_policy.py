@@ -636,6 +636,8 @@ BY_CRI_O = {
         (BY_CRI_O | {"io.kubernetes.cri.sandbox-namespace": "kube-system"}, "",
          (UID, "main", "")),
         (BY_CRI_O | {"io.kubernetes.cri-o.Namespace": "kube-system"}, "", (UID, "main", "")),
+        # Of another name it is nobody's, and not everybody's as where no engine tells one.
+        (BY_CRI_O | {"io.kubernetes.cri.container-name": "other"}, "", ("", "", "team")),
         (BY_CONTAINERD, f"/kubepods/pod{OTHER}/pod{UID}", ("", "main", "team")),
         ({"io.kubernetes.cri.container-name": "main"}, "/kubepods/pod12/abc", ("", "main", "")),
     ],
