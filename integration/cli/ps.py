@@ -111,7 +111,7 @@ def command(
     """
     if gpus or stale or orphans:
         # Processes are listed without what asks kubelets.
-        from integration.cli.ledger import show_holdings  # noqa: PLC0415
+        from integration.cli.ledger import show_holdings  # noqa: PLC0415 - few ask for it
 
         show_holdings(
             output, load_config(config_path), (states, proc, pod_resources),

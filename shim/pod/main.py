@@ -48,7 +48,7 @@ def main(
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
     reaper = Reaper()
     look_ahead(os.getcwd(), reaper, log)
-    from shim.pod.server import run  # noqa: PLC0415
+    from shim.pod.server import run  # noqa: PLC0415 - see above
 
     gc.freeze()
     gc.enable()
