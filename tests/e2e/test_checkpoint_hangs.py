@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand, StartShim, gone, wait_for_file
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -125,13 +127,27 @@ def _tracer_of(pid: int) -> int:
     return 0
 
 
+def _has_stopped(pid: int) -> bool:
+    """Whether a process has taken the SIGSTOP that it was sent, or has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] in "TZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def _stop_who_traces(pid: int, asked: list[int]) -> int:
     """Stop CRIU while it has a process in its hands; returns its pid, or 0 if it was faster."""
     while not asked:
         tracer = _tracer_of(pid)
-        if tracer:
+        if not tracer:
+            continue
+        with suppress(ProcessLookupError):
             os.kill(tracer, signal.SIGSTOP)
-            return tracer if _tracer_of(pid) == tracer else 0
+            eventually(partial(_has_stopped, tracer), "CRIU has stopped")
+            if _tracer_of(pid) == tracer:
+                return tracer
+            os.kill(tracer, signal.SIGCONT)  # it let go before it stopped: it has to go on
     return 0
 
 
