@@ -1,12 +1,13 @@
 """Building the NVML library of a node, and the driver files that are only stood in for.
 
-``nvml.c`` is compiled with two headers written here: the scenario as tables of C, and the names
-of what it leaves unsupported. These names are read from the driver's own library, so that a
-program finds in ours every symbol it finds in the real one.
+``nvml.c`` is compiled once for a driver, with the names of what it leaves unsupported: they are
+read from the driver's own library, so that a program finds in ours every symbol it finds in the
+real one. Each node's library is that object and the scenario as tables of C.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -26,34 +27,52 @@ if TYPE_CHECKING:
 
 SONAME: Final = "libnvidia-ml.so.1"
 
-_SOURCE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml.c")
+_HERE: Final = os.path.dirname(os.path.abspath(__file__))
 _DEFINED: Final = re.compile(r"^(?:API .*?(nvml\w+)\(|[A-Z0-9_]+\((nvml\w+),)", re.MULTILINE)
+# Not optimised: a node is made often and asked little.
+_FLAGS: Final = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-O0", f"-I{_HERE}")
 
 
-def build_nvml(target: str, scenario: Scenario, *, driver: str, real: str, node: str) -> None:
-    """Compile the NVML library of a node.
+def build_nvml(
+    target: str, scenario: Scenario, *, driver: str, real: str, node: str, cache: str
+) -> None:
+    """Make the NVML library of a node.
 
     Args:
         real: path of the driver's own NVML library, for the names in it.
+        cache: the directory in which what all nodes have in common is kept.
 
     Raises:
         LibraryNotBuilt: there is no compiler, or it refused.
         DriverIncomplete: ``real`` is not a library.
     """
-    with open(_SOURCE, encoding="utf-8") as file:
-        defined = {name for pair in _DEFINED.findall(file.read()) for name in pair if name}
-    missing = sorted(set(exported_names(real)) - defined)
-    headers = {
-        "scenario.h": scenario_header(scenario, driver=driver, node=node),
-        "unsupported.h": "".join(f"UNSUPPORTED({name})\n" for name in missing),
-        "names": _visibility(scenario.nvml_lacks),
-    }
     with tempfile.TemporaryDirectory(prefix="nvml-") as work:
-        for name, text in headers.items():
-            with open(os.path.join(work, name), "w", encoding="utf-8") as file:
-                file.write(text)
-        # Not optimised: a node is made often and asked little.
-        _compile(target, SONAME, _SOURCE, "-O0", f"-I{work}", f"-Wl,--version-script={work}/names")
+        tables, names = os.path.join(work, "tables.c"), os.path.join(work, "names")
+        _write(tables, _tables(scenario, driver=driver, node=node))
+        _write(names, _visibility(scenario.nvml_lacks))
+        _link(
+            target, SONAME, *_FLAGS, f"-Wl,--version-script={names}", tables, _common(real, cache)
+        )
+
+
+def _common(real: str, cache: str) -> str:
+    """The path of what is compiled of ``nvml.c`` for a driver's library."""
+    sources = [_read(os.path.join(_HERE, name)) for name in ("nvml.c", "nvml.h")]
+    status = os.stat(real)
+    key = repr((sources, _FLAGS, os.path.realpath(real), status.st_size, status.st_mtime_ns))
+    kept = os.path.join(cache, f"nvml-{hashlib.sha256(key.encode()).hexdigest()[:16]}.o")
+    if not os.path.exists(kept):
+        defined = {name for pair in _DEFINED.findall(sources[0]) for name in pair if name}
+        missing = sorted(set(exported_names(real)) - defined)
+        with tempfile.TemporaryDirectory(prefix="nvml-", dir=cache) as work:
+            _write(
+                os.path.join(work, "unsupported.h"),
+                "".join(f"UNSUPPORTED({name})\n" for name in missing),
+            )
+            made = os.path.join(work, "nvml.o")
+            _gcc(made, *_FLAGS, f"-I{work}", "-c", os.path.join(_HERE, "nvml.c"), what=SONAME)
+            os.rename(made, kept)
+    return kept
 
 
 def _visibility(lacking: Sequence[str]) -> str:
@@ -68,7 +87,7 @@ def build_stand_in(target: str, soname: str) -> None:
     Raises:
         LibraryNotBuilt: there is no compiler, or it refused.
     """
-    _compile(target, soname, "/dev/null", "-x", "c", "-nostdlib")
+    _link(target, soname, "-fPIC", "-nostdlib", "-x", "c", "/dev/null")
 
 
 def exported_names(library: str) -> list[str]:
@@ -92,8 +111,8 @@ def exported_names(library: str) -> list[str]:
     return names
 
 
-def scenario_header(scenario: Scenario, *, driver: str, node: str) -> str:
-    """The tables of ``nvml.c``."""
+def _tables(scenario: Scenario, *, driver: str, node: str) -> str:
+    """A source of C that defines what ``nvml.h`` declares."""
     major, minor = scenario.cuda_version(driver)
     keys = list(dict.fromkeys(gpu.key for gpu in scenario.gpus))
     instances = [(gpu, instance) for gpu in scenario.gpus for instance in gpu.mig or ()]
@@ -106,34 +125,35 @@ def scenario_header(scenario: Scenario, *, driver: str, node: str) -> str:
         for compute in instance.compute
     ]  # fmt: skip
     tables = [
-        *(_table("struct profile", f"PROFILES_{keys.index(key)}",
+        *(_table("static const struct profile", f"PROFILES_{keys.index(key)}",
                  [*map(_profile_row, MODELS[key].profiles), "{0}"]) for key in keys),
-        _table("struct gpu", "GPUS", [_gpu_row(gpu, keys.index(gpu.key)) for gpu in scenario.gpus]),
-        _table("struct instance", "INSTANCES", [
+        _table("const struct gpu", "GPUS",
+               [_gpu_row(gpu, keys.index(gpu.key)) for gpu in scenario.gpus]),
+        _table("const struct instance", "INSTANCES", [
             _row(f"&GPUS[{gpu.index}]",
                  f"&PROFILES_{keys.index(gpu.key)}[{gpu.model.profiles.index(instance.profile)}]",
                  instance.id, instance.start, access_minor(gpu.minor, instance.id))
             for gpu, instance in instances
         ]),
-        _table("struct mig", "MIG", rows),
+        _table("const struct mig", "MIG", rows),
     ]  # fmt: skip
-    macros = {
-        "DEV": _quoted(os.path.join(node, "dev")),
-        "STATE": _quoted(os.path.join(node, "state")),
-        "DRIVER_VERSION": _quoted(driver),
+    texts = {
+        "NODE_DEV": os.path.join(node, "dev"),
+        "NODE_STATE": os.path.join(node, "state"),
+        "DRIVER_VERSION": driver,
         # NVML numbers itself by the newest CUDA major at the time and the driver's version.
-        "NVML_VERSION": _quoted(f"{major}.{driver}"),
-        "CUDA_VERSION": str(major * 1000 + minor * 10),
+        "NVML_VERSION": f"{major}.{driver}",
     }
-    # Variables, since a compiler wonders at a comparison with a constant 0.
     counts = {
         "GPU_COUNT": len(scenario.gpus),
         "INSTANCE_COUNT": len(instances),
         "MIG_COUNT": len(rows),
     }
     return "".join([
-        *(f"#define {name} {value}\n" for name, value in macros.items()),
-        *(f"static const u32 {name} = {value};\n" for name, value in counts.items()),
+        '#include "nvml.h"\n',
+        *(f"const char {name}[] = {_quoted(text)};\n" for name, text in texts.items()),
+        f"const int CUDA_VERSION = {major * 1000 + minor * 10};\n",
+        *(f"const u32 {name} = {count};\n" for name, count in counts.items()),
         *tables,
     ])  # fmt: skip
 
@@ -174,7 +194,7 @@ def _row(*values: str | int) -> str:
 def _table(kind: str, name: str, rows: Sequence[str]) -> str:
     # An array of C has one element at least; the counts say how many are meant.
     body = ",\n    ".join(rows or ["{0}"])
-    return f"static const {kind} {name}[] = {{\n    {body}\n}};\n"
+    return f"{kind} {name}[] = {{\n    {body}\n}};\n"
 
 
 def _quoted(text: str) -> str:
@@ -187,18 +207,30 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _compile(target: str, soname: str, source: str, *arguments: str) -> None:
-    done = _run([
-        "gcc", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{soname}",
-        "-Wl,--build-id=none", *arguments, "-o", target, source,
-    ])  # fmt: skip
+def _link(target: str, soname: str, *arguments: str) -> None:
+    shared = ("-shared", f"-Wl,-soname,{soname}", "-Wl,--build-id=none")
+    _gcc(target, *shared, *arguments, what=os.path.basename(target))
+
+
+def _gcc(target: str, *arguments: str, what: str) -> None:
+    done = _run(["gcc", *arguments, "-o", target])
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line]
         raise LibraryNotBuilt(
-            f"compile {os.path.basename(target)}",
+            f"compile {what}",
             found=(errors or done.stderr.splitlines() or ["no explanation"])[0],
             do="install the packages gcc and libc6-dev",
         )
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:

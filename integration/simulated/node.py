@@ -212,10 +212,12 @@ class SimulatedNode:
     def _add_libraries(self, files: DriverFiles, layout: Layout) -> None:
         driver = self.driver_version
         nvml = lay_out(self.driver_root, files, version=driver, layout=layout)
-        build_nvml(nvml, self.scenario, driver=driver, real=files.nvml, node=self.directory)
+        # Beside the packages that the rest is made of.
+        cache = os.path.dirname(os.path.dirname(files.directory))
+        build_nvml(
+            nvml, self.scenario, driver=driver, real=files.nvml, node=self.directory, cache=cache
+        )
         if self.scenario.compat32:
-            # Beside the packages that the rest is made of.
-            cache = os.path.dirname(os.path.dirname(files.directory))
             add_companion(self.driver_root, version=driver, cache=cache)
         write_loader_cache(self.driver_root, files.triplet)
 

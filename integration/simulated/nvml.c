@@ -1,7 +1,7 @@
 /*
  * NVML of a simulated node: what libnvidia-ml.so.1 would say of GPUs that are not there.
  *
- * The node's scenario is compiled in as tables (scenario.h, written by library.py). A GPU is
+ * The node's scenario is linked in as tables (nvml.h, written by library.py). A GPU is
  * reported only while its device node exists, as the real library can only open those: on the
  * node itself the nodes are looked for in the simulated dev directory, and where that does not
  * exist, in a container, in /dev. So a container that was granted GPU 1 sees one GPU, number 0.
@@ -57,7 +57,7 @@
  * symbol that is younger than glibc 2.28 (hence statx, and numbers read by hand).
  *
  * Layouts of structures: those that pynvml declares with ctypes, through which the tests read
- * them. One long file, as it is one table of functions and is compiled anew for each node.
+ * them. One long file, as it is one table of functions.
  */
 
 #define _GNU_SOURCE
@@ -76,6 +76,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "nvml.h"
+
 #define API __attribute__((visibility("default")))
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -93,49 +95,17 @@ typedef enum {
     UNKNOWN = 999,
 } nvmlReturn_t;
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
 enum { GEFORCE = 5, XID = 8 };
 
-/* --- The scenario ---------------------------------------------------------------------- */
+/* The node's state directory has the files that say what the GPUs do. */
+static const char *state_file(const char *name)
+{
+    static __thread char path[PATH_MAX];
 
-struct profile {
-    const char *name;
-    u32 index, id, slices, instances, memory_slices, multiprocessors;
-    u32 copy_engines, decoders, jpeg, ofa;
-    u64 memory_mib;
-    int starts[8]; /* ends with -1 */
-};
-
-struct gpu;
-struct instance;
-
-/* A compute instance, which is what NVML calls a MIG device. */
-struct mig {
-    const struct instance *instance;
-    const char *uuid, *name;
-    u32 id, slices, start, capability;
-};
-
-struct instance {
-    const struct gpu *gpu;
-    const struct profile *profile;
-    u32 id, start, capability;
-};
-
-struct gpu {
-    const char *name, *uuid, *serial, *vbios;
-    u32 minor, domain, bus, device, pci_device, pci_subsystem;
-    u32 architecture, major, minor_capability, brand, cores, multiprocessors;
-    u32 milliwatts, graphics_mhz, memory_mhz, pcie_generation, pcie_lanes, numa_node;
-    u64 memory_mib;
-    int mig_capable, mig_mode;
-    const struct profile *profiles; /* ends with a name of NULL */
-};
-
-#include "scenario.h"
+    snprintf(path, sizeof path, "%s/%s", NODE_STATE, name);
+    return path;
+}
 
 /* --- What is handed out ---------------------------------------------------------------- */
 
@@ -237,7 +207,7 @@ static nvmlReturn_t text(char *to, u32 size, const char *from)
 
 static void look_at_faults(struct statx *status)
 {
-    if (statx(AT_FDCWD, STATE "/nvml-faults", 0, STATX_MTIME | STATX_SIZE | STATX_INO, status))
+    if (statx(AT_FDCWD, state_file("nvml-faults"), 0, STATX_MTIME | STATX_SIZE | STATX_INO, status))
         memset(status, 0, sizeof *status);
 }
 
@@ -258,7 +228,7 @@ static void read_faults(void)
     int descriptor;
 
     look_at_faults(&faults_seen);
-    descriptor = open(STATE "/nvml-faults", O_RDONLY | O_CLOEXEC);
+    descriptor = open(state_file("nvml-faults"), O_RDONLY | O_CLOEXEC);
     if (descriptor >= 0) {
         ssize_t length = read(descriptor, file, sizeof file - 1);
 
@@ -394,7 +364,7 @@ static nvmlReturn_t suffer_of(const struct gpu *gpu)
 /* One byte more in the file of that name, if it is there. */
 static void count_init(void)
 {
-    int descriptor = open(STATE "/nvml-inits", O_WRONLY | O_APPEND | O_CLOEXEC);
+    int descriptor = open(state_file("nvml-inits"), O_WRONLY | O_APPEND | O_CLOEXEC);
 
     if (descriptor < 0)
         return;
@@ -417,7 +387,7 @@ API nvmlReturn_t nvmlInitWithFlags(u32 flags)
     REQUIRE(!fault, fault);
     fault = suffer("nvmlInit");
     REQUIRE(!fault, fault);
-    dev = statx(AT_FDCWD, DEV, 0, STATX_TYPE, &status) ? "/dev" : DEV;
+    dev = statx(AT_FDCWD, NODE_DEV, 0, STATX_TYPE, &status) ? "/dev" : NODE_DEV;
     REQUIRE(is_node(NVIDIA_MAJOR, CONTROL_MINOR, "nvidiactl"), DRIVER_NOT_LOADED);
     visible_count = 0;
     for (u32 i = 0; i < GPU_COUNT; i++)
@@ -493,9 +463,10 @@ API nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *uuid
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, u32 length)
 {
     const char *lie;
-    char said[80] = DRIVER_VERSION;
+    char said[80];
 
     ENTER;
+    snprintf(said, sizeof said, "%s", DRIVER_VERSION);
     lie = fault_of("driver");
     if (lie)
         snprintf(said, sizeof said, "%.*s", (int)strcspn(lie, " "), lie);
@@ -590,7 +561,7 @@ static u32 numbers(const char *at, u64 *values, u32 most)
 /* What the file of facts tells of a GPU; the last line counts. */
 static u64 fact(const struct gpu *gpu, const char *name, u64 otherwise)
 {
-    char *facts = content_of(STATE "/nvml-facts");
+    char *facts = content_of(state_file("nvml-facts"));
     size_t length = strlen(name);
 
     for (const char *line = facts; line && *line; line = after_line(line)) {
@@ -623,7 +594,7 @@ struct process {
 static void each_process(const struct gpu *gpu, const struct mig *mig,
                          void (*what)(const struct process *, void *), void *data)
 {
-    char *processes = content_of(STATE "/nvml-processes");
+    char *processes = content_of(state_file("nvml-processes"));
 
     for (const char *line = processes; line && *line; line = after_line(line)) {
         struct process process = {.kind = 'c', .instance = NO_INSTANCE, .compute = NO_INSTANCE};
@@ -873,10 +844,10 @@ API nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(const void *device, char *versi
 
 static const char *compute_mode_file(const struct gpu *gpu)
 {
-    static char path[PATH_MAX];
+    char name[128];
 
-    snprintf(path, sizeof path, STATE "/nvml-compute-mode-%s", gpu->uuid);
-    return path;
+    snprintf(name, sizeof name, "nvml-compute-mode-%s", gpu->uuid);
+    return state_file(name);
 }
 
 static u32 compute_mode_of(const struct gpu *gpu)
@@ -1345,7 +1316,7 @@ enum { MOST_LINKS = 18, TO_SWITCH = -1, NO_LINK = -2, NVSWITCH_BUS = 0xc0 };
 /* Where a link of a GPU leads: the minor of the other GPU, or one of the above. */
 static int link_to(const struct gpu *gpu, u32 link)
 {
-    char *links = content_of(STATE "/nvml-nvlinks");
+    char *links = content_of(state_file("nvml-nvlinks"));
     int found = NO_LINK;
 
     for (const char *line = links; line && *line && found == NO_LINK; line = after_line(line)) {
@@ -1861,12 +1832,12 @@ API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
     REQUIRE(*set, UNKNOWN);
     (*set)->changes = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     if ((*set)->changes >= 0 &&
-        inotify_add_watch((*set)->changes, STATE, IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE) <
+        inotify_add_watch((*set)->changes, NODE_STATE, IN_MODIFY | IN_CREATE | IN_MOVED_TO | IN_DELETE) <
             0) {
         close((*set)->changes);
         (*set)->changes = -1;
     }
-    if (!statx(AT_FDCWD, STATE "/nvml-events", 0, STATX_SIZE, &status))
+    if (!statx(AT_FDCWD, state_file("nvml-events"), 0, STATX_SIZE, &status))
         (*set)->seen = status.stx_size;
     return SUCCESS;
 }
@@ -1893,7 +1864,7 @@ API nvmlReturn_t nvmlDeviceRegisterEvents(const void *device, u64 types, struct 
 /* The next event of the file that somebody registered for. */
 static int next_event(struct event_set *set, struct event *event)
 {
-    int descriptor = open(STATE "/nvml-events", O_RDONLY | O_CLOEXEC), found = 0;
+    int descriptor = open(state_file("nvml-events"), O_RDONLY | O_CLOEXEC), found = 0;
     char line[128], *end;
     ssize_t length;
 

@@ -231,6 +231,7 @@ def test_it_compiles_without_a_warning(
             driver=driver_files.version,
             real=driver_files.nvml,
             node="/nowhere",
+            cache=str(tmp_path),
         )
 
 
