@@ -58,6 +58,9 @@ _SHIMS: Final = {
 
 _GROWING: Final = {1: "one", 8: "eight", 16: "sixteen"}
 
+_BUNDLES: Final = "/dev/shm"
+"""Where bundles are: on a tmpfs, as containerd's state directory is on a node."""
+
 _ASKED: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 
 
@@ -107,18 +110,22 @@ class Injection:
 
     def later(self) -> float:
         """A later container of the same image, by the shim's work; returns milliseconds."""
-        with tempfile.TemporaryDirectory(dir=self._directory) as base, _quiet():
-            for name in ("upper", "work", "bundle/rootfs"):
-                os.makedirs(os.path.join(base, name))
-            shutil.copy(os.path.join(self._directory, bundle.CONFIG), f"{base}/bundle")
+        with (
+            tempfile.TemporaryDirectory(dir=self._directory) as base,
+            tempfile.TemporaryDirectory(prefix="nvshim-bench-", dir=_BUNDLES) as directory,
+            _quiet(),
+        ):
+            for path in (f"{base}/upper", f"{base}/work", f"{directory}/rootfs"):
+                os.mkdir(path)
+            shutil.copy(os.path.join(self._directory, bundle.CONFIG), directory)
             layers = f"lowerdir={self._image}"
             options = ["index=off", f"upperdir={base}/upper", f"workdir={base}/work", layers]
-            provision = Provision(f"{base}/bundle", Log(base, debug=False), _Alone())
+            provision = Provision(directory, Log(base, debug=False), _Alone())
             os.environ["NVSHIM_CONFIG"] = self._config_path
             began = time.perf_counter()
             _, layer = provision.provide([("overlay", "overlay", "", options)], "runc")
             milliseconds = _since(began)
-            subprocess.run(["umount", f"{base}/bundle/rootfs"], check=True)
+            subprocess.run(["umount", f"{directory}/rootfs"], check=True)
             if layer < 0:
                 raise RuntimeError("the image has no layer")
             os.close(layer)
@@ -149,11 +156,12 @@ class Injection:
         )
         laps |= injection.record["milliseconds"]
         laps[DECIDED] = sum(injection.record["milliseconds"].values())
+        # Not where the spec is that the next one begins with.
+        written = os.path.join(self._directory, "written")
+        os.makedirs(written, exist_ok=True)
         began = time.perf_counter()
-        files.write(
-            os.path.join(self._directory, bundle.RECORD), json.dumps(injection.record).encode()
-        )
-        bundle.write_spec(self._directory, injection.spec)
+        files.write(os.path.join(written, bundle.RECORD), json.dumps(injection.record).encode())
+        bundle.write_spec(written, injection.spec)
         laps["write"] = _since(began)
         return laps
 
@@ -273,6 +281,7 @@ def _spec(directory: str) -> dict[str, Any]:
     with open(os.path.join(directory, bundle.CONFIG), encoding="utf-8") as file:
         spec: dict[str, Any] = json.load(file)
     spec["process"]["env"] += _ASKED
+    bundle.write_spec(directory, spec)
     return spec
 
 
