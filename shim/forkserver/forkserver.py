@@ -28,7 +28,6 @@ import gc
 import os
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 from shim import PROGRAM, files, forked, processes
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
 
 # Seconds without a request after which it ends.
 IDLE: Final = 600.0
-
-# Seconds that it lets pass before it imports: the shim that is started meanwhile comes first.
-_COURTESY: Final = 0.3
 
 
 def main(words: Sequence[str]) -> NoReturn:
@@ -78,7 +74,6 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
     try:
         # Blocked since before exec, so that it never ends us without what follows.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        time.sleep(_COURTESY)
         program = os.path.abspath(sys.argv[0])
         installation = Installation(program)
         gc.disable()

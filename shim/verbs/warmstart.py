@@ -28,9 +28,10 @@ import signal
 import socket
 import struct
 import sys
+import time
 from typing import Final, NoReturn
 
-from shim import files, sockets
+from shim import files, forked, sockets
 from shim.errors import ShimError
 
 SWITCH: Final = "NVSHIM_FORK_SERVER"
@@ -50,6 +51,9 @@ _FNV_PRIME: Final = 0x100000001B3
 
 # The descriptor under which the fork server finds the lock that makes it the only one.
 LOCK_FD: Final = 3
+
+# Seconds that it lets pass before it begins: the shim that is started meanwhile comes first.
+_COURTESY: Final = 0.3
 
 # The command line of a shim is written over that of the process it was forked from; ids of
 # containers and namespaces may have 76 bytes each.
@@ -132,12 +136,14 @@ def leave_behind(containerd: str) -> None:
         # Until it can remove its files when it is told to end.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         if os.fork() == 0:
-            become_fork_server(path, containerd, lock)
+            become_fork_server(path, containerd, lock, after=_COURTESY)
     except OSError:
         return  # another one has the lock, or there is no room for a process
 
 
-def become_fork_server(path: str, containerd: str, lock: int, *flags: str) -> NoReturn:
+def become_fork_server(
+    path: str, containerd: str, lock: int, *flags: str, after: float = 0
+) -> NoReturn:
     """Execute the fork server in this process, which blocks SIGTERM.
 
     Args:
@@ -145,6 +151,7 @@ def become_fork_server(path: str, containerd: str, lock: int, *flags: str) -> No
         containerd: its gRPC address, shown in the command line.
         lock: the descriptor of the locked file beside the path.
         flags: more of its flags.
+        after: seconds to wait first, with nobody's descriptors and in nobody's directory.
     """
     # An interpreter of its own: nothing of this verb is in the memory that shims will share.
     try:
@@ -156,6 +163,10 @@ def become_fork_server(path: str, containerd: str, lock: int, *flags: str) -> No
         os.dup2(high, LOCK_FD)
         os.setpgid(0, 0)
         program = os.path.abspath(sys.argv[0])
+        if after:
+            forked.close_others({0, 1, 2, LOCK_FD})
+            os.chdir("/")
+            time.sleep(after)
         words = ["-address", containerd, "-socket", path, *flags, _ROOM_FOR_NAMES, "fork-server"]
         # By this interpreter: in a self-contained tree the program's first line cannot name it.
         argv = [sys.executable, "-IS", program, *words]
