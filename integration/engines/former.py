@@ -10,7 +10,8 @@ from __future__ import annotations
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from integration.engines import tomltext, undo
+from integration import tomltext
+from integration.engines import undo
 from integration.engines.imports import imports_value, resolved
 from integration.engines.options import PLUGINS, RUNTIME_TYPE, handlers_path
 

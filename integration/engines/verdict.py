@@ -9,7 +9,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import tomltext
+from integration import tomltext
 from integration.engines.dump import CRI, cri, differences, handlers, pruned
 from integration.engines.errors import (
     ConfigDiffers,

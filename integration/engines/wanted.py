@@ -10,7 +10,7 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import tomltext
+from integration import tomltext
 from integration.engines.dump import IMAGES, cri, differences, handlers, pruned
 from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs
 from integration.engines.imports import File, covers, imports_value, load, parse
