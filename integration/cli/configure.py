@@ -91,7 +91,8 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
 @_path("--drop-in", "Where to write the drop-in; by default where the root file imports one from.")
 @click.option(
     "--systemd-cgroup", type=click.Choice(["auto", "yes", "no"]), default="auto",
-    show_default=True, help="Whether systemd makes the cgroups; auto: as for runc.",
+    show_default=True,
+    help="Whether systemd makes the cgroups; auto: as for runc, or by their names alone.",
 )  # fmt: skip
 @click.option(
     "--runtime-type", type=click.Choice([RUNTIME_TYPE, RUNC_TYPE]),

@@ -40,6 +40,8 @@ _IN_PLACE: Final = 1  # a file of this version is not imported by any that merge
 # containerd 1.6 hands on nothing of a handler's options to a shim that it does not know but this.
 _ONLY_CONFIG_PATH: Final = (1, 7)
 
+_NEEDS_NO_OPTIONS: Final = (2, 0)
+
 # What containerd 2 takes over from a file of version 2 to the plugin of images only where a handler
 # is named: with ours, it would begin to heed what it has overlooked, such as a snapshotter that the
 # node does not have.
@@ -198,7 +200,7 @@ def with_us(
     root = files[0]
     version = root.version if root.text is not None else int(before["version"])
     in_options: dict[str, Any] = {}
-    if _systemd_cgroup(options, before):
+    if _systemd_cgroup(options, containerd, before):
         in_options["SystemdCgroup"] = True
         if options.runtime_type == RUNTIME_TYPE and containerd.release < _ONLY_CONFIG_PATH:
             path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
@@ -228,9 +230,17 @@ def with_us(
     return _edited(path, view, tables), notes
 
 
-def _systemd_cgroup(options: Options, before: Mapping[str, Any]) -> bool:
+def _systemd_cgroup(options: Options, containerd: Containerd, before: Mapping[str, Any]) -> bool:
+    """Whether the handler's options are to have SystemdCgroup.
+
+    Our shim goes by the name that the kubelet gives a cgroup, and needs no option for it. And what
+    containerd 2 takes to be runc's is in the way of some pods where a handler has any: of pods in
+    user namespaces, and of those that the shim holds itself.
+    """
     if options.systemd_cgroup is not None:
         return options.systemd_cgroup
+    if options.runtime_type == RUNTIME_TYPE and containerd.release >= _NEEDS_NO_OPTIONS:
+        return False
     plugin, there = cri(before), handlers(before)
     first = (plugin["containerd"].get("default_runtime_name", "runc"), "runc")
     for name in dict.fromkeys((*first, *there)):

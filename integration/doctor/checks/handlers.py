@@ -77,7 +77,10 @@ def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[T
                 remedy="set cgroupDriver: systemd for kubelet, or SystemdCgroup = false",
             )
         elif driver == "systemd" and not handler.systemd_cgroup:
-            # Ours goes by the cgroup's name, which is systemd's; runc's does not.
+            # Ours goes by the cgroup's name, which is systemd's; runc's does not. containerd hands
+            # the option of runc's type on to the kubelet.
+            if handler.is_ours and handler.runtime_type != RUNC_TYPE:
+                continue
             yield Trouble(
                 f"kubelet has systemd, the handler {handler.name} does not have "
                 "SystemdCgroup = true",
@@ -102,7 +105,11 @@ def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[T
 def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     if kubernetes.cgroup_driver:
         return  # then it is said of which is right
-    said = {h.name: bool(h.systemd_cgroup) for h in _used(containerd)}
+    said = {
+        h.name: bool(h.systemd_cgroup)
+        for h in _used(containerd)
+        if not (h.is_ours and h.systemd_cgroup is None)  # it goes by the cgroup's name
+    }
     if len(set(said.values())) > 1:
         yes = [name for name, systemd in said.items() if systemd]
         no = [name for name, systemd in said.items() if not systemd]

@@ -216,11 +216,11 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         changed(KUBELET, "systemd", "cgroupfs"), "D041", ERROR, "SystemdCgroup = true",
     ),
     "our handler has cgroupfs": (
-        changed(CONTAINERD, OPTIONS, ""), "D041", WARNING, "nvidia",
+        of_runcs_type(options=""), "D041", WARNING, "nvidia",
     ),
     "no systemd": (without("/run/systemd/system"), "D041", ERROR, "does not run"),
     "handlers differ": (
-        all_of(without(KUBELET), changed(CONTAINERD, OPTIONS, "")),
+        all_of(without(KUBELET), changed(CONTAINERD, OPTIONS, "SystemdCgroup = false\n")),
         "D042", WARNING, "runc",
     ),
     "a class without a handler": (

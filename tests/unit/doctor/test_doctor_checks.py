@@ -20,6 +20,7 @@ from tests.unit.doctor.breaks import (
     ELSEWHERE_ONLY,
     EVIDENCE,
     MODULES,
+    OPTIONS,
     PROGRAM,
     RUNTIMES,
     in_version_1,
@@ -34,6 +35,7 @@ from tests.unit.doctor.trees import (
     DAEMON,
     DROP_IN,
     HANDLER,
+    KUBELET,
     SERVER_PID,
     Healthy,
     Tree,
@@ -286,3 +288,10 @@ def test_handler_of_runcs_type_that_calls_our_shim_is_ours(tree: Tree) -> None:
     tree.change(CONTAINERD, f'runtime_path = "{PROGRAM}"\n', "")
     tree.remove(DAEMON)
     assert {each.code for each in found(tree, "D031")} == {"NVSHIM-D031"}
+
+
+def test_handler_of_our_type_needs_no_option_for_cgroups(tree: Tree) -> None:
+    tree.change(CONTAINERD, OPTIONS, "")
+    assert found(tree, "D041") == []
+    tree.remove(KUBELET)
+    assert found(tree, "D042") == []
