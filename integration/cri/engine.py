@@ -31,6 +31,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.handlers import calls_our_shim
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -94,17 +96,17 @@ class Engine:
         is_set = self.config.get("enableCDI") if self.config else None
         return is_set if isinstance(is_set, bool) else None
 
-    def hands_on(self, annotation: str, kind: str) -> bool:
-        """Whether a handler gets an annotation of a container.
+    def hands_on(self, annotation: str) -> bool:
+        """Whether a handler that calls our shim gets an annotation of a container.
 
         Args:
             annotation: its name.
-            kind: the type of the handlers that count.
         """
         return any(
             fnmatch.fnmatchcase(annotation, pattern)
             for handler in self._runtimes.values()
-            if isinstance(handler, dict) and handler.get("runtimeType") == kind
+            if isinstance(handler, dict)
+            and calls_our_shim(handler.get("runtimeType"), handler.get("runtimePath"))
             for pattern in handler.get("ContainerAnnotations") or ()
             if isinstance(pattern, str)
         )

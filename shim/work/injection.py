@@ -15,7 +15,7 @@ from shim import bundle as bundle_files
 from shim import files, loop
 from shim.errors import NvshimError, WorkerFailed
 from shim.processes import start_time_of
-from shim.rootfs import proc_cover
+from shim.rootfs import node_cover, proc_cover
 from shim.work.worker import Worker
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Injection:
         return mounted
 
     async def made(self, init: int) -> None:
-        """Its init process was made: the claim is that process's, and its procfs is covered.
+        """Its init process was made: the claim is that process's, and its files are covered.
 
         Args:
             init: the pid.
@@ -128,7 +128,7 @@ class Injection:
         claim = bundle_files.read_claim(self._bundle)[0] if self._claimed else ""
         if claim:
             bundle_files.write_claim(self._bundle, claim, init, start_time_of(init))
-        await self.cover_proc(init)
+        await self.cover(init)
 
     def release(self) -> None:
         """Release the layer, the claim and the staged files of a container that is gone.
@@ -166,8 +166,8 @@ class Injection:
         bundle_files.remove_staging(self._bundle)
         bundle_files.restore_spec(self._bundle)
 
-    async def cover_proc(self, pid: int) -> None:
-        """Cover the files of procfs that the container is not to see as they are.
+    async def cover(self, pid: int) -> None:
+        """Cover the files of procfs, and the nodes, that the container is not to see as they are.
 
         What came of it is written into the record; what could not be covered is no error.
 
@@ -177,25 +177,33 @@ class Injection:
         Raises:
             BundleUnusable: the record cannot be written.
         """
-        covers = self._proc_files()
+        covers = self._later("proc_files")
         if covers:
             sources = {file["path"]: file["source"] for file in covers}
             self._note(covers, await proc_cover.cover(pid, sources))
+        nodes = self._later("owned_nodes")
+        if nodes:
+            staging = os.path.join(self._bundle, bundle_files.STAGING)
+            self._note(nodes, await node_cover.cover(pid, nodes, staging))
 
-    async def uncover_proc(self, pid: int) -> None:
-        """Take away what :meth:`cover_proc` has mounted, for CRIU, which would refuse it.
+    async def uncover(self, pid: int) -> None:
+        """Take away what :meth:`cover` has mounted, for CRIU, which would refuse it.
 
         Args:
             pid: the container's init, which has not been reaped.
         """
-        covers = [file for file in self._proc_files() if file["state"] == proc_cover.COVERED]
-        paths = [file["path"] for file in covers]
-        self._note(covers, await proc_cover.uncover(pid, paths))
+        for name, uncover in (
+            ("proc_files", proc_cover.uncover),
+            ("owned_nodes", node_cover.uncover),
+        ):
+            covers = [each for each in self._later(name) if each["state"] == proc_cover.COVERED]
+            self._note(covers, await uncover(pid, [each["path"] for each in covers]))
 
-    def _proc_files(self) -> list[dict[str, str]]:
-        return [] if self._record is None else self._record["proc_files"]
+    def _later(self, name: str) -> list[dict[str, Any]]:
+        """What the record has to be covered."""
+        return [] if self._record is None else self._record[name]
 
-    def _note(self, covers: list[dict[str, str]], states: dict[str, str]) -> None:
+    def _note(self, covers: list[dict[str, Any]], states: dict[str, str]) -> None:
         covers = [file for file in covers if file["state"] != states[file["path"]]]
         if not covers:
             return

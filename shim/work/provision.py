@@ -43,7 +43,7 @@ _NO_VERSION: Final = "0.0.0"
 _SOON: Final = 0.1  # seconds
 
 # What of the record is needed while the container runs: by Start, by execs, by a checkpoint.
-_FOR_LATER: Final = ("identity", "proc_files", "process")
+_FOR_LATER: Final = ("identity", "owned_nodes", "proc_files", "process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Provision:
             if case.verdict.allowed.wants_injection:
                 bundle_files.keep_spec(self._bundle)
                 # True when the container starts; of what cannot be covered the shim says so.
-                for file in injection.record["proc_files"]:
+                for file in (*injection.record["proc_files"], *injection.record["owned_nodes"]):
                     file["state"] = proc_cover.COVERED
                 self._write_record(injection)
                 bundle_files.write_spec(self._bundle, injection.spec)
