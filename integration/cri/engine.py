@@ -109,6 +109,14 @@ class Engine:
             if isinstance(pattern, str)
         )
 
+    def handler(self, name: str) -> Mapping[str, Any]:
+        """The settings of a handler, under the engine's own names; none if it does not tell.
+
+        Args:
+            name: of the handler.
+        """
+        return _table(self._runtimes.get(name))
+
     @property
     def _runtimes(self) -> Mapping[str, Any]:
         return _table(_table(self.config.get("containerd")).get("runtimes"))
