@@ -451,3 +451,47 @@ def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> Non
     assert values["toolkit"] == {"enabled": False}
     assert values["operator"]["runtimeClass"] == Settings().runtime_name
     assert values["devicePlugin"] == {"enabled": False}
+
+
+# -- the Job that verifies --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def job() -> dict[str, Any]:
+    kubectl = Kubectl.of_release(RENDERS)
+    return _one(_documents(kubectl("kustomize", os.path.join(MANIFESTS, "verify"))), "Job")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_job_is_valid_in_every_version_of_the_api(job: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(job, version, strict=True)
+
+
+def test_kubectl_would_apply_the_job_whose_one_word_is_verify(job: dict[str, Any]) -> None:
+    kubectl = Kubectl.of_release(RENDERS)
+    with Discovery() as server:
+        said = kubectl(
+            "apply", "--dry-run=client", "--validate=false", "-f", "-",
+            server=server.url, stdin=yaml.safe_dump(job),
+        )  # fmt: skip
+        assert "job.batch/verify created (dry run)" in said
+        assert server.changes == []
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["node-exec", "--", "verify"]
+    _parses(container["args"])
+    assert container["image"] == f"{NAME}:{VERSION}"
+
+
+def test_the_job_runs_once_on_a_node_of_the_agents_and_writes_in_one_place(
+    job: dict[str, Any], rendered: dict[str, list[dict[str, Any]]]
+) -> None:
+    spec = job["spec"]["template"]["spec"]
+    agent = _pod(rendered["not-default"], "node-agent")
+    assert job["metadata"]["namespace"] == "containerd-shim-nvidia"
+    assert (job["spec"]["backoffLimit"], spec["restartPolicy"]) == (0, "Never")
+    assert spec["affinity"]["nodeAffinity"] == agent["affinity"]["nodeAffinity"]
+    assert spec["tolerations"] == agent["tolerations"]
+    assert spec["automountServiceAccountToken"] is False
+    mounts = spec["containers"][0]["volumeMounts"]
+    writable = [each["mountPath"] for each in mounts if "readOnly" not in each]
+    assert writable == ["/host/run/containerd-shim-nvidia"]
