@@ -173,10 +173,10 @@ class Place:
             yield Node(config, inventory_of(config), Engine("", ""), pods, Kubelet(config))
         shutil.rmtree(f"{self.node.state}/verify")
 
-    def is_settled(self) -> bool:
-        """Whether the engine makes nothing any more: each container is started, or has ended."""
-        listed = self.pods.cri.list_containers(pb.ListContainersRequest()).containers
-        return all(each.state != pb.CONTAINER_CREATED for each in listed)
+    def ready(self) -> list[str]:
+        """The pods that run."""
+        listed = self.pods.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items
+        return [pod.id for pod in listed if pod.state == pb.SANDBOX_READY]
 
     def is_clean(self) -> None:
         assert self.pods.ids() == []
@@ -330,23 +330,41 @@ def test_an_agent_that_nobody_starts_again_is_a_failure(
         place.kubelet.wait_for(GPU, 2)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-)
-def test_nothing_is_left_after_a_signal_or_by_the_next_run(
-    place: Place, number: int, status: int
-) -> None:
+@contextmanager
+def verifying(place: Place) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that is under way, and has made a pod."""
     with subprocess.Popen(
-        [sys.executable, "-m", "integration.cli", *place.words("--only", "gpu")],
+        [sys.executable, "-m", "integration.cli", *place.words("--only", "gpu", "--only", "exec")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
-        eventually(place.pods.ids, "a pod of it")
+        eventually(place.ready, "a pod of it")
+        yield process
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nothing_is_left_after_a_signal(place: Place, number: int, status: int) -> None:
+    with verifying(place) as process:
         process.send_signal(number)
         assert process.wait(timeout=60) == status
-    if number == signal.SIGKILL:
-        eventually(place.is_settled, "the engine has done what it was asked for")
-        assert place.pods.ids()
-        place.verify("--only", "exit")
+    place.is_clean()
+
+
+def test_what_a_run_leaves_that_was_killed_the_next_one_removes(place: Place) -> None:
+    with verifying(place) as process:
+
+        def has_a_pod() -> bool:
+            """It is held there; what it has asked for before is to stop a pod, not to remove it."""
+            process.send_signal(signal.SIGSTOP)
+            if place.ready():
+                return True
+            process.send_signal(signal.SIGCONT)
+            return False
+
+        eventually(has_a_pod, "a pod of it")
+        process.kill()
+        process.wait()
+    assert place.pods.ids()
+    assert place.verify("--only", "exit")[0] == 0
     place.is_clean()
 
 
