@@ -53,6 +53,16 @@ def test_an_exec_has_a_line_and_a_code() -> None:
     assert (done.stdout, done.returncode) == ("here\n", 43)
 
 
+@pytest.mark.parametrize(("count", "status"), [("0", 0), ("2", 1)])
+def test_a_pod_of_a_cluster_is_judged_by_how_many_it_has(count: str, status: int) -> None:
+    """None here: this machine has no GPU of its own, and no driver mounted."""
+    done = probe("count", count)
+    assert done.returncode == status
+    told = "passed  0 GPUs, as requested\n" if status == 0 else "seen: 0 of them\n"
+    assert told in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+
 def test_it_looks_again_when_it_is_told_to_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with open(log, "wb") as file, subprocess.Popen([PROGRAM, "hold"], stdout=file) as process:
