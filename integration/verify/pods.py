@@ -8,7 +8,8 @@ Rules
 - A pod is made of an image that the node has; nothing of it is run.
 - The network is the node's, so that no CNI plugin has a part in it.
 - Somebody else may remove the pod meanwhile. A kubelet does within some seconds, since the pod is
-  none of its own. Then the work is done again with another pod, some times.
+  none of its own: it kills the containers, and then stops the pod. So what went wrong counts if the
+  pod is there a while later; if not, the work is done again with another pod, some times.
 
 Source: CRI v1; containerd internal/cri/server (getCgroupsPath); kubelet HandlePodCleanups.
 """
@@ -48,6 +49,7 @@ _ATTEMPTS: Final = 5
 _TO_MAKE: Final = 60.0 * PATIENCE
 _TO_END: Final = 60.0 * PATIENCE
 _TO_WRITE: Final = 5.0 * PATIENCE
+_TO_GO: Final = 3.0 * PATIENCE
 _POLL: Final = 0.02
 _INSIDE: Final = f"/{NAME}"
 _SLICE: Final = "/system.slice"
@@ -193,6 +195,15 @@ class Pod:
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=self.id, verbose=True)
         return self._pods.cri.pod_sandbox_status(request)
 
+    def stays(self) -> bool:
+        """Whether nobody stops or removes it, who may just be about to."""
+        deadline = time.monotonic() + _TO_GO
+        while self.is_there:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(_POLL)
+        return False
+
     @property
     def is_there(self) -> bool:
         """Whether nobody has stopped or removed it."""
@@ -293,7 +304,7 @@ class Pods:
             try:
                 return work(pod)
             except (CriRefused, NotAsExpected):
-                if pod.is_there:
+                if pod.stays():
                     raise
             finally:
                 with contextlib.suppress(CriError):

@@ -91,7 +91,7 @@ def verify(config: Config, asked: Asked, say: Callable[[str], None]) -> Verifica
     """
     began = time.monotonic()
     program = find_program()
-    inventory = inventory_of(config, confirmed=True)
+    inventory = inventory_of(config, anew=True)
     with (
         Interrupts() as interrupts,
         _directory(config) as directory,
@@ -220,6 +220,7 @@ def _directory(config: Config) -> Iterator[str]:
     """
     path = os.path.join(config.state, _DIRECTORY)
     try:
+        os.makedirs(config.state, mode=0o711, exist_ok=True)
         os.makedirs(path, mode=0o700, exist_ok=True)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:

@@ -44,7 +44,7 @@ CHECKS: Final = (
     Check("no-gpu", "no request, no GPU", containers.none_is_given, ("exit",)),
     Check("gpu", "a request gives exactly its GPU", containers.gpus_are_given, ("no-gpu",)),
     Check("plugin", "a device plugin is registered", devices.plugin_is_registered),
-    Check("devices", "the kubelet can give each GPU", devices.devices_are_given, ("plugin",)),
+    Check("devices", "each GPU can be given", devices.devices_are_given, ("plugin",)),
     Check("answer", "a plugin's answer gives its GPU", devices.answer_arrives, ("plugin", "gpu")),
     Check("health", "health goes down and up", agent.health_follows, ("plugin",)),
     Check("restart", "a restart of the agent loses nothing", agent.restart_loses_nothing,

@@ -141,7 +141,7 @@ def _restart_beside(node: Node, pod: Pod, device: Wanted) -> str:
         is_running = container.is_running
     except CriRefused:
         is_running = False
-    if not is_running and not pod.is_there:
+    if not is_running and not pod.stays():
         # A kubelet removed it, which knows nothing of it: that is no fault of the agent's.
         return "; the container with a GPU did not last so long"
     if not is_running:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.config import Mode
+from integration.cri.engine import CRIO
 from integration.cri.errors import CriRefused
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import parse
@@ -48,7 +49,7 @@ def handler_answers(node: Node) -> str:
         raise NotAsExpected(
             f"{node.engine} has the handler {handler}",
             seen=f"it has {', '.join(filter(None, node.engine.handlers)) or 'none'}",
-            do="run `nvshim configure containerd`, and restart containerd",
+            do=_configure(node),
         )
     try:
         kind = node.pods.attempt(_kind_of)
@@ -56,15 +57,20 @@ def handler_answers(node: Node) -> str:
         raise NotAsExpected(
             f"a pod of the handler {handler}",
             seen=error.said,
-            do="run `nvshim configure containerd` and restart containerd; see `nvshim doctor`",
+            do=f"{_configure(node)}; see `nvshim doctor`",
         ) from error
     if kind not in {"", RUNTIME_NAME, PROGRAM}:
         raise NotAsExpected(
             f"the handler {handler} runs {RUNTIME_NAME}",
             seen=f"it runs {kind}",
-            do="run `nvshim configure containerd`, and restart containerd",
+            do=_configure(node),
         )
     return f"{node.engine} ran a pod with the handler {handler}"
+
+
+def _configure(node: Node) -> str:
+    engine = "crio" if node.engine.name == CRIO else "containerd"
+    return f"run `nvshim configure {engine}`, and restart {engine}"
 
 
 def _kind_of(pod: Pod) -> str:

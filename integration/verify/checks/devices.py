@@ -40,23 +40,32 @@ def plugin_is_registered(node: Node) -> str:
 
 
 def devices_are_given(node: Node) -> str:
-    """Each GPU of the node can be given by the kubelet, itself or as its MIG devices."""
-    known = _uuids(frozenset().union(*node.kubelet.allocatable().values()))
-    lacking = [
-        gpu
-        for gpu in node.inventory.gpus
-        if not gpu.excluded and not known & {gpu.uuid.lower(), *_mig_of(node, gpu.index)}
-    ]
+    """Each GPU can be given, itself or as its MIG devices: by the kubelet where there is one."""
+    who = "the kubelet" if node.kubelet.is_there else "the shim"
+    if node.kubelet.is_there:
+        known = _uuids(frozenset().union(*node.kubelet.allocatable().values()))
+    else:
+        known = _uuids(device.request for device in node.devices)
+    wanted = {gpu: {gpu.uuid.lower()} for gpu in node.inventory.gpus if not gpu.excluded}
+    for gpu in [gpu for gpu in wanted if gpu.mig]:
+        # In MIG mode without a MIG device there is nothing to give.
+        wanted[gpu] |= _mig_of(node, gpu.index)
+        if len(wanted[gpu]) == 1 and not gpu.lost:
+            del wanted[gpu]
+    lacking = [gpu for gpu, uuids in wanted.items() if not known & uuids]
     if lacking:
         thought = read_health(node.config) or {}
-        why = {gpu.index: _thought(thought, gpu.uuid) or gpu.lost for gpu in lacking}
-        seen = (f"GPU {index}{f': {text}' if text else ''}" for index, text in why.items())
+        faults = node.inventory.nodes.faults
+        seen = []
+        for gpu in lacking:
+            why = _thought(thought, gpu.uuid) or gpu.lost or faults.get(gpu.path, "")
+            seen.append(f"GPU {gpu.index}{f': {why}' if why else ''}")
         raise NotAsExpected(
-            "the kubelet can give each GPU of the node",
+            f"{who} can give each GPU of the node",
             seen=f"it cannot give {'; '.join(seen)}",
-            do="see `nvshim list --health` for what each needs",
+            do="see `nvshim list --health` for what each needs, and `nvshim doctor`",
         )
-    return f"it can give each of {len(node.inventory.gpus)} GPUs"
+    return f"{who} can give each of {len(wanted)} GPUs"
 
 
 def answer_arrives(node: Node) -> str:

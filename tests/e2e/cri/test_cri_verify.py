@@ -395,6 +395,37 @@ def test_pods_that_a_kubelet_does_not_know_are_made_again_when_it_removes_them(
         assert len(set(removed)) == 2
 
 
+def test_a_container_that_is_killed_just_before_its_pod_is_stopped_says_nothing(
+    place: Place,
+) -> None:
+    """As a kubelet does it: the containers first, and the pod a moment later."""
+    stopping: list[threading.Timer] = []
+
+    def work(pod: Pod) -> None:
+        if stopping:
+            return
+        container = pod.start("hold")
+        container.stop(0)
+        stop = pb.StopPodSandboxRequest(pod_sandbox_id=pod.id)
+        stopping.append(threading.Timer(0.5, place.pods.cri.stop_pod_sandbox, (stop,)))
+        stopping[0].start()
+        code = container.exit_code()
+        raise NotAsExpected("an exit code of its own", seen=f"exit code {code}", do="nothing")
+
+    with place.verified() as node:
+        node.pods.attempt(work)
+        stopping[0].join()
+
+
+def test_what_goes_wrong_in_a_pod_that_stays_counts(place: Place) -> None:
+    def work(pod: Pod) -> None:
+        code = pod.run("exit", "7").code
+        raise NotAsExpected("exit code 8", seen=f"exit code {code}", do="nothing")
+
+    with place.verified() as node, pytest.raises(NotAsExpected, match="exit code 7"):
+        node.pods.attempt(work)
+
+
 def test_a_kubelet_that_removes_each_pod_keeps_it_from_being_checked(place: Place) -> None:
     def work(pod: Pod) -> None:
         place.pods.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod.id))
@@ -432,12 +463,15 @@ def test_mig_devices_are_checked_one_by_one_on_a_node_without_a_kubelet(
     ):
         code, document = place.verify()
         found = inventory_of(load_config(node.config_path)).mig_devices
+        Path(node.state, "nvml-faults").write_text("gpu0=error:15", encoding="ascii")
+        check = place.red("--only", "devices")
+    assert check["seen"].startswith("it cannot give GPU 0: ")
     assert code == 0, document
     assert len(found) > 1
     for device in found:
         assert f"MIG device {device.gpu}:{device.index}" in told(document, "gpu")
     skipped = {c["name"] for c in document["checks"] if c["outcome"] == "skipped"}
-    assert skipped == {"plugin", "devices", "answer", "health", "restart"}
+    assert skipped == {"plugin", "answer", "health", "restart"}
     assert told(document, "plugin").startswith("no kubelet")
 
 
