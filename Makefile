@@ -23,6 +23,7 @@ VENV     := .venv
 CACHE    := .cache
 SITE     := $(CACHE)/site
 LAUNCHER := $(CACHE)/bin/containerd-shim-nvidia-v1
+PROBE    := $(CACHE)/bin/nvshim-probe
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -192,7 +193,7 @@ clean: #- Remove everything that the other targets made in this directory
 # -- set-up -------------------------------------------------------------------------------
 
 .PHONY: setup
-setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER)
+setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER) $(PROBE)
 
 $(CACHE)/.packages: WANTED := $(PACKAGES)
 $(CACHE)/.vm-packages: WANTED := $(VM_PACKAGES)
@@ -255,3 +256,8 @@ $(LAUNCHER): $(SITE)/.ready shim/forkserver/launcher.py $(wildcard shim/forkserv
 	@mkdir -p $(@D)
 	$(PYTHON) -m shim.forkserver.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'
+
+# What nvshim verify runs in its containers.
+$(PROBE): integration/verify/probe.c shim/forkserver/launcher.py
+	@mkdir -p $(@D)
+	$(PYTHON) -c 'from shim.forkserver.launcher import compile_native as c; c("$@", compiler="gcc", sources=["$<"])'

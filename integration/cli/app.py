@@ -44,6 +44,7 @@ GROUPS: Final = {
     "Debug": {
         "explain": "Explain what a container got, and error codes",
         "doctor": "Find what is wrong with this node, and say what to do",
+        "verify": "Try out whether pods on this node get their GPUs",
         "ledger": "Find GPUs held by mistake, and release dead claims",
         "simulate": "Make a simulated GPU node to try things on",
     },

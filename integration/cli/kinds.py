@@ -26,6 +26,7 @@ KINDS: Final = {
     "version": "Version",
     "explain": "Explanation",
     "doctor": "Examination",
+    "verify": "Verification",
     "ledger list": HOLDINGS,
     "ledger check": "LedgerCheck",
     "ledger claims": "ClaimList",

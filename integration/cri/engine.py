@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from api.proto import cri_pb2 as pb
 
-__all__ = ["CRI_SOCKETS", "Engine", "engine_of"]
+__all__ = ["CRIO", "CRI_SOCKETS", "Engine", "engine_of"]
 
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock",
@@ -50,7 +50,7 @@ CRI_SOCKETS: Final = (
 """Where engines serve kubelets, by who starts them: packages, k3s, RKE2; k0s; MicroK8s; CRI-O."""
 
 CONTAINERD: Final = "containerd"
-_CRIO: Final = "cri-o"
+CRIO: Final = "cri-o"
 _FIRST_WITH_NAMES: Final = (1, 7, 2)
 _RELEASE: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
 # Of a configuration, which may be long, what somebody compares.
@@ -87,7 +87,7 @@ class Engine:
     @property
     def reads_cdi(self) -> bool | None:
         """Whether it gives containers the CDI devices that the kubelet names; None if unknown."""
-        if self.name == _CRIO:
+        if self.name == CRIO:
             return True
         if self.name != CONTAINERD or not self.release:
             return None
@@ -110,6 +110,14 @@ class Engine:
             for pattern in handler.get("ContainerAnnotations") or ()
             if isinstance(pattern, str)
         )
+
+    def handler(self, name: str) -> Mapping[str, Any]:
+        """The settings of a handler, under the engine's own names; none if it does not tell.
+
+        Args:
+            name: of the handler.
+        """
+        return _table(self._runtimes.get(name))
 
     @property
     def _runtimes(self) -> Mapping[str, Any]:

@@ -303,14 +303,14 @@ def status_path(config: Config) -> str:
     return os.path.join(config.state, _STATUS)
 
 
-def _lock_path(config: Config) -> str:
+def lock_path(config: Config) -> str:
     return os.path.join(config.state, _LOCK)
 
 
 def is_running(config: Config) -> bool:
     """Whether an agent has this node, whatever it does."""
     try:
-        fd = os.open(_lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -327,7 +327,7 @@ def is_ready(config: Config) -> bool:
     path = status_path(config)
     try:
         content = read_file(path)
-        holder = (read_file(_lock_path(config)) or b"").decode(errors="replace").strip()
+        holder = (read_file(lock_path(config)) or b"").decode(errors="replace").strip()
         age = time.time() - os.stat(path).st_mtime
     except OSError:
         return False
@@ -388,7 +388,7 @@ def _alone(config: Config) -> Iterator[None]:
         AgentRunning: another agent has it.
         AgentStateUnusable: there is no place for the lock.
     """
-    path = _lock_path(config)
+    path = lock_path(config)
     try:
         os.makedirs(config.state, mode=0o711, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

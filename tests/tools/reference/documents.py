@@ -79,6 +79,13 @@ _TABLES: Final = {
         findings      Finding[]   the worst first
     """,
     "CheckList": "items  Check[]  what the doctor looks for",
+    "Verification": """
+        node          VerifiedNode  which node it is
+        passed        boolean     whether no check failed
+        counts        object      of passed, failed and skipped
+        seconds       number      that it took
+        checks        Verified[]  in their order
+    """,
     HOLDINGS: "items  Holding[]  the containers that hold a device",
     "LedgerCheck": """
         holdings      Holding[]   those that are stale or orphans
@@ -277,6 +284,26 @@ _TABLES: Final = {
         remedy        string      what to do
         command       string      what to type; empty for nothing
         reference     string      where to read more; empty for nowhere
+    """,
+    "VerifiedNode": """
+        version       string      of this program
+        gpus          object[]    index, model, mig, lost
+        driver        string      its version
+        engine        string      containerd or cri-o
+        engine_version string     that it says
+        handler       string      that pods named
+        kubelet       boolean     whether there is one
+        policy        string      the mode of the policy
+    """,
+    "Verified": """
+        name          string      of the check
+        title         string      what it checks
+        outcome       passed|failed|skipped  how it ended
+        told          string?     what was seen, or why it was left out
+        expected      string?     of a check that failed
+        seen          string?     in place of that
+        do            string?     what to do about it
+        seconds       number      that it took
     """,
     "Holding": """
         +Container
