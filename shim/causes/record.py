@@ -35,8 +35,11 @@ __all__ = [
     "MOST",
     "Fault",
     "Whose",
+    "as_rows",
     "by_weight",
+    "faults_of",
     "forget_causes",
+    "most_telling",
     "path_of",
     "read_causes",
     "read_pod",
@@ -110,6 +113,31 @@ def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
     return sorted(faults, key=lambda f: (order.index(f.whose), f.at > end, -f.at))
 
 
+def most_telling(faults: Iterable[Fault]) -> list[Fault]:
+    """Of many faults the :data:`MOST` that say most; the oldest first."""
+    return sorted(by_weight(faults)[:MOST], key=lambda fault: fault.at)
+
+
+def as_rows(faults: Iterable[Fault], longest: int = _LONGEST_TEXTS[0]) -> list[dict[str, Any]]:
+    """Faults as JSON has them.
+
+    Args:
+        faults: in their order.
+        longest: characters that a text may have.
+    """
+    return [
+        {k: one_line(v)[:longest] if isinstance(v, str) else v for k, v in asdict(f).items()}
+        for f in faults
+    ]
+
+
+def faults_of(document: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """The faults that a document has under ``faults``, without what is none."""
+    rows = document.get("faults")
+    faults = [_fault(row) for row in rows[:MOST]] if isinstance(rows, list) else []
+    return tuple(fault for fault in faults if fault is not None)
+
+
 def path_of(state: str, namespace: str, container_id: str) -> str:
     """The file of a container.
 
@@ -146,7 +174,7 @@ def write_causes(
         BundleUnusable: the file cannot be written.
     """
     path = path_of(state, namespace, container_id)
-    kept = sorted(by_weight(faults)[:MOST], key=lambda fault: fault.at)
+    kept = most_telling(faults)
     content = b""
     for longest in _LONGEST_TEXTS:
         content = _encoded(kept, pod or {}, longest)
@@ -173,10 +201,7 @@ def read_causes(
     Raises:
         InvalidIdentifier: the namespace or the id could not safely become part of a path.
     """
-    content = _content(path_of(state, namespace, container_id), warn)
-    rows = content.get("faults")
-    faults = [_fault(row) for row in rows[:MOST]] if isinstance(rows, list) else []
-    return tuple(fault for fault in faults if fault is not None)
+    return faults_of(_content(path_of(state, namespace, container_id), warn))
 
 
 def read_pod(state: str, namespace: str, container_id: str) -> dict[str, str]:
@@ -203,10 +228,7 @@ def _encoded(faults: Iterable[Fault], pod: Mapping[str, str], longest: int) -> b
     document = {
         "version": VERSION,
         "pod": {one_line(str(k))[:longest]: one_line(str(v))[:253] for k, v in pod.items()},
-        "faults": [
-            {k: one_line(v)[:longest] if isinstance(v, str) else v for k, v in asdict(f).items()}
-            for f in faults
-        ],
+        "faults": as_rows(faults, longest),
     }
     return json.dumps(document, ensure_ascii=False).encode(errors="replace") + b"\n"
 
