@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,8 @@ import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.failing import FailingNode, MessageFile
-from tests.harness.runtime import Container, Runtime, one_line
+from tests.harness.launcher import REPOSITORY
+from tests.harness.runtime import Container, Runtime, new_name, one_line
 from tests.harness.waiting import eventually
 
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
@@ -326,3 +328,43 @@ def test_a_state_that_cannot_be_written_changes_nothing_else(
     Path(failing.node.state, "ended").write_text("no directory")
     assert end(container) == 85
     assert DEVICE.match(message.text.splitlines()[1])
+
+
+# -- who asks for it ---------------------------------------------------------------------------
+
+
+def nvshim(failing: FailingNode, *words: str) -> str:
+    argv = [sys.executable, "-m", "integration.cli", *words, "--config", failing.node.config_path]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_explain_and_ps_have_the_cause_of_a_stopped_container(
+    ours: Runtime, failing: FailingNode
+) -> None:
+    name = new_name()
+    states = ("--containerd-state", f"{ours.containerd.directory}/state")
+    container = ours.start("sleep", "1000", name=name, flags=(*ON_GPU_0, *AS_85))
+    failing.tell(name, 79)
+    assert "ended" not in nvshim(failing, "explain", name, *states)
+    container.kill()
+    container.wait_for("STOPPED")
+    told = nvshim(failing, "explain", name, *states)
+    assert len(told.splitlines()) <= 10
+    words = " ".join(told.split())
+    assert "it does not run" in words
+    assert "exit code 137, told as 85" in words
+    assert "Xid 79 (GPU has fallen off the bus)" in words
+    record = ended(failing, container)
+    assert record is not None
+    rows = json.loads(nvshim(failing, "ps", "-o", "json", *states))["items"]
+    [served] = [each for row in rows for each in row["containers"] if each["id"] == name]
+    assert served["cause"] == record["cause"]
+    assert record["cause"] in " ".join(nvshim(failing, "ps", "-o", "wide", *states).split())
+    container.remove()
+    # Another container of that name has no part in it.
+    again = ours.start("sleep", "1000", name=name, flags=ON_GPU_0)
+    again.kill()
+    again.wait_for("STOPPED")
+    assert "Xid" not in nvshim(failing, "explain", name, *states)
