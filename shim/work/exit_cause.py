@@ -51,8 +51,11 @@ NEAR: Final = 5.0
 """Seconds before the end in which an application's fault is taken for the container's."""
 
 # Seconds that reading the kernel's log may take, and by which its clock may differ.
-_READING: Final = 0.3
+_READING: Final = 0.6
 _SLACK: Final = 1.0
+# Its times are the processor's. On some machines those go with the first, which NTP corrects, and
+# on others with the second, which drifts by seconds in a day.
+_CLOCKS: Final = (time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW)
 _LONGEST_RECORD: Final = 1 << 24
 
 _NAMES: Final = ("io.kubernetes.cri.container-name", "nerdctl/name")
@@ -182,16 +185,18 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
     path = os.path.join(config.dev, "kmsg")
     found: list[Fault] = []
     try:
-        now, clock = time.time(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+        now = time.time()
+        offsets = [now - time.clock_gettime(clock) for clock in _CLOCKS]
         for line in kernel_log.read_xids(path, _READING):
-            # The kernel's log has the clock of the processor, which NTP does not slow down.
-            fault = _attributed(line, now - clock + line.at, end, held)
+            moments = [offset + line.at for offset in offsets]
+            at = next((x for x in moments if start - _SLACK <= x <= end.at + _SLACK), None)
+            fault = None if at is None else _attributed(line, at, end, held)
             if fault is not None:
                 found.append(fault)
     except OSError as error:  # no node, no right to read it, or too much of it
         if not isinstance(error, FileNotFoundError):
             warn(f"{path}: {error.strerror}")
-    return relevant(found, end.at + _SLACK, start - _SLACK)
+    return relevant(found, end.at, start - _SLACK)
 
 
 def _attributed(

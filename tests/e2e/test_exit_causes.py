@@ -246,6 +246,30 @@ def test_what_a_program_writes_into_the_log_does_not_count(
     assert ended(failing, container) is None
 
 
+def test_a_container_that_writes_to_the_kernels_own_log_does_not_count(
+    ours: Runtime, failing: FailingNode, message: MessageFile
+) -> None:
+    # The real log, in the place where the node has it.
+    node = f"{failing.node.dev}/kmsg"
+    try:
+        os.close(os.open("/dev/kmsg", os.O_WRONLY))
+        os.mknod(node, 0o20600, os.makedev(1, 11))
+    except OSError as error:
+        pytest.skip(f"/dev/kmsg: {error.strerror}")
+    try:
+        line = failing.xid(79, "written by a test of containerd-shim-nvidia")
+        script = f"echo '<2>{line}' >/dev/kmsg && exit 3"
+        device = ("--device", "/dev/kmsg")
+        container = ours.start(
+            "sh", "-c", script, flags=(*ON_GPU_0, *AS_85, *device, *mounted(message))
+        )
+        assert container.exit_code() == 3
+    finally:
+        os.unlink(node)
+    assert message.text == "loss is nan\n"
+    assert ended(failing, container) is None
+
+
 def test_lines_in_its_output_and_its_name_do_not_count(
     ours: Runtime, failing: FailingNode, message: MessageFile
 ) -> None:

@@ -68,7 +68,7 @@ class FailingNode:
         fd = os.open(path, os.O_RDWR)
         try:
             for number, line in enumerate(lines):
-                moment = int(time.clock_gettime(time.CLOCK_MONOTONIC_RAW) * 1e6)
+                moment = int(time.monotonic() * 1e6)
                 record = f"{facility << 3 | 4},{number},{moment},-;{line}\n"
                 os.write(fd, record.encode())
             yield
