@@ -15,7 +15,9 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from shim.pod.causes import LOOKING
 from tests.harness.failing import FailingNode, MessageFile
+from tests.harness.fuse import FILE, fuse
 from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import Container, Runtime, new_name, one_line
 from tests.harness.waiting import eventually
@@ -341,6 +343,25 @@ def test_a_full_disk_changes_nothing_else(
         assert "no space left on device" in log
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_system_that_hangs_does_not_hold_the_exit(
+    ours: Runtime, failing: FailingNode, tmp_path: Path
+) -> None:
+    content = tmp_path / "content"
+    content.write_text("mine\n")
+    with fuse(str(tmp_path / "fuse"), str(content)) as server:
+        mount = f"type=bind,src={server.mount_point}/{FILE},dst=/dev/termination-log,options=rbind"
+        container = ours.start_idle(flags=(*ON_GPU_0, "--mount", mount))
+        failing.tell(container.name, 79)
+        server.hang()
+        container.kill()
+        container.wait_for("STOPPED", timeout=LOOKING + 10)
+        assert server.asked.is_set()
+        server.go_on()
+        assert container.exit_code() == KILLED
+    assert content.read_text() == "mine\n"
+    assert "the cause of an exit was not found in time" in ours.containerd.log()
 
 
 def test_a_state_that_cannot_be_written_changes_nothing_else(

@@ -130,3 +130,21 @@ def test_a_container_that_is_gone_is_explained(
     assert told.returncode == 0, told.stderr
     assert again.id[:12] in words
     assert "Xid 79 (GPU has fallen off the bus)" in words
+
+
+def test_a_container_that_has_its_gpu_by_another_is_told_too(
+    pods: Pods, failing: FailingNode, tmp_path: Path
+) -> None:
+    """As by an engine that applies CDI itself: the node is in the spec before the shim sees it."""
+    message = MessageFile(str(tmp_path / "kubelet"))
+    mount = pb.Mount(container_path="/dev/termination-log", host_path=message.path)
+    given = pb.Device(
+        container_path="/dev/nvidia0", host_path=f"{failing.node.dev}/nvidia0", permissions="rwm"
+    )
+    pod = pods.run(handler="handing on", annotations={WISH: "85"})
+    container = pod.start(*IDLE, mounts=[mount], devices=[given])
+    assert not os.path.exists(f"{container.bundle}/nvidia.json")
+    failing.tell(container.id, 79)
+    assert kill(container) == 85
+    assert message.text.startswith("GPU failure: Xid 79 ")
+    assert container.output("stderr") == f"nvshim: {message.text}"
