@@ -60,7 +60,11 @@ def find_ends(state: str) -> list[End]:
     Args:
         state: the directory ``state`` of the configuration.
     """
-    found = [End(_container(each), float(each["ended"]), each) for each in list_ended(state)]
+    found = [
+        End(_container(each), float(each["ended"]), each)
+        for each in list_ended(state)
+        if each["faults"]
+    ]
     return sorted(found, key=lambda end: -end.at)
 
 

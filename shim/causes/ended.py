@@ -1,4 +1,4 @@
-"""What is known of containers that a fault of a GPU ended, kept beyond their bundles.
+"""What is known of containers with GPUs that did not end with 0, kept beyond their bundles.
 
 containerd removes a bundle as soon as it has taken notice of the end, in a pod at once. So what
 ``nvshim explain`` and ``nvshim ps`` tell of it is in ``STATE/ended/NAMESPACE/CONTAINER.json``, of
@@ -12,8 +12,9 @@ root alone::
 Rules
 - ``faults`` are those of :mod:`shim.causes.record`; ``cause`` tells them in a line.
 - ``exit_status`` is the container's own, and ``told_status`` what containerd was told.
-- The newest :data:`MOST_ENDED` of a namespace are kept.
 - A fault that is known only after the end is added by whoever learns of it (:func:`add_faults`).
+  Until then ``faults`` and ``cause`` are empty.
+- :data:`MOST_ENDED` of a namespace are kept: of those with faults the newest, then of the others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ if TYPE_CHECKING:
 
     from shim.causes.record import Fault
 
-__all__ = ["MOST_ENDED", "add_faults", "forget_ended", "list_ended", "read_ended", "write_ended"]
+__all__ = [
+    "MOST_ENDED",
+    "add_faults",
+    "forget_ended",
+    "identity_of",
+    "list_ended",
+    "read_ended",
+    "write_ended",
+]
 
 MOST_ENDED: Final = 64
 """Containers of a namespace of containerd that are remembered."""
@@ -41,6 +50,31 @@ VERSION: Final = 1
 _DIRECTORY: Final = "ended"
 _SUFFIX: Final = ".json"
 _LARGEST: Final = 32 << 10
+
+_NAMES: Final = ("io.kubernetes.cri.container-name", "nerdctl/name")
+_POD: Final = {
+    "namespace": "io.kubernetes.cri.sandbox-namespace",
+    "name": "io.kubernetes.cri.sandbox-name",
+    "uid": "io.kubernetes.cri.sandbox-uid",
+}
+
+
+def identity_of(namespace: str, container_id: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What a container is called: the first four keys that this module's head lists.
+
+    Args:
+        namespace: containerd's.
+        spec: its config.json, decoded.
+    """
+    annotations = spec.get("annotations")
+    said = annotations if isinstance(annotations, dict) else {}
+    pod = {key: str(said.get(name, "")) for key, name in _POD.items()}
+    return {
+        "id": container_id,
+        "namespace": namespace,
+        "name": next((str(said[name]) for name in _NAMES if said.get(name)), ""),
+        "pod": pod if pod["name"] else None,
+    }
 
 
 def write_ended(
@@ -169,12 +203,10 @@ def _listed(directory: str) -> list[str]:
 def _forget_oldest(directory: str) -> None:
     paths = [os.path.join(directory, name) for name in _listed(directory) if _is_record(name)]
     if len(paths) > MOST_ENDED:
-        for path in sorted(paths, key=_age)[:-MOST_ENDED]:
+        for path in sorted(paths, key=_worth)[:-MOST_ENDED]:
             files.remove(path)
 
 
-def _age(path: str) -> float:
-    try:
-        return os.stat(path, follow_symlinks=False).st_mtime
-    except OSError:
-        return 0.0
+def _worth(path: str) -> tuple[bool, float]:
+    document = _read(path)
+    return (False, 0.0) if document is None else (bool(document["faults"]), document["ended"])

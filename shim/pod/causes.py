@@ -4,6 +4,9 @@ A container without GPUs has none of this, and one that ends with 0 nothing but 
 Where a node agent runs and knows of no fault, looking for its file is all. Otherwise a worker looks
 and tells (:mod:`shim.work.exit_cause`); its time is bounded, and what it could not do is lost, not
 the exit.
+
+The agent may learn of a fault after the exit. So that it has where to add that, an end without a
+known cause is remembered, too, once the exit is published.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.config import load_config
-from shim import loop
+from shim import bundle, files, loop
 from shim.causes.agent import agent_runs
 from shim.errors import NvshimError
 from shim.work.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shim.context import ShimContext
     from shim.pod.process import Process
     from shim.reaper import Exit
@@ -30,30 +35,44 @@ LOOKING: Final = 1.0
 _TOLD_BY: Final = "nvshim"
 
 
+class Ending:
+    """The exit of a container with GPUs.
+
+    Attributes:
+        exit: to be published: with another status if a GPU has failed, and that is asked for.
+        unexplained: the container's config.json and its record, if it did not end with 0 and its
+            cause is not known; otherwise None.
+    """
+
+    __slots__ = ("exit", "unexplained")
+
+    def __init__(self, exit_: Exit, unexplained: tuple[bytes, bytes] | None = None) -> None:
+        self.exit = exit_
+        self.unexplained = unexplained
+
+
 async def exit_with_cause(
-    shim: ShimContext, init: Process, bundle: str, exit_: Exit, *, out_of_memory: bool
-) -> Exit:
+    shim: ShimContext, init: Process, path: str, exit_: Exit, *, out_of_memory: bool
+) -> Ending:
     """Tell why a container with GPUs ended.
 
     Args:
         shim: where it runs.
         init: its init process, which has ended.
-        bundle: its bundle.
+        path: its bundle.
         exit_: how it ended.
         out_of_memory: whether it had run out of its memory.
-
-    Returns:
-        The exit to publish: with another status if a GPU has failed, and that is asked for.
     """
+    if not exit_.status:
+        return Ending(exit_)
+    found = None
     try:
-        if not exit_.status or not _may_be_known(shim.namespace, init.container_id):
-            return exit_
-        found = await _look(shim, init, bundle, exit_, out_of_memory=out_of_memory)
+        if _may_be_known(shim.namespace, init.container_id):
+            found = await _look(shim, init, path, exit_, out_of_memory=out_of_memory)
     except (NvshimError, OSError) as error:
         shim.log.warning("the cause of an exit is not known", id=init.id, why=str(error))
-        return exit_
     if found is None or not found["cause"]:
-        return exit_
+        return Ending(exit_, _read(path))
     if init.stdio is not None:
         init.stdio.tell(f"{_TOLD_BY}: {found['cause']}")
     shim.log.warning(
@@ -64,7 +83,52 @@ async def exit_with_cause(
         told=found["status"],
         **found["first"],
     )
-    return replace(exit_, status=found["status"])
+    return Ending(replace(exit_, status=found["status"]))
+
+
+def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
+    """Write down how a container ended of which no cause is known, if that is so.
+
+    Args:
+        shim: where it ran.
+        container_id: its id.
+        ending: its exit, which is published.
+    """
+    if ending.unexplained is None:
+        return
+    # Here: few containers with GPUs fail.
+    from shim.causes.ended import identity_of, write_ended  # noqa: PLC0415
+
+    spec, record = ending.unexplained
+    try:
+        status, at = ending.exit.status, ending.exit.at / 1e9
+        container = {
+            **identity_of(shim.namespace, container_id, files.parse_object(spec, bundle.CONFIG)),
+            "gpus": _uuids(files.parse_object(record, bundle.RECORD)) if record else [],
+            "ended": at,
+            "exit_status": status,
+            "told_status": status,
+        }
+        write_ended(load_config().state, container, [], "")
+    except NvshimError as error:
+        shim.log.warning("an end is not remembered", id=container_id, why=str(error))
+
+
+def _read(path: str) -> tuple[bytes, bytes] | None:
+    """What a bundle says of its container; it may be gone as soon as the exit is published."""
+    record = os.path.join(path, bundle.RECORD)
+    try:
+        spec = files.read(os.path.join(path, bundle.CONFIG), bundle.LONGEST_SPEC)
+        there = os.path.lexists(record)
+        return spec, files.read(record, bundle.LONGEST_SPEC) if there else b""
+    except NvshimError:
+        return None
+
+
+def _uuids(record: Mapping[str, Any]) -> list[str]:
+    grant = record.get("grant") or {}
+    rows = [*(grant.get("gpus") or ()), *(grant.get("mig_devices") or ())]
+    return [str(row["uuid"]) for row in rows if row.get("uuid")]
 
 
 def forget_cause(shim: ShimContext, container_id: str) -> None:
@@ -88,7 +152,7 @@ def _file_of(state: str, namespace: str, container_id: str) -> str:
 
 
 async def _look(
-    shim: ShimContext, init: Process, bundle: str, exit_: Exit, *, out_of_memory: bool
+    shim: ShimContext, init: Process, path: str, exit_: Exit, *, out_of_memory: bool
 ) -> dict[str, Any] | None:
     def work(link: Link) -> Answer | None:
         # Here: few shims ever need it.
@@ -101,7 +165,7 @@ async def _look(
     end = {
         "namespace": shim.namespace,
         "container_id": init.container_id,
-        "bundle": bundle,
+        "bundle": path,
         "pid": init.pid,
         "status": exit_.status,
         "at": exit_.at / 1e9,

@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Final, Self
 from api.proto import events_pb2
 from shim import loop
 from shim.cgroup import oom
-from shim.pod.causes import exit_with_cause
+from shim.pod.causes import exit_with_cause, remember_end
 from shim.pod.process import State
 from shim.runtime.runtime import POINTLESS
 
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
     from shim.cgroup.oom import OomWatch
     from shim.context import ShimContext
+    from shim.pod.causes import Ending
     from shim.pod.creation import Resources
     from shim.pod.process import Process
     from shim.reaper import Exit
@@ -308,14 +309,16 @@ class Exits:
         if out_of_memory:
             self._publish_out_of_memory()
         await self._end_execs()
-        exit_ = None
+        ending = None
         if self._resources.has_gpus and not (killed and self.by_checkpoint):
-            exit_ = await self._exit_with_cause(out_of_memory=out_of_memory)
+            ending = await self._exit_with_cause(out_of_memory=out_of_memory)
         if self._init.stdio is not None:
             await self._best_effort(self._init.stdio.ended())
-        self._publish_exit(self._init, exit_)
+        self._publish_exit(self._init, ending.exit if ending else None)
+        if ending is not None:
+            remember_end(self._shim, self._init.container_id, ending)
 
-    async def _exit_with_cause(self, *, out_of_memory: bool) -> Exit | None:
+    async def _exit_with_cause(self, *, out_of_memory: bool) -> Ending | None:
         child = self._init.child
         if child is None or child.exit is None:
             return None

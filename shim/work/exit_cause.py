@@ -58,13 +58,6 @@ _SLACK: Final = 1.0
 _CLOCKS: Final = (time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW)
 _LONGEST_RECORD: Final = 1 << 24
 
-_NAMES: Final = ("io.kubernetes.cri.container-name", "nerdctl/name")
-_POD: Final = {
-    "namespace": "io.kubernetes.cri.sandbox-namespace",
-    "name": "io.kubernetes.cri.sandbox-name",
-    "uid": "io.kubernetes.cri.sandbox-uid",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -146,7 +139,7 @@ def tell_cause(end: End, log: Log) -> dict[str, Any]:
     except OSError as error:
         warn(f"{path}: {files.reason(error)}")
     container = {
-        **_identity(end, spec),
+        **ended.identity_of(end.namespace, end.container_id, spec),
         "gpus": [device.uuid for device in held],
         "ended": end.at,
         "exit_status": end.status,
@@ -239,18 +232,6 @@ def _started(bundle: str) -> float:
 
 
 # -- what the container is, and what it had --------------------------------------------------
-
-
-def _identity(end: End, spec: Mapping[str, Any]) -> dict[str, Any]:
-    annotations = spec.get("annotations")
-    said = annotations if isinstance(annotations, dict) else {}
-    pod = {key: str(said.get(name, "")) for key, name in _POD.items()}
-    return {
-        "id": end.container_id,
-        "namespace": end.namespace,
-        "name": next((str(said[name]) for name in _NAMES if said.get(name)), ""),
-        "pod": pod if pod["name"] else None,
-    }
 
 
 def _held(bundle: str, spec: Mapping[str, Any], known: StoredInventory | None) -> list[Held]:

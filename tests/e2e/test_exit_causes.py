@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from shim.causes.ended import add_faults
 from shim.pod.causes import LOOKING
 from tests.harness.failing import FailingNode, MessageFile
 from tests.harness.fuse import FILE, fuse
@@ -75,6 +76,13 @@ def ended(failing: FailingNode, container: Container) -> dict[str, Any] | None:
             found: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         return None
+    return found
+
+
+def remembered(failing: FailingNode, container: Container) -> dict[str, Any]:
+    """The same of one that has ended: without a cause, it is written when the exit is published."""
+    found = eventually(lambda: ended(failing, container), "its end is remembered")
+    assert found is not None
     return found
 
 
@@ -179,7 +187,7 @@ def test_the_exit_code_stays_if_it_is_0_or_an_execs(
     assert container.exec("touch", "/stop").code == 0
     assert container.exit_code() == 0
     assert message.text == "loss is nan\n"
-    assert ended(failing, container) is None
+    assert ended(failing, container) is None, "it did not fail"
 
 
 @pytest.mark.parametrize("wish", ["", "256", "-1", "0x55", "85 ", "eighty"])
@@ -245,7 +253,7 @@ def test_what_a_program_writes_into_the_log_does_not_count(
     with failing.kernel_log(failing.xid(79), facility=1):
         assert end(container) == KILLED
     assert message.text == "loss is nan\n"
-    assert ended(failing, container) is None
+    assert remembered(failing, container)["faults"] == []
 
 
 def test_a_container_that_writes_to_the_kernels_own_log_does_not_count(
@@ -269,7 +277,7 @@ def test_a_container_that_writes_to_the_kernels_own_log_does_not_count(
     finally:
         os.unlink(node)
     assert message.text == "loss is nan\n"
-    assert ended(failing, container) is None
+    assert remembered(failing, container)["faults"] == []
 
 
 def test_lines_in_its_output_and_its_name_do_not_count(
@@ -279,6 +287,28 @@ def test_lines_in_its_output_and_its_name_do_not_count(
     script = f"echo '{line}'; echo '{line}' >&2; printf 'NVRM: Xid 79' >/proc/self/comm; exit 3"
     container = ours.start("sh", "-c", script, flags=(*ON_GPU_0, *AS_85, *mounted(message)))
     assert container.exit_code() == 3
+    assert message.text == "loss is nan\n"
+
+
+# -- after the end -----------------------------------------------------------------------------
+
+
+def test_a_fault_that_is_known_after_the_end_is_added_to_its_record(
+    ours: Runtime, failing: FailingNode, message: MessageFile
+) -> None:
+    container = ours.start_idle(flags=(*ON_GPU_0, *AS_85, *mounted(message)))
+    with failing.agent():
+        assert end(container) == KILLED, "nobody waits for the agent"
+    record = remembered(failing, container)
+    assert record["exit_status"] == KILLED
+    assert record["gpus"] == [failing.uuid()]
+    assert (record["faults"], record["cause"]) == ([], "")
+    states = ("--containerd-state", f"{ours.containerd.directory}/state")
+    fault = failing.fault(79, at=record["ended"] + 0.5)
+    namespace = ours.containerd.namespace
+    assert add_faults(failing.node.state, namespace, container.name, [fault], "gpu-17")
+    words = " ".join(nvshim(failing, "explain", container.name, *states).split())
+    assert "0.5 s after exit. Not the application's fault. Node gpu-17 needs a reboot." in words
     assert message.text == "loss is nan\n"
 
 

@@ -40,17 +40,19 @@ class FailingNode:
         """As the kernel's log has it, without a function."""
         return self.node.scenario.gpus[index].pci.rpartition(".")[0]
 
+    def fault(self, number: int, **more: Any) -> Fault:
+        """An Xid of now, of the first GPU, as an agent tells of it."""
+        about_it = about(number)
+        values: dict[str, Any] = {
+            "at": time.time(), "kind": "xid", "code": number, "name": about_it.meaning,
+            "gpu": self.uuid(), "pid": 4711, "whose": about_it.whose, "sure": True,
+            "action": about_it.action,
+        }  # fmt: skip
+        return Fault(**(values | more))
+
     def tell(self, container: str, *xids: int, **more: Any) -> None:
         """Write what an agent knows of a container."""
-        now = time.time()
-        faults = [
-            Fault(**{
-                "at": now, "kind": "xid", "code": number, "name": about(number).meaning,
-                "gpu": self.uuid(), "pid": 4711, "whose": about(number).whose, "sure": True,
-                "action": about(number).action, **more,
-            })
-            for number in xids
-        ]  # fmt: skip
+        faults = [self.fault(number, **more) for number in xids]
         write_causes(self.node.state, self._namespace, container, faults)
 
     @contextlib.contextmanager

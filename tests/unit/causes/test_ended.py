@@ -56,12 +56,13 @@ def test_a_fault_that_comes_late_is_added_and_told(tmp_path: Path) -> None:
     )
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_are_kept_and_those_without_a_cause_go_first(tmp_path: Path) -> None:
     for number in range(ended.MOST_ENDED + 10):
-        ended.write_ended(str(tmp_path), container(f"c{number}"), [LOST], "a line")
-        os.utime(tmp_path / f"ended/k8s.io/c{number}.json", (number, number))
+        faults = [LOST] if number % 2 else []
+        ended.write_ended(str(tmp_path), container(f"c{number}", ended=number), faults, "a line")
     names = {each["id"] for each in ended.list_ended(str(tmp_path))}
-    assert names == {f"c{number}" for number in range(10, ended.MOST_ENDED + 10)}
+    gone = {f"c{number}" for number in range(0, 20, 2)}
+    assert names == {f"c{number}" for number in range(ended.MOST_ENDED + 10)} - gone
 
 
 @pytest.mark.parametrize(
