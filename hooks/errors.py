@@ -253,6 +253,12 @@ class ClaimsUnusable(RequestError):
     code = "NVSHIM-E0229"
 
 
+class FaultExitCodeWrong(RequestError):
+    """An annotation asks for an exit code that is none. Raised by :func:`fault_exit.read_wish`."""
+
+    code = "NVSHIM-E0230"
+
+
 # -- features beside GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------
 
 

@@ -16,6 +16,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     kubelet-root = "auto"    # or where the kubelet's records are (hooks.node.kubelet)
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.node.host_setup)
     cuda-compat = true       # an image's newer libcuda comes before the driver's
+    fault-exit-code = 0      # or 1 to 255: of containers that a GPU's failure ended
 
     [devices]
     load-kernel-modules = true  # of the driver, that a container needs (hooks.node.host_setup)
@@ -177,6 +178,8 @@ class Config:
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
         ignore_imex: whether requests of IMEX channels are ignored.
         cuda_compat: whether an image's own newer libcuda may come before the driver's.
+        fault_exit_code: what engines are told as the exit code of a container that a failure of a
+            GPU ended; 0 for the container's own.
         cdi_spec_dirs: the directories of CDI specs, by priority, the lowest first.
         cdi_allow_hooks: the programs that hooks of CDI specs may run.
         cdi_skip_hooks: whether other hooks are left out; otherwise their container is refused.
@@ -222,6 +225,7 @@ class Config:
     kubelet_root: str | None = _key("node", "kubelet-root", values.PATH_OR_LOOK, None)
     char_links: bool = _key("node", "char-links", values.YES_OR_NO, default=True)
     cuda_compat: bool = _key("node", "cuda-compat", values.YES_OR_NO, default=True)
+    fault_exit_code: int = _key("node", "fault-exit-code", values.EXIT_CODE, 0)
     nvml_timeout: float = _key("node", "nvml-timeout", values.SECONDS, 5.0)
     load_modules: bool = _key("devices", "load-kernel-modules", values.YES_OR_NO, default=True)
     make_nodes: bool = _key("devices", "make-nodes", values.YES_OR_NO, default=True)

@@ -73,6 +73,18 @@ def load(config: Config) -> StoredInventory | None:
         return None
 
 
+def recall(config: Config) -> StoredInventory | None:
+    """The kept inventory, though much may have changed: what the node had; None if none is kept.
+
+    A GPU that fails changes what is observed, and it is then that somebody asks what it was.
+    """
+    try:
+        decoded = _decode(config)
+    except _DAMAGED:
+        return None
+    return None if decoded is None else decoded[2]
+
+
 def decode_ahead(config: Config) -> None:
     """Decode what is kept, true or not, so that a process that is forked now need not."""
     try:

@@ -54,6 +54,7 @@ from integration.node.refresh import Made, Seen, keep_spec, look
 from integration.node.watcher import first_of
 from integration.tree import own_tree
 from shim import VERSION
+from shim.causes.agent import LOCK, agent_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 __all__ = ["is_ready", "is_running", "serve", "status_path"]
 
 _STATUS: Final = "node.json"
-_LOCK: Final = "node.lock"
 
 # What of the board is in the status file, besides what a look has seen.
 _NOTED: Final = ("faults", "resources", "told")
@@ -304,22 +304,13 @@ def status_path(config: Config) -> str:
 
 
 def lock_path(config: Config) -> str:
-    return os.path.join(config.state, _LOCK)
+    """The file that an agent holds locked, and writes its pid into."""
+    return os.path.join(config.state, LOCK)
 
 
 def is_running(config: Config) -> bool:
     """Whether an agent has this node, whatever it does."""
-    try:
-        fd = os.open(lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return agent_runs(config.state)
 
 
 def is_ready(config: Config) -> bool:

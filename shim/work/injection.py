@@ -10,7 +10,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.requests.glance import find_places, may_ask
+from hooks.requests.fault_exit import read_wish
+from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.errors import NvshimError, WorkerFailed
@@ -66,6 +67,31 @@ def _fork(bundle: str, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
     return Worker(reaper, work, log.descriptors())
 
 
+def glance(spec: dict[str, Any], log: Log) -> tuple[bool, bool]:
+    """What a spec tells before a worker looks at it.
+
+    Args:
+        spec: config.json, decoded.
+        log: is told if the configuration, which may name more places, cannot be read.
+
+    Returns:
+        Whether the container may ask for anything that a worker has to look at; and whether
+        something else has given it GPUs already.
+
+    Raises:
+        FaultExitCodeWrong: what it wants as its exit code cannot be understood.
+    """
+    places = find_places()
+    asks, has = may_ask(spec, places), lists_nodes(spec)
+    if not asks:
+        if places.failure:
+            log.warning("the configuration may name more places", why=places.failure)
+        asks = may_want_more(spec) or (places.limited and has)
+    if asks or has:
+        read_wish(spec)  # it is read again at the end, and an error would help nobody then
+    return asks, has
+
+
 class Injection:
     """What is injected into one container.
 
@@ -84,6 +110,11 @@ class Injection:
         self._told_change = False
         self._claimed = False
         self._layer = -1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was injected."""
+        return self._record is None
 
     async def provide(self, rootfs_mounts: Sequence[Mount], runtime: str) -> Sequence[Mount]:
         """Mount the container's rootfs, and give it what it asks for and may have.

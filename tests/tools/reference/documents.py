@@ -56,6 +56,7 @@ _TABLES: Final = {
         container     Container?      null for a config.json
         record        object?         what nvidia.json of the bundle has, or would have
         given         Given?          what it has that the shim has not given
+        end           End?            how it, or the attempt before it, ended by a fault of a GPU
         nothing       string?         why nothing was injected
         differences   Difference[]?   in the spec; null if not asked for, or not known
         notes         string[]        for people
@@ -217,6 +218,30 @@ _TABLES: Final = {
     "Served": """
         +Container
         gpus          string[]    UUIDs that it has
+        cause         string?     the fault of a GPU that ended it; null if it runs, or for none
+    """,
+    "End": """
+        id            string      of the container that ended
+        namespace     string      of containerd
+        ended         number      seconds since the epoch
+        exit_status   integer     its own
+        told_status   integer     that the engine was told
+        cause         string      in a line
+        gpus          string[]    UUIDs that it had
+        faults        FaultFields[]  the oldest first
+    """,
+    "FaultFields": """
+        at            number      seconds since the epoch
+        kind          string      xid, gpu-lost, gpu-memory, mps, driver-lost, host-memory, …
+        code          integer     the number of the Xid; 0 for other kinds
+        name          string      in words
+        gpu           string      UUID or PCI address; empty for none
+        mig           string      UUID of the MIG device; empty for none
+        pid           integer     on the host; 0 if it is not known
+        whose         device|host|neighbour|application|unclear  whose fault it is
+        sure          boolean     whether that is known
+        action        string      what the node or its owner has to do; empty for nothing
+        source        string      agent, or kernel log
     """,
     "Memory": """
         pss_bytes     integer     with its part of what it shares

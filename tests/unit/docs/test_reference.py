@@ -132,7 +132,7 @@ def test_what_reads_a_variable_is_found() -> None:
 # -- annotations ----------------------------------------------------------------------------
 
 ANNOTATION: Final = re.compile(
-    r"io\.(?:kubernetes|containerd\.runc)[A-Za-z0-9./-]*|cdi\.k8s\.io/.*"
+    r"io\.(?:kubernetes|containerd\.(?:runc|nvidia\.v1\.))[A-Za-z0-9./-]*|cdi\.k8s\.io/.*"
 )
 KIND: Final = re.compile(r"(?:[a-z]+\.)*(?:nvidia|amd|intel)\.com/[a-z-]+")
 DECIDING: Final = ("hooks", "shim")
