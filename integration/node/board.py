@@ -15,7 +15,7 @@ let_go         monitor         itself, mps: NVML is not to be asked now
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
 ledger         ledger          health (who is to blame), metrics
-usage          ledger          metrics, ``nvshim top``
+usage          ledger          metrics, ``nvshim top``, the memory guard
 settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import anyio
 
 from integration.node.ledger.energy import Meter
+from integration.node.ledger.lately import Lately
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
 from integration.node.monitor.values import Sample
@@ -91,6 +92,8 @@ class Board:
         self.usage: tuple[DeviceUse, ...] = ()
         # What usage is counted by, so that sums outlive the part that asks.
         self.energy = Meter()
+        # Who held and used devices a moment ago, by what was posted of ledger and usage.
+        self.lately = Lately()
         self.settings: Settings | None = None
         self.told: Told | None = None
         self.resources: tuple[Resource, ...] = ()
@@ -113,6 +116,11 @@ class Board:
             if getattr(self, name) != value:
                 self._posted[name] = self._posted.get(name, 0) + 1
             setattr(self, name, value)
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if "ledger" in known:
+            self.lately.saw(self.ledger, now)
+        if "usage" in known:
+            self.lately.used(self.usage, now)
         self._news.set()
         self._news = anyio.Event()
 

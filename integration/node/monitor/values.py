@@ -84,6 +84,8 @@ class GpuSample:
         ecc_uncorrected: errors that could not be.
         rows_pending: whether rows of memory wait to be remapped at the next reset.
         rows_failed: whether rows could not be remapped.
+        recovery_action: what NVML says has to be done to recover (nvmlDeviceGpuRecoveryAction_t);
+            0 for nothing.
         throttle_reasons: NVML's bits of why its clocks are low.
         mig: its MIG devices.
         lost: why it does not answer; "" if it does.
@@ -106,6 +108,7 @@ class GpuSample:
     ecc_uncorrected: int | None = None
     rows_pending: bool | None = None
     rows_failed: bool | None = None
+    recovery_action: int | None = None
     throttle_reasons: int | None = None
     mig: tuple[DeviceSample, ...] = ()
     lost: str = ""
@@ -169,6 +172,7 @@ class GpuEvent:
         source: "nvml" or "kernel".
         text: what was told besides, one line; it is printable.
         times: how many of the same this stands for; more than one in a storm of them.
+        cgroups: what /proc/PID/cgroup had when the log was read; "" if the process had ended.
     """
 
     when: float
@@ -183,3 +187,4 @@ class GpuEvent:
     source: str = "nvml"
     text: str = ""
     times: int = 1
+    cgroups: str = ""
