@@ -28,6 +28,7 @@ KINDS: Final = {
     "doctor": "Examination",
     "ledger list": HOLDINGS,
     "ledger check": "LedgerCheck",
+    "ledger faults": "FaultList",
     "ledger claims": "ClaimList",
     "ledger release": "Released",
     "status": "InstallationStatus",

@@ -14,6 +14,8 @@ lost           monitor         health
 let_go         monitor         itself, mps: NVML is not to be asked now
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
+causes         causes          pod events
+exceeded       memory guard    causes: who uses more GPU memory than it may
 ledger         ledger          health (who is to blame), metrics
 usage          ledger          metrics, ``nvshim top``, the memory guard
 settings       plugin          mps, metrics
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+    from integration.node.causes.hits import Hit
+    from integration.node.causes.journal import Entry
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.mps.containers import MpsDaemon
@@ -88,6 +92,10 @@ class Board:
         # How often, by UUID of the GPU ("" where it is not known), number, and title of the
         # container that it is attributed to ("" for nobody); since the agent began.
         self.xids: Mapping[tuple[str, int, str], int] = {}
+        # What faults each container had to do with, by namespace and id.
+        self.causes: Mapping[tuple[str, str], Entry] = {}
+        # By bundle, first process and device.
+        self.exceeded: Mapping[tuple[str, int, str], Hit] = {}
         self.ledger: Ledger = Ledger()
         self.usage: tuple[DeviceUse, ...] = ()
         # What usage is counted by, so that sums outlive the part that asks.

@@ -84,10 +84,10 @@ class GpuSample:
         ecc_uncorrected: errors that could not be.
         rows_pending: whether rows of memory wait to be remapped at the next reset.
         rows_failed: whether rows could not be remapped.
-        recovery_action: what NVML says has to be done to recover (nvmlDeviceGpuRecoveryAction_t);
-            0 for nothing.
         throttle_reasons: NVML's bits of why its clocks are low.
         mig: its MIG devices.
+        recovery_action: what has to be done to recover it (nvmlDeviceGpuRecoveryAction_t); 0 for
+            nothing.
         lost: why it does not answer; "" if it does.
         missing: why NVML does not say something, by the name that the attribute has here.
     """
@@ -108,9 +108,9 @@ class GpuSample:
     ecc_uncorrected: int | None = None
     rows_pending: bool | None = None
     rows_failed: bool | None = None
-    recovery_action: int | None = None
     throttle_reasons: int | None = None
     mig: tuple[DeviceSample, ...] = ()
+    recovery_action: int | None = None
     lost: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
 
