@@ -15,6 +15,7 @@ import pytest
 
 from integration.node.causes.limits import ANNOTATION
 from integration.simulated import Scenario, SimulatedNode
+from shim.causes.ended import read_ended
 from shim.causes.record import Whose, read_causes
 from tests.harness.api_server import ApiServer
 from tests.harness.gpu_agent import gpu_agent
@@ -82,6 +83,13 @@ def told(it: GpuAgent, container: Container) -> list[tuple[int, str]]:
     return [(each.code, each.whose.value) for each in faults(it, container)]
 
 
+def cause_of(it: GpuAgent, container: Container) -> str:
+    """Why a container ended, by what its shim has kept of that."""
+    namespace = container.runtime.containerd.namespace
+    document = read_ended(it.node.state, namespace, container.name)
+    return "" if document is None else str(document["cause"])
+
+
 def is_held(it: GpuAgent, *containers: Container) -> bool:
     """Whether the agent knows that these containers hold GPUs."""
     try:
@@ -121,6 +129,9 @@ def test_each_container_is_told_of_its_own_and_the_agent_may_die_between(
         eventually(lambda: (79, Whose.DEVICE) in told(it, mine), "the late fault")
         assert told(it, mine) == [(31, Whose.APPLICATION), (79, Whose.DEVICE)]
         eventually(lambda: told(it, other)[1:] == [(79, Whose.DEVICE)], "both had the GPU")
+        # What the shim has kept of the end has it, too.
+        eventually(lambda: cause_of(it, mine).startswith("GPU failure: Xid 79"), "the record")
+        assert "s after exit, and 1 more." in cause_of(it, mine)
         assert told(it, apart) == []
         rows = nvshim("ledger", "faults", "--config", node.config_path, "-o", "json").items
         assert [(row["id"], row["xid"], row["whose"]) for row in rows if row["xid"] == 79] == [
@@ -252,6 +263,8 @@ def test_who_takes_more_gpu_memory_than_it_may_is_told_and_then_ended(
         names = [each.name for each in faults(it, greedy) if each.kind == "memory-limit"]
         assert names[0] == "6.0 GiB of GPU memory, over its limit of 4.0 GiB"
         assert names[-1] == f"{names[0]}, ended by the memory guard"
+        eventually(lambda: cause_of(it, greedy), "its shim has told of it")
+        assert f"{names[-1]} by this container" in cause_of(it, greedy)
         assert is_alive(modest.pid)
         assert is_alive(alone.pid)
         assert faults(it, modest) == faults(it, alone) == ()

@@ -6,6 +6,8 @@ Rules
 - What cannot be written is tried again; the agent goes on, and says so once.
 - What an agent before this one has written is kept. A name that is none is left alone.
 - When the agent ends, what was not written yet is.
+- What is known only after a container's end is added to what the shim has kept of that end
+  (:mod:`shim.causes.ended`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import anyio.to_thread
 from api.errors import NvshimError
 from integration.node.backoff import Backoff
 from integration.node.causes.journal import Entry, Journal, Key
-from shim.causes import record
+from shim.causes import ended, record
+from shim.causes.sentence import relevant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -125,7 +128,17 @@ def _write_all(state: str, taken: Mapping[Key, Entry], failed: dict[Key, str]) -
         try:
             if entry.faults:
                 record.write_causes(state, *key, entry.faults, pod=entry.pod)
+                _add_to_end(state, key, entry)
             else:
                 record.forget_causes(state, *key)
         except (NvshimError, OSError) as error:
             failed[key] = f"causes of ends of {key[1]}: {error}"
+
+
+def _add_to_end(state: str, key: Key, entry: Entry) -> None:
+    """Tell of a container that has ended what was not known then."""
+    document = ended.read_ended(state, *key)
+    if document is not None:
+        late = relevant(entry.faults, document["ended"])
+        if not {*record.faults_of(document)}.issuperset(late):
+            ended.add_faults(state, *key, late)

@@ -24,7 +24,7 @@ from integration.node.monitor.component import Teller
 from integration.node.monitor.values import GpuEvent, GpuSample, Sample
 from integration.node.mps.containers import MpsDaemon
 from integration.node.refresh import Seen
-from shim.causes import record
+from shim.causes import ended, record
 from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
 from shim.causes.xids import Action
 from tests.harness.waiting import until
@@ -149,6 +149,34 @@ async def test_a_fault_that_is_told_after_the_exit_reaches_its_container(config:
         it.tell(79)
         await it.becomes("a", 31, 79)
         await it.becomes("b", 31, 79)
+
+
+async def test_a_fault_that_is_told_after_the_exit_is_added_to_what_is_kept_of_the_end(
+    config: Config,
+) -> None:
+    def kept() -> tuple[list[int], str]:
+        document = ended.read_ended(config.state, "k8s.io", "id-a")
+        assert document is not None
+        return [each.code for each in record.faults_of(document)], document["cause"]
+
+    async with world(config) as it:
+        it.holds(A)
+        own = Fault(time.time(), "xid", 31, whose=Whose.APPLICATION)
+        end = {
+            "id": "id-a", "namespace": "k8s.io", "name": "a", "pod": None, "gpus": ["GPU-0"],
+            "ended": time.time(), "exit_status": 134, "told_status": 134,
+        }  # fmt: skip
+        ended.write_ended(config.state, end, [own], "a line")
+        it.holds(stopped=(A,))
+        it.tell(79)
+        await until(lambda: kept()[0] == [31, 79], "it is added")
+        assert kept()[1].startswith("GPU failure: Xid 79")
+        assert "s after exit" in kept()[1]
+        # It has nothing to do with the end of another container by that name, long before.
+        ended.write_ended(config.state, {**end, "ended": time.time() - 100}, [own], "a line")
+        it.tell(48)
+        await it.becomes("a", 79, 48)
+        assert kept() == ([31], "a line")
 
 
 async def test_a_container_that_the_ledger_learns_of_later_is_hit_if_it_was_there(
