@@ -199,6 +199,7 @@ def test_what_nvml_says_that_a_gpu_needs_is_obeyed_and_its_silence_is_borne(
         it.xid(0, 109, "CTX SWITCH TIMEOUT", pid=mine.pid)
         eventually(lambda: told(it, mine) == [(109, Whose.DEVICE)], "NVML's word")
         assert faults(it, mine)[0].action == "reboot the node"
+        eventually(lambda: it.states()[0] == "unhealthy", "its health goes by it, too")
         it.nvml("faults", "any=hang")
         it.xid(0, 62, "PMU halt", pid=mine.pid)
         eventually(lambda: (62, Whose.DEVICE) in told(it, mine), "NVML hangs, and that is told")

@@ -78,6 +78,9 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
         it.nvml("faults", "gpu0=error:15")
         it.xid(0, 79, "GPU has fallen off the bus.", pid=container.pid)
         assert kubelet.wait_for(RESOURCE, 1) == {other}
+        # It stays in the list: so the kubelet shows allocatedResourcesStatus of pods that have it.
+        told_of = {name: each.health for name, each in kubelet.devices(RESOURCE).items()}
+        assert told_of == {lost: "Unhealthy", other: "Healthy"}
         (line,) = eventually(lambda: it.said("XID 79"), "it is told")
         assert (line["container"], line["known"]) == (title, "by its process")
         assert (line["severity"], line["gpu"]) == ("fatal", lost)
