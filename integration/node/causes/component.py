@@ -90,7 +90,7 @@ class _Clerk:
         # What the driver has said that GPUs need.
         self._needs: dict[str, Action] = {}
         self._lost: frozenset[str] = frozenset()
-        self._restarts = {name: each.restarts for name, each in context.board.mps.items()}
+        self._mps = context.board.mps
         self._exceeded = context.board.exceeded
         self._load = store.load_of_driver(context.config)
         self._failed = anyio.Event()
@@ -110,13 +110,13 @@ class _Clerk:
                 tasks.start_soon(self._ask)
                 tasks.start_soon(self._forget)
                 follow = partial(board.follow, at_once=True)
-                tasks.start_soon(board.follow, self._ledger, "ledger")
+                tasks.start_soon(follow, self._ledger, "ledger")
                 tasks.start_soon(follow, self._losses, "lost")
                 tasks.start_soon(follow, self._driver, "seen")
-                tasks.start_soon(board.follow, self._daemons, "mps")
-                tasks.start_soon(board.follow, self._sampled, "sample")
-                tasks.start_soon(board.follow, self._used, "usage")
-                tasks.start_soon(board.follow, self._limits, "exceeded")
+                tasks.start_soon(follow, self._daemons, "mps")
+                tasks.start_soon(follow, self._sampled, "sample")
+                tasks.start_soon(follow, self._used, "usage")
+                tasks.start_soon(follow, self._limits, "exceeded")
                 self._tell()
                 async for event in events:
                     self._hear(event)
@@ -272,16 +272,22 @@ class _Clerk:
 
     def _daemons(self) -> None:
         """See whether an MPS daemon has ended by itself: its clients' work is lost."""
-        before = self._restarts
-        self._restarts = {name: each.restarts for name, each in self._board.mps.items()}
-        for name, restarts in self._restarts.items():
-            if restarts <= before.get(name, restarts):
+        before, self._mps = self._mps, self._board.mps
+        now = _now()
+        for name, daemon in self._mps.items():
+            known = before.get(name)
+            if known is None or daemon.restarts <= known.restarts:
                 continue
-            now = _now()
-            daemon = self._board.mps[name]
-            holders = [h for uuid in daemon.devices for h in self._board.lately.holders(uuid, now)]
-            what = "the MPS control daemon ended"
-            for hit in lost(MPS, what, holders, at=time.time(), whose=Whose.NEIGHBOUR, sure=False):
+            # One that has ended serves none any more.
+            holders = [h for uuid in known.devices for h in self._board.lately.holders(uuid, now)]
+            for hit in lost(
+                MPS,
+                "the MPS control daemon ended",
+                holders,
+                at=time.time(),
+                whose=Whose.NEIGHBOUR,
+                sure=False,
+            ):
                 self._note(hit)
         self._tell()
 
@@ -311,6 +317,8 @@ class _Clerk:
     # -- containers ----------------------------------------------------------------------------
 
     def _ledger(self) -> None:
+        if not self._board.version("ledger"):
+            return  # nobody has looked yet who is there
         now = _now()
         while self._recent and now - self._recent[0].event.when > LATE:
             self._recent.popleft()
@@ -326,9 +334,7 @@ class _Clerk:
             due = self._journal.next_look()
             pause = float("inf") if due is None else max(0.0, due - _now()) + 1
             await self._board.change("ledger", "causes", since=version, timeout=pause)
-            if self._board.version("ledger"):  # else nobody has looked yet who is there
-                self._journal.look(self._board.ledger.containers, _now())
-                self._files.changed()
+            self._ledger()
 
     def _tell(self) -> None:
         """Have it written, and tell the others."""
