@@ -66,10 +66,11 @@ _SLACK: Final = 0.1
 async def run(context: Context) -> None:
     """Keep the causes of containers' ends, until cancelled."""
     with context.board.listen() as events:
-        found = await anyio.to_thread.run_sync(
+        clerk = _Clerk(context)  # what is posted while files are read is news
+        clerk.journal.entries |= await anyio.to_thread.run_sync(
             read_all, context.config.state, abandon_on_cancel=True
         )
-        await _Clerk(context, Journal(found)).keep(events)
+        await clerk.keep(events)
 
 
 @dataclass(slots=True)
@@ -83,9 +84,10 @@ class _Recent:
 class _Clerk:
     """Who does it."""
 
-    def __init__(self, context: Context, journal: Journal) -> None:
-        self._context, self._board, self._journal = context, context.board, journal
-        self._files = Files(context, journal)
+    def __init__(self, context: Context) -> None:
+        self._context, self._board = context, context.board
+        self.journal = Journal()
+        self._files = Files(context, self.journal)
         self._recent: deque[_Recent] = deque(maxlen=_MOST_RECENT)
         # What the driver has said that GPUs need.
         self._needs: dict[str, Action] = {}
@@ -177,7 +179,7 @@ class _Clerk:
             if bundle in recent.hit or not _was_there(hit.container, event.when, known=not later):
                 continue
             recent.hit.add(bundle)
-            is_known = self._journal.has_failed(hit.container, hit.fault.gpu)
+            is_known = self.journal.has_failed(hit.container, hit.fault.gpu)
             if event.xid == RECOVERY and is_known:
                 continue  # it says what to do about what was told already
             self._note(hit)
@@ -195,7 +197,7 @@ class _Clerk:
         return {uuid for each in self._board.mps.values() for uuid in each.devices}
 
     def _note(self, hit: Hit) -> None:
-        self._journal.add(hit)
+        self.journal.add(hit)
         fault = hit.fault
         self._board.counters.faulted(fault.kind, fault.code, fault.whose)
         if fault.kind == XID and fault.whose in {Whose.DEVICE, Whose.UNCLEAR}:
@@ -234,7 +236,7 @@ class _Clerk:
             self._needs.pop(gpu, None)
         elif gpu:
             self._needs[gpu] = action
-        self._journal.heed(gpu, action, since)
+        self.journal.heed(gpu, action, since)
 
     # -- what is gone --------------------------------------------------------------------------
 
@@ -251,7 +253,7 @@ class _Clerk:
                 action=Action.RESET,
             )
             for hit in hits:
-                if not self._journal.has_failed(hit.container, gpu):
+                if not self.journal.has_failed(hit.container, gpu):
                     self._note(hit)
         self._tell()
 
@@ -302,9 +304,9 @@ class _Clerk:
         full = {(hit.container.namespace, hit.container.id) for hit in hits}
         there = {(each.namespace, each.id) for each in self._board.ledger.containers}
         # Of one that has gone it is known how it was last.
-        self._journal.drop(GPU_MEMORY, there - full)
+        self.journal.drop(GPU_MEMORY, there - full)
         for hit in hits:
-            self._journal.add(hit)
+            self.journal.add(hit)
         self._tell()
 
     def _limits(self) -> None:
@@ -324,23 +326,23 @@ class _Clerk:
             self._recent.popleft()
         for recent in self._recent:
             self._hit(recent, later=True)
-        self._journal.look(self._board.ledger.containers, now)
+        self.journal.look(self._board.ledger.containers, now)
         self._tell()
 
     async def _forget(self) -> None:
         """Forget who is gone for long, until cancelled."""
         while True:
             version = self._board.version("ledger", "causes")
-            due = self._journal.next_look()
+            due = self.journal.next_look()
             pause = float("inf") if due is None else max(0.0, due - _now()) + 1
             await self._board.change("ledger", "causes", since=version, timeout=pause)
             self._ledger()
 
     def _tell(self) -> None:
         """Have it written, and tell the others."""
-        if self._journal.unwritten:
+        if self.journal.unwritten:
             self._files.changed()
-            self._board.post(causes=dict(self._journal.entries))
+            self._board.post(causes=dict(self.journal.entries))
 
 
 def _was_there(container: Container, when: float, *, known: bool) -> bool:

@@ -67,8 +67,8 @@ class Journal:
         unwritten: of which files are not as this is.
     """
 
-    def __init__(self, entries: Mapping[Key, Entry] | None = None) -> None:
-        self.entries: dict[Key, Entry] = dict(entries or {})
+    def __init__(self) -> None:
+        self.entries: dict[Key, Entry] = {}
         self.unwritten: set[Key] = set()
 
     def add(self, hit: Hit) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.ledger.values import Ledger
 
-__all__ = ["ApiServer", "run"]
+__all__ = ["ApiServer", "Notice", "notices_of_faults", "run"]
 
 _TIMEOUT: Final = 10.0
 _AGAIN: Final = 60.0
@@ -115,7 +115,7 @@ def _message_of(said: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Notice:
+class Notice:
     """What is said on a pod.
 
     Attributes:
@@ -158,10 +158,10 @@ class _Notice:
         }
 
 
-def _notices(ledger: Ledger) -> Iterator[_Notice]:
+def _notices(ledger: Ledger) -> Iterator[Notice]:
     """What there is to say on pods now."""
     for missing in ledger.missing:
-        yield _Notice(
+        yield Notice(
             missing.namespace, missing.pod, missing.pod_uid, missing.container, "DeviceMissing",
             missing.device,
             f"container {missing.container} runs without {missing.device} ({missing.resource}), "
@@ -169,7 +169,7 @@ def _notices(ledger: Ledger) -> Iterator[_Notice]:
             "`nvshim doctor` on the node",
         )  # fmt: skip
     for denied in ledger.denied:
-        yield _Notice(
+        yield Notice(
             denied.namespace, denied.pod, denied.pod_uid, denied.container, "DeviceDenied",
             denied.why,
             f"container {denied.container} is not given what it asks for: {denied.why}",
@@ -185,7 +185,7 @@ _REASONS: Final = {
 }
 
 
-def _of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[_Notice]:
+def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Notice]:
     """What there is to say of faults that containers of pods had to do with.
 
     Args:
@@ -197,7 +197,7 @@ def _of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[_Notice]:
             continue
         reason = "GPUMemoryLimit" if fault.kind == MEMORY_LIMIT else _REASONS[fault.whose]
         cause = "/".join((fault.kind, str(fault.code), fault.gpu, fault.whose, fault.action))
-        yield _Notice(
+        yield Notice(
             pod["namespace"], pod["name"], pod.get("uid", ""), pod.get("container", ""), reason,
             cause, sentence([fault]),
         )  # fmt: skip
@@ -210,13 +210,13 @@ async def run(context: Context) -> None:
     if not options.api_server or not has_token:
         await anyio.sleep_forever()
     api = ApiServer(options.api_server, options.api_port, options.service_account)
-    made: set[_Notice] = set()
+    made: set[Notice] = set()
     since = time.time() - _RECENT
     failed = ""
     while True:
         version = board.version("ledger", "causes")
         ledger = board.ledger
-        notices = {*_notices(ledger), *_of_faults(board.causes, since)}
+        notices = {*_notices(ledger), *notices_of_faults(board.causes, since)}
         pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
         made = {
             each
