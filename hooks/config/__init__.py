@@ -14,6 +14,7 @@ from typing import Final
 from hooks.config.nvidia import parse_nvidia_config
 from hooks.config.settings import (
     TABLES,
+    Beyond,
     Config,
     Denied,
     Holders,
@@ -29,6 +30,7 @@ __all__ = [
     "DEFAULT_PATH",
     "ENVIRONMENT_VARIABLE",
     "TABLES",
+    "Beyond",
     "Config",
     "Denied",
     "Holders",

@@ -63,6 +63,11 @@ One TOML file, read when a container asks for a GPU or names a logger::
     quiet = 20               # seconds without an error before a device returns to service
     longest-quiet = 3600     # when it fails again and again, that doubles up to this
 
+    [guard]                  # of the memory of shared GPUs; integration.node.causes.guard
+    gpu-memory = "none"      # what one container may use of a device: "8GiB", or "25%" of it
+    beyond = "tell"          # a container beyond that; or "kill"
+    interval = 5             # seconds between two looks
+
     [doctor]
     skip = []                # codes of checks that nvshim doctor leaves out: "D042"
 
@@ -129,6 +134,13 @@ class Namespaces:
     PATHS: Final = "paths"
 
 
+class Beyond:
+    """The words of ``beyond`` in ``[guard]``: the end of a container beyond its limit."""
+
+    TELL: Final = "tell"
+    KILL: Final = "kill"
+
+
 _T = TypeVar("_T")
 _CSV_DIRECTORY: Final = "/etc/nvidia-container-runtime/host-files-for-container.d"
 _PLATFORMS: Final = values.one_of(Platform.AUTO, Platform.NVML, Platform.TEGRA, Platform.WSL)
@@ -136,6 +148,7 @@ _MODES: Final = values.one_of(Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.S
 _DENIED: Final = values.one_of(Denied.START, Denied.FAIL)
 _BEYOND: Final = values.one_of(Denied.FAIL, Denied.START)
 _NAMESPACES: Final = values.one_of(Namespaces.PROCESS, Namespaces.PATHS)
+_BEYOND_MEMORY: Final = values.one_of(Beyond.TELL, Beyond.KILL)
 
 
 def _key(table: str, name: str, kind: Kind, default: _T) -> _T:
@@ -207,6 +220,10 @@ class Config:
             service, in seconds.
         health_longest_quiet: the most that this grows to, as it doubles with each new failure, in
             seconds.
+        guard_memory: how much of a device's memory one of several containers on it may use; "none"
+            for any amount.
+        guard_beyond: what happens to one that uses more, of :class:`Beyond`.
+        guard_interval: how often that is looked for, in seconds.
         doctor_skip: codes of the checks that `nvshim doctor` leaves out, "D042".
         source: the file that this was read from; "" for none.
         notes: settings without effect here, for people.
@@ -271,6 +288,9 @@ class Config:
     health_patience: float = _key("health", "patience", values.LONG_SECONDS, 30.0)
     health_quiet: float = _key("health", "quiet", values.LONG_SECONDS, 20.0)
     health_longest_quiet: float = _key("health", "longest-quiet", values.LONG_SECONDS, 3600.0)
+    guard_memory: str = _key("guard", "gpu-memory", values.MEMORY, "none")
+    guard_beyond: str = _key("guard", "beyond", _BEYOND_MEMORY, Beyond.TELL)
+    guard_interval: float = _key("guard", "interval", values.SECONDS, 5.0)
     doctor_skip: tuple[str, ...] = _key("doctor", "skip", values.FINDINGS, ())
     source: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)

@@ -199,6 +199,10 @@ HOLDERS_OF: Final = Kind(
     holders_of,
     'a list of "NAME=any", "NAME=exclusive" and "NAME=4", by UUID, PCI address or index',
 )
+MEMORY: Final = Kind(
+    _like(re.compile(r"none|[1-9][0-9]{0,6}(MiB|GiB)|([1-9][0-9]?|100)%", re.ASCII)),
+    '"none", an amount ("8GiB", "512MiB"), or a part of the device ("25%")',
+)
 FINDINGS: Final = Kind(
     _all_like(r"(NVSHIM-)?D[0-9]{3}"), 'a list of codes of the doctor\'s checks ("D042")'
 )

@@ -29,6 +29,7 @@ KINDS: Final = {
     "verify": "Verification",
     "ledger list": HOLDINGS,
     "ledger check": "LedgerCheck",
+    "ledger faults": "FaultList",
     "ledger claims": "ClaimList",
     "ledger release": "Released",
     "status": "InstallationStatus",

@@ -33,8 +33,10 @@ YES: Final = "yes"
 NO: Final = "no"
 
 PARTS: Final[Mapping[str, str]] = {
+    "causes": "integration.node.causes.component",
     "ledger": "integration.node.ledger.component",
     "health": "integration.node.health.component",
+    "memory-guard": "integration.node.causes.guard",
     "metrics": "integration.node.metrics.component",
     "monitor": "integration.node.monitor.component",
     "mps": "integration.node.mps.component",

@@ -360,3 +360,24 @@ class MetricsAddressUnusable(NodeAgentError):
     code = "NVSHIM-E2786"
     status = Status.UNAVAILABLE
     remedy = "choose another address for the metrics"
+
+
+# -- causes of containers' ends ----------------------------------------------------------------
+
+
+class ContainerNotKilled(NodeAgentError):
+    """A container exceeds its limit of GPU memory, and its shim does not end it. It is tried again.
+
+    Raised by :func:`integration.node.causes.killing.kill`.
+    """
+
+    code = "NVSHIM-E2790"
+    status = Status.UNAVAILABLE
+    remedy = "see that the container's shim answers: nvshim ps"
+
+
+class CausesUnreadable(NodeAgentError):
+    """Which faults containers had to do with may not be read."""
+
+    code = "NVSHIM-E2791"
+    status = Status.PERMISSION_DENIED

@@ -135,7 +135,7 @@ def add_faults(
     Args:
         state: the directory ``state`` of the configuration.
         namespace: containerd's.
-        faults: to be added; one that is known is not added again.
+        faults: to be added; what was said before of the same one is said anew.
         node: the node's name.
 
     Returns:
@@ -148,7 +148,7 @@ def add_faults(
     document = read_ended(state, namespace, container_id)
     if document is None:
         return False
-    known = list(dict.fromkeys((*faults_of(document), *faults)))
+    known = [*{(f.at, f.kind, f.code, f.pid): f for f in (*faults_of(document), *faults)}.values()]
     status, told = document["exit_status"], document["told_status"]
     cause = sentence(known, document["ended"], node, None if status == told else status)
     write_ended(state, document, known, cause)

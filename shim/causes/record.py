@@ -107,10 +107,16 @@ def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
     Args:
         faults: in any order.
         end: of the container, in seconds since the epoch. What came before it says more than what
-            came later, and then the one that is nearest to it.
+            came later, then what is sure, and then the one that is nearest to it. That a neighbour
+            crashed says less than a fault of its own, unless it surely reached this container.
     """
-    order = list(Whose)
-    return sorted(faults, key=lambda f: (order.index(f.whose), f.at > end, -f.at))
+    order = [*Whose]
+
+    def rank(fault: Fault) -> int:
+        is_doubtful = fault.whose == Whose.NEIGHBOUR and not fault.sure
+        return order.index(Whose.UNCLEAR if is_doubtful else fault.whose)
+
+    return sorted(faults, key=lambda f: (rank(f), f.at > end, not f.sure, -f.at))
 
 
 def most_telling(faults: Iterable[Fault]) -> list[Fault]:

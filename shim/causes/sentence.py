@@ -6,7 +6,9 @@ Rules
 - Of several faults the one that says most is told (:func:`shim.causes.record.by_weight`), and the
   others are counted.
 - A fault counts for :data:`RELEVANT` seconds. Libraries give up minutes after a GPU has failed
-  (NCCL's watchdog after ten, by default); what is older says nothing about an exit.
+  (NCCL's watchdog after ten, by default); what is older says nothing about an exit. A neighbour's
+  that need not have reached the container counts for :data:`NEARBY` seconds only: where processes
+  take turns on a GPU, one that crashes seldom harms another.
 - Nothing of a neighbour is told but that it was one: no pod, container, process or pid.
 - At most :data:`LONGEST` bytes of UTF-8, without control characters. Times are UTC.
 """
@@ -33,6 +35,8 @@ LONGEST: Final = 400
 """Bytes that a sentence may have."""
 RELEVANT: Final = 1800.0
 """Seconds before its end in which a fault may have been a container's cause."""
+NEARBY: Final = 10.0
+"""The same for a neighbour's fault of which it is not sure that it has reached the container."""
 LATE: Final = 5.0
 """Seconds after its end in which a fault may still have been told of."""
 
@@ -52,7 +56,10 @@ _HEADS: Final = {
 _VERDICTS: Final = {
     Whose.DEVICE: ("Not the application's fault.", "Probably not the application's fault."),
     Whose.HOST: ("Not the application's fault.", "Probably not the application's fault."),
-    Whose.NEIGHBOUR: ("Not this container's fault.", "Probably not this container's fault."),
+    Whose.NEIGHBOUR: (
+        "Not this container's fault.",
+        "That may have nothing to do with this container.",
+    ),
     Whose.APPLICATION: ("Likely the application.",) * 2,
     Whose.UNCLEAR: ("It is not known whose fault that is.",) * 2,
 }
@@ -80,8 +87,13 @@ def relevant(faults: Iterable[Fault], end: float, start: float = 0.0) -> list[Fa
         end: of the container, in seconds since the epoch.
         start: of the container, likewise.
     """
-    earliest = max(start - 1, end - RELEVANT)
-    return by_weight((f for f in faults if earliest <= f.at <= end + LATE), end)
+
+    def may_matter(fault: Fault) -> bool:
+        is_doubtful = fault.whose == Whose.NEIGHBOUR and not fault.sure
+        earliest = end - (NEARBY if is_doubtful else RELEVANT)
+        return max(start - 1, earliest) <= fault.at <= end + LATE
+
+    return by_weight(filter(may_matter, faults), end)
 
 
 def sentence(

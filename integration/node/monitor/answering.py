@@ -40,6 +40,9 @@ _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
 _MIG_ENABLED = 1
 
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, of R550 and newer.
+_RECOVERY_ACTION = 230
+
 _MEMORY = ("memory_total_bytes", "memory_used_bytes")
 
 # What is asked of a GPU: the parts of the answer by their names in GpuSample, the question with its
@@ -192,6 +195,8 @@ class _Gpu:
         if throttle is None:
             throttle = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         put(("throttle_reasons",), None if throttle is None else [throttle])
+        fields = ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
+        put(("recovery_action",), None if fields is None else [_value_of(fields[0])])
         mode = ask("nvmlDeviceGetMigMode", handle)
         devices = self._mig(handle) if mode is not None and mode[0] == _MIG_ENABLED else []
         told["mig"] = [device for _, device in devices]
@@ -275,3 +280,8 @@ class _Gpu:
             [each.pid, each.smUtil, each.memUtil, each.encUtil, each.decUtil]
             for each in newest.values()
         ]
+
+
+def _value_of(field: Any) -> int | None:
+    """The value of a field, an unsigned number; None if the driver does not have it."""
+    return int(field.value.uiVal) if field.nvmlReturn == 0 else None

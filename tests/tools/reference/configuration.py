@@ -37,6 +37,8 @@ _OF_TABLES: Final = {
     "[sandboxes](../engines.md#sandboxes-without-a-pause-container).",
     "health": "What `nvshim node` thinks of devices, read when it begins; see "
     "[errors of the driver](xids.md).",
+    "guard": "Whom `nvshim node` watches for the memory of shared GPUs, after the fact; see "
+    "[sharing](../sharing.md#a-guard-for-gpu-memory).",
     "doctor": "What `nvshim doctor` leaves out on this node; [all checks](findings.md).",
 }
 

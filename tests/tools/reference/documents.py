@@ -95,6 +95,7 @@ _TABLES: Final = {
         foreign       Foreign[]?  processes on a GPU in no container; null if NVML does not say
         unknown       string[]    why containers could not be read
     """,
+    "FaultList": "items  Fault[]  what containers had to do with, the oldest first",
     "ClaimList": "items  Claim[]  by which [sharing] limits who may have a device",
     "Released": "released  string[]  the claims that were removed",
     "InstallationStatus": """
@@ -338,6 +339,7 @@ _TABLES: Final = {
         gpus          string[]    UUIDs of the GPUs of which they are
         stale         string?     what of the driver that it was made with is gone
         orphan        string?     why nobody seems to know of it
+        fault         string?     what happened to its GPUs lately
     """,
     "Unheld": """
         namespace     string      of the pod
@@ -359,6 +361,23 @@ _TABLES: Final = {
         pid           integer     of the process
         name          string?     of its program
         devices       string[]    UUIDs
+    """,
+    "Fault": """
+        id            string      of the container
+        namespace     string      containerd's
+        pod           object?     its namespace and name
+        name          string?     of the container
+        at            number      seconds since the epoch
+        kind          string      xid, gpu-lost, gpu-memory, mps, memory-limit, ...
+        xid           integer?    the number of an Xid
+        what          string      for people
+        gpu           string?     UUID, or PCI address
+        mig           string?     UUID of the MIG device
+        pid           integer?    the process, in the node's pid namespace
+        whose         device|host|neighbour|application|unclear  whose fault it was to the container
+        sure          boolean     whether that is known
+        do            string?     what has to be done
+        source        string      who has told of it
     """,
     "Claim": """
         claim         string      its name

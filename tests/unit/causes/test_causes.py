@@ -283,6 +283,19 @@ def test_what_was_long_before_or_of_another_run_is_no_cause() -> None:
     assert relevant([old, near, late], EXIT, start=EXIT - 0.2) == []
 
 
+def test_a_neighbour_that_need_not_have_reached_the_container_counts_for_moments() -> None:
+    doubtful = replace(WILD, whose=Whose.NEIGHBOUR, sure=False, at=EXIT - 5)
+    old = replace(doubtful, at=EXIT - 11)
+    assert relevant([doubtful, old], EXIT) == [doubtful]
+    sure = replace(doubtful, sure=True, at=EXIT - 600)  # as by an MPS server
+    assert relevant([sure], EXIT) == [sure]
+    # Its own fault says more, and one that is sure more than one that is not.
+    own, likely = replace(WILD, at=EXIT - 60), replace(WILD, at=EXIT - 1, sure=False)
+    assert relevant([doubtful, likely, own], EXIT) == [own, likely, doubtful]
+    assert relevant([own, sure], EXIT) == [sure, own]
+    assert sentence([doubtful], EXIT).endswith("That may have nothing to do with this container.")
+
+
 def test_a_neighbour_is_not_named() -> None:
     told = sentence([replace(WILD, whose=Whose.NEIGHBOUR, pid=987654, source="agent")], EXIT)
     assert "987654" not in told

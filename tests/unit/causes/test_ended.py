@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_a_fault_that_comes_late_is_added_and_told(tmp_path: Path) -> None:
         "GPU failure: Xid 79 (GPU has fallen off the bus) at 00:16:40, 2.0 s before exit, and 1 "
         "more. Not the application's fault. The exit code was 134."
     )
+
+
+def test_what_is_said_anew_of_a_fault_takes_the_place_of_what_was_said(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    ended.write_ended(state, container(), [LOST], "a line")
+    heeded = replace(LOST, action="reboot the node")
+    assert ended.add_faults(state, "k8s.io", "c1", [heeded])
+    found = ended.read_ended(state, "k8s.io", "c1")
+    assert found is not None
+    assert faults_of(found) == (heeded,)
 
 
 def test_only_the_newest_are_kept_and_those_without_a_cause_go_first(tmp_path: Path) -> None:

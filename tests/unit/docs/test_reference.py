@@ -142,7 +142,7 @@ def test_every_annotation_that_the_code_reads_is_in_the_table() -> None:
     known = {name.removesuffix("*") for name in _named(_section("Annotations"))}
     read = {
         text
-        for module in modules(DECIDING)
+        for module in modules((*DECIDING, "integration/node/causes"))
         for _, text in texts(module)
         if ANNOTATION.fullmatch(text)
     }
