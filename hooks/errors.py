@@ -20,10 +20,10 @@ catches stand in that room: E03xx in :mod:`hooks.image.rootfs_errors`, E06xx in
     ├── MigModeGpu           E0204    ├── MalformedRequirement  E0227
     ├── AmbiguousDevice      E0205    ├── DeviceHeld            E0228
     ├── TooManyDevices       E0206    ├── ClaimsUnusable        E0229
-    ├── MalformedChannel     E0207    ├── UnknownVendorGpu      E0653
-    ├── MalformedMigAccess   E0208    ├── MalformedVendorRange  E0654
-    ├── RequestDenied        E0221    └── MigUnsupported        E0663
-    ├── GpuExcluded          E0222
+    ├── MalformedChannel     E0207    ├── OutOfService          E0230
+    ├── MalformedMigAccess   E0208    ├── UnknownVendorGpu      E0653
+    ├── RequestDenied        E0221    ├── MalformedVendorRange  E0654
+    ├── GpuExcluded          E0222    └── MigUnsupported        E0663
     └── PrivilegeNeeded      E0223
     RootfsError     E0300
     SpecError       E0400
@@ -251,6 +251,15 @@ class ClaimsUnusable(RequestError):
     """
 
     code = "NVSHIM-E0229"
+
+
+class OutOfService(RequestError):
+    """A device is requested, or listed in the spec, that a person has taken out of service.
+
+    Raised by :func:`grant.decide`, and by :mod:`hooks.node.drained`.
+    """
+
+    code = "NVSHIM-E0230"
 
 
 # -- features beside GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------

@@ -151,17 +151,19 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
     Raises:
         PurgeFailed: something could not be removed.
     """
-    before = [config.layers, config.state, config_path]
+    before = [config.layers, config.drained, config.state, config_path]
     before = [path for path in before if os.path.lexists(path)]
     try:
         _purge_layers(config.layers)
         if not in_use:
             _purge_state(config.state)
+            _purge_marks(config.drained)
             with suppress(FileNotFoundError):
                 os.unlink(config_path)
-        for directory in (config.layers, config.state):
+        for directory in (config.layers, config.drained, config.state):
             _remove_if_empty(directory)
-        for directory in (os.path.dirname(config.layers), os.path.dirname(config_path)):
+        ours = (config.layers, config.drained, config_path)
+        for directory in dict.fromkeys(map(os.path.dirname, ours)):
             if os.path.basename(directory) == _OWN:
                 _remove_if_empty(directory)
     except (OSError, NvshimError) as error:
@@ -175,6 +177,13 @@ def _purge_layers(directory: str) -> None:
     while os.path.isdir(directory) and (now := len(os.listdir(directory))) != left:
         left = now
         layers.collect(directory, most=0)
+
+
+def _purge_marks(directory: str) -> None:
+    """Remove what says which devices are out of service: nobody reads it any more."""
+    if os.path.isdir(directory):
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
 
 
 def _remove_if_empty(directory: str) -> None:

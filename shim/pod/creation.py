@@ -24,7 +24,7 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
+from hooks.requests.glance import find_places, may_ask, may_be_refused, may_want_more
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
 from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
@@ -206,7 +206,7 @@ class Resources:
             return True
         if places.failure:
             self._shim.log.warning("the configuration may name more places", why=places.failure)
-        return may_want_more(spec) or (places.limited and lists_nodes(spec))
+        return may_want_more(spec) or may_be_refused(spec, places)
 
     def _use(self, options: RuntimeOptions, *, mapped: bool = False) -> None:
         self._options = options
