@@ -57,6 +57,11 @@ class Drain:
     reset: str = ""
 
     @property
+    def name(self) -> str:
+        """What people call it."""
+        return "the driver" if self.device == DRIVER else self.device
+
+    @property
     def why(self) -> str:
         """Since when and why, for people."""
         when = time.strftime("since %Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))

@@ -146,7 +146,7 @@ def answer_of(drained: Drained) -> dict[str, Any]:
 def _document(mark: Drain, name: str = "") -> dict[str, Any]:
     return {
         "device": mark.device,
-        "name": name or ("the driver" if mark.device == DRIVER else mark.device),
+        "name": name or mark.name,
         "since": mark.since or None,
         "reason": mark.reason or None,
         "reset": mark.reset or None,

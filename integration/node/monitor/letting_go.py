@@ -58,7 +58,7 @@ async def follow(context: Context) -> NoReturn:
 def _reason_of_marks(config: Config) -> str:
     """Why, if something is out of service for which NVML is to be let go."""
     marks = (each for each in read_drains(config) if each.lets_go)
-    return next((one_line(f"{mark.device} is out of service {mark.why}") for mark in marks), "")
+    return next((one_line(f"{mark.name} is out of service {mark.why}") for mark in marks), "")
 
 
 def _reason(path: str) -> str:
