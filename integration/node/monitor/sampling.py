@@ -177,11 +177,17 @@ class NvmlSampler:
             try:
                 return await self._answer(library, alone=True)
             except ChildFailed as error:
-                if self._asks is None or self._asks in self._given_up:
+                if not self._blame(f"{error.found}, whenever it is asked"):
                     raise
-                self._give_up({self._asks: f"{error.found}, whenever it is asked"})
         self._given_up = {}
         raise whole
+
+    def _blame(self, why: str) -> bool:
+        """Give up the GPU that was asked last; whether there is one that was not yet."""
+        if self._asks is None or self._asks in self._given_up:
+            return False
+        self._give_up({self._asks: why})
+        return True
 
     def _give_up(self, gpus: Mapping[int, str]) -> None:
         self._given_up = {**self._given_up, **gpus}
