@@ -46,7 +46,8 @@ class Drain:
         reason: why, for people; "" if nobody said.
         since: when it began, in seconds since the epoch; 0 if that is not known.
         lets_go: whether the node agent is to close NVML meanwhile.
-        reset: how far a reset is that has made this mark; "" for a person's.
+        reset: how far a reset of it is; "" if none has begun.
+        stays: whether it is out of service by a person's word, and stays so after its reset.
     """
 
     device: str
@@ -55,6 +56,7 @@ class Drain:
     since: float = 0.0
     lets_go: bool = False
     reset: str = ""
+    stays: bool = False
 
     @property
     def name(self) -> str:
@@ -99,6 +101,7 @@ def _read(config: Config, device: str) -> Drain:
             since=since if 0 < (since := float(known.get("since", 0))) < _FAR else 0.0,
             lets_go=known.get("lets_go") is True,
             reset=str(known.get("reset", "")),
+            stays=known.get("stays") is True,
         )
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return Drain(device)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["find", "put", "resetting", "take", "update"]
+__all__ = ["find", "finish", "put", "resetting", "step", "take"]
 
 _LOCK: Final = "drained.lock"
 _RESET: Final = "reset.lock"
@@ -52,28 +52,60 @@ def put(config: Config, drain: Drain) -> Drain:
         MarkUnwritten: it cannot be written; what was there is untouched.
     """
     with _writing(config, drain.device):
-        before = find(config, drain.device) or Drain(drain.device)
-        now = replace(
-            drain,
-            bus_id=drain.bus_id or before.bus_id,
-            reason=drain.reason or before.reason,
-            since=before.since or drain.since or time.time(),
-            lets_go=drain.lets_go or before.lets_go,
-        )
+        before = find(config, drain.device)
+        now = drain if before is None else _united(before, drain, config)
+        now = replace(now, since=now.since or time.time())
         if now != before:
             _write(config, now)
         return now
 
 
-def update(config: Config, drain: Drain) -> None:
-    """Replace a mark, if it is still there.
+def _united(before: Drain, drain: Drain, config: Config) -> Drain:
+    of_person = before.stays or not before.reset
+    under_way = before.reset if not drain.reset and _is_resetting(config) else ""
+    return replace(
+        drain,
+        bus_id=drain.bus_id or before.bus_id,
+        # What a person has said is not forgotten for a reset.
+        reason=(before.reason if drain.reset and of_person else "")
+        or drain.reason
+        or before.reason,
+        since=before.since,
+        lets_go=drain.lets_go or before.lets_go,
+        reset=drain.reset or under_way,
+        # It is no less out of service by a person's word because it is reset.
+        stays=bool(drain.reset and of_person) or bool(under_way),
+    )
+
+
+def step(config: Config, device: str, how_far: str) -> None:
+    """Write down how far the reset of a GPU is.
 
     Raises:
         MarkUnwritten: it cannot be written.
     """
-    with _writing(config, drain.device):
-        if os.path.lexists(path_of(config, drain.device)):
-            _write(config, drain)
+    with _writing(config, device):
+        mark = find(config, device)
+        if mark is not None:
+            _write(config, replace(mark, reset=how_far))
+
+
+def finish(config: Config, device: str) -> bool:
+    """Return a GPU to service that was reset, unless a person had taken it out of service.
+
+    Returns:
+        Whether it is in service.
+
+    Raises:
+        MarkUnwritten: the mark cannot be removed.
+    """
+    with _writing(config, device):
+        mark = find(config, device)
+        if mark is not None and mark.stays:
+            _write(config, replace(mark, reset="", stays=False, lets_go=False))
+            return False
+        _remove(config, device)
+        return True
 
 
 def find(config: Config, device: str) -> Drain | None:
@@ -85,11 +117,8 @@ def find(config: Config, device: str) -> Drain | None:
     return next((each for each in read_drains(config) if each.device == device), None)
 
 
-def take(config: Config, device: str, *, own: bool = False) -> Drain:
+def take(config: Config, device: str) -> Drain:
     """Return something to service.
-
-    Args:
-        own: whether it is this process that resets a GPU, if any does.
 
     Returns:
         The mark that was there.
@@ -100,25 +129,30 @@ def take(config: Config, device: str, *, own: bool = False) -> Drain:
         MarkUnwritten: it cannot be removed.
     """
     with _writing(config, device):
-        path = path_of(config, device)
-        if not os.path.lexists(path):
+        mark = find(config, device)
+        if mark is None:
             raise NotDrained(
                 f"to return {device} to service",
                 found="it is in service",
                 do="see `nvshim list` for what is not",
             )
-        mark = find(config, device) or Drain(device)
-        if mark.reset and not own and _is_resetting(config):
+        if mark.reset and _is_resetting(config):
             raise ResetRunning(
                 f"to return {device} to service",
                 found=f"it is being reset this moment ({mark.reset})",
                 do="wait until that `nvshim reset` has ended, or interrupt it",
             )
-        remove_file(path)
-        sweep(path)
-        with suppress(OSError):  # something else is out of service
-            os.rmdir(config.drained)
+        _remove(config, device)
         return mark
+
+
+def _remove(config: Config, device: str) -> None:
+    path = path_of(config, device)
+    with suppress(FileNotFoundError):
+        remove_file(path)
+    sweep(path)
+    with suppress(OSError):  # something else is out of service
+        os.rmdir(config.drained)
 
 
 @contextmanager

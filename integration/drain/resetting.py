@@ -76,11 +76,8 @@ class Reset:
         gpu = target.gpu
         assert gpu is not None  # noqa: S101 - the caller has seen to it
         self._gpu = gpu
-        before = marks.find(config, target.device)
-        # What an earlier reset has left is this one's to take over.
-        self._before = before if before is not None and not before.reset else None
         mark = Drain(target.device, bus_id=gpu.bus_id, lets_go=True, reset=DRAINING)
-        self._mark = marks.put(config, replace(mark, reason=reason or "reset"))
+        marks.put(config, replace(mark, reason=reason or "reset"))
 
     def run(self, wait: Callable[[], Sequence[Holder]], inventory: Inventory) -> bool:
         """Do it.
@@ -115,15 +112,10 @@ class Reset:
         except (ResetFailed, ResetUnproven) as error:
             self._step(f"it failed: {one_line(error.found)}")
             raise
-        if self._before is not None:
-            marks.update(self._config, self._before)
-            return False
-        marks.take(self._config, self._target.device, own=True)
-        return True
+        return marks.finish(self._config, self._target.device)
 
     def _step(self, step: str) -> None:
-        self._mark = replace(self._mark, reset=step)
-        marks.update(self._config, self._mark)
+        marks.step(self._config, self._target.device, step)
         self._say(f"{self._target.name}: {step}")
 
     def _reset(self, inventory: Inventory) -> None:

@@ -87,6 +87,8 @@ def preferred(
     well = {id_ for id_ in free if known[id_].is_healthy}.union(needed)
     if size <= len(well):
         free = well
+    else:
+        needed = (*needed, *(id_ for id_ in known if id_ in well and id_ not in needed))
     if all(device.id == device.gpu for device in known.values()):
         devices = [device for id_, device in known.items() if id_ in free]
         return _nearest(devices, needed, size, topology or Topology())
