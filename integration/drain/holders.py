@@ -10,6 +10,8 @@ persistenced  nvidia-persistenced, which keeps GPUs awake by having them open
 agent         the node agent, which watches GPUs through NVML; it lets go if the mark says so
 process       any other process that has a node of the device open, or mapped
 module        of the driver: a kernel module of somebody else's that uses NVIDIA's
+kernel        of the driver: the kernel counts more users of its module than can be seen, as with
+              persistence mode without its daemon
 ============  ==================================================================================
 
 Rules
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, read_majors
+from hooks.node.witness import read_text
 from integration.files import read_file
 from integration.inspection.bundles import read_container
 from integration.inspection.holding import Holders, nodes_of
@@ -58,6 +61,7 @@ MPS: Final = "mps"
 _PERSISTENCED: Final = "persistenced"
 _PROCESS: Final = "process"
 _MODULE: Final = "module"
+_KERNEL: Final = "kernel"
 
 # The kernel cuts names of programs after 15 bytes.
 _BY_NAME: Final = {"nvidia-cuda-mps": MPS, "nvidia-persiste": _PERSISTENCED}
@@ -68,6 +72,7 @@ _DO: Final = {
     _PERSISTENCED: "systemctl stop nvidia-persistenced",
     _PROCESS: "end it",
     _MODULE: "rmmod it",
+    _KERNEL: "nvidia-smi -pm 0; see lsmod",
 }
 
 _OURS: Final = "nvidia"  # what all of the driver's own modules are called
@@ -146,6 +151,8 @@ def find_holders(
             found.append(Holder(CONTAINER, _title(owner), pid, devices, owner))
     if any(target.gpu is None for target in targets):
         found += (Holder(_MODULE, name) for name in _modules(config))
+        if not any(holder.pid for holder in found) and _uses(config) > 0:
+            found.append(Holder(_KERNEL, f"{_uses(config)} uses of the module nvidia"))
     return tuple(found)
 
 
@@ -335,13 +342,23 @@ def _agent_of(config: Config) -> int:
 # -- modules -----------------------------------------------------------------------------------
 
 
+_OWN: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm")
+
+
 def _modules(config: Config) -> list[str]:
     """The modules of others that keep the driver's loaded: gdrdrv, nvidia_fs."""
-    found = set()
-    for module in (_OURS, "nvidia_uvm", "nvidia_modeset", "nvidia_drm"):
-        try:
-            found.update(os.listdir(f"{config.sys}/module/{module}/holders"))
-        except OSError:
-            continue
-    own = {"nvidia_uvm", "nvidia_modeset", "nvidia_drm"}
-    return sorted(found - own)
+    users = (user for module in (_OURS, *_OWN) for user in _users(config, module))
+    return sorted(set(users).difference(_OWN))
+
+
+def _users(config: Config, module: str) -> list[str]:
+    try:
+        return os.listdir(f"{config.sys}/module/{module}/holders")
+    except OSError:
+        return []
+
+
+def _uses(config: Config) -> int:
+    """How often the driver's module is used, but for other modules; 0 if that is not told."""
+    text = read_text(f"{config.sys}/module/{_OURS}/refcnt") or ""
+    return int(text) - len(_users(config, _OURS)) if text.strip().isdecimal() else 0

@@ -53,10 +53,13 @@ class Fault:
     Attributes:
         lines: of the simulated NVML's file of faults.
         dead: the index of the GPU that is dead then; None if none is, or nobody can tell.
+        heard: whether the agent hears of it; otherwise it finds out when it asks NVML the next
+            time, which it does every five minutes.
     """
 
     lines: str
     dead: int | None = 3
+    heard: bool = True
 
 
 FAULTS: Final = {
@@ -65,7 +68,7 @@ FAULTS: Final = {
     "a GPU answers nonsense": Fault("gpu3=error:999"),
     "a GPU hangs": Fault("gpu3=hang"),
     "a GPU crashes NVML": Fault("gpu3=crash"),
-    "a GPU is not counted": Fault("count=7", 7),
+    "a GPU is not counted": Fault("count=7", 7, heard=False),
     "a GPU lies of its UUID": Fault("gpu3.nvmlDeviceGetUUID=error:999", None),
     "NVML hangs": Fault("any=hang", None),
     "NVML crashes": Fault("any=crash", None),
@@ -187,7 +190,7 @@ class _Trial:
         else:
             missing = len(alive - self._ran)
             raise Failed(f"{missing} of the GPUs that are not dead cannot be had")
-        told = self._told() if self._dead is not None else None
+        told = self._told() if self._dead is not None and self._fault.heard else None
         took = self._took
         return Outcome(
             told, took["preferred"], took["allocate"], took["start"], wasted=self._wasted
@@ -223,7 +226,7 @@ class _Trial:
             with open(f"{self._node.state}/nvml-faults", "w", encoding="ascii") as file:
                 file.write(self._fault.lines)
             self._happened = time.monotonic()
-            if self._dead is not None:
+            if self._dead is not None and self._fault.heard:
                 self._listener.start()
 
     def _listen(self) -> None:

@@ -371,7 +371,7 @@ _TABLES: Final = {
         why           string      since when and why, in a line
     """,
     "DrainHolder": """
-        kind          container|process|mps|persistenced|agent|module  what it is
+        kind          container|process|mps|persistenced|agent|module|kernel  what it is
         name          string      what people call it
         pid           integer?    a process of it
         devices       string[]    names of what it holds

@@ -121,6 +121,19 @@ def test_modules_of_others_keep_the_drivers_loaded(place: Place) -> None:
     assert place.kinds("0") == set()
 
 
+def test_what_the_kernel_counts_and_nobody_shows_is_a_holder_of_the_driver(place: Place) -> None:
+    """As with persistence mode without its daemon."""
+    module = place.node.sys / "module/nvidia"
+    (module / "holders/nvidia_uvm").mkdir(parents=True)
+    (module / "refcnt").write_text("1\n")
+    assert place.kinds() == set()
+    (module / "refcnt").write_text("3\n")
+    assert place.kinds() == {("kernel", "2 uses of the module nvidia", ())}
+    assert place.kinds("0") == set()
+    place.process(50, "python", f"{place.node.dev}/nvidiactl")
+    assert {kind for kind, _, _ in place.kinds()} == {"process"}
+
+
 def test_the_agent_is_one_that_lets_go_if_it_is_to(place: Place, monkeypatch: Any) -> None:
     dev = place.node.dev
     place.process(20, "nvshim")
