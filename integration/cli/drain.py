@@ -106,7 +106,7 @@ def show(output: Output, answer: Mapping[str, Any]) -> None:
     if holders:
         output.table(holders, _HOLDERS)
     if not answer["free"]:
-        click.echo(f"{counted(len(holders), 'holder')}; wait for them with --wait")
+        click.echo(f"not free: {counted(len(holders), 'holder')}; --wait waits for all of them")
     elif holders:
         click.echo("free, but for the node agent: --let-go before a reset by hand or a MIG change")
     else:

@@ -15,6 +15,7 @@ from api.errors import NvshimError
 from hooks.cdi import files
 from hooks.config import DEFAULT_PATH
 from hooks.node import cache
+from hooks.node.drained import path_of, read_drains
 from integration.engines import undo
 from integration.engines.programs import PATH
 from integration.install.errors import PurgeFailed, StillNamed
@@ -157,7 +158,7 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
         _purge_layers(config.layers)
         if not in_use:
             _purge_state(config.state)
-            _purge_marks(config.drained)
+            _purge_marks(config)
             with suppress(FileNotFoundError):
                 os.unlink(config_path)
         for directory in (config.layers, config.drained, config.state):
@@ -179,11 +180,10 @@ def _purge_layers(directory: str) -> None:
         layers.collect(directory, most=0)
 
 
-def _purge_marks(directory: str) -> None:
+def _purge_marks(config: Config) -> None:
     """Remove what says which devices are out of service: nobody reads it any more."""
-    if os.path.isdir(directory):
-        for name in os.listdir(directory):
-            os.unlink(os.path.join(directory, name))
+    for drain in read_drains(config):
+        os.unlink(path_of(config, drain.device))
 
 
 def _remove_if_empty(directory: str) -> None:

@@ -286,6 +286,30 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
     assert place.mark(1) is None
 
 
+def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: Place) -> None:
+    holds = "import os, sys; os.open(sys.argv[1], os.O_PATH); print(flush=True); sys.stdin.read()"
+    argv, pipe = [sys.executable, "-c", holds, f"{place.node.dev}/nvidia1"], subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        holder.stdout.readline()
+        refused = place.call("reset", "1", "--wait=1s", check=False)
+        assert refused.code == 1
+        last = refused.stderr.splitlines()[-1]
+        assert last.startswith("NVSHIM-E2644 still-held")
+        assert "was not reset" in last
+        mark = place.mark(1)
+        assert mark is not None
+        assert mark["reset"] == "waits for its holders"
+        assert place.called() == []
+        waiting = place.spawn("reset", "1", "--wait")
+        holder.stdin.close()
+    eventually(place.called, "nvidia-smi runs")
+    place.go_on()
+    waiting.communicate(timeout=60)
+    assert (waiting.returncode, place.mark(1)) == (0, None)
+
+
 def test_a_gpu_that_a_person_took_out_of_service_stays_so_after_its_reset(place: Place) -> None:
     place.call("drain", "1", "--reason", "fan")
     before = place.mark(1)
