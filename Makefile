@@ -87,6 +87,10 @@ test-hostile: setup $(CACHE)/.parts #- Run hostile images in all their ways, and
 fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; MINUTES=5
 	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
 
+.PHONY: test-chaos
+test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way; CHAOS="--fault hangs"
+	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
+
 .PHONY: soak
 soak: setup #- A day's work in minutes, with a look at what stays of it; MINUTES=4
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)

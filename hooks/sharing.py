@@ -41,12 +41,18 @@ from hooks.node.inventory import Inventory
 from hooks.requests.policy import Verdict
 from hooks.words import Capability
 
-__all__ = ["gpus_of", "held_by_nodes", "held_by_record", "id_of"]
+__all__ = ["by_name", "gpus_of", "held_by_nodes", "held_by_record", "id_of"]
 
 
 def id_of(gpu: Gpu) -> str:
     """What a GPU goes by: its UUID, or its PCI address if it has none."""
     return gpu.uuid or gpu.bus_id
+
+
+def by_name(mig_devices: Iterable[MigDevice], gpus: Iterable[Gpu]) -> dict[str, Gpu | MigDevice]:
+    """MIG devices and GPUs, in this order, by what they go by."""
+    found: dict[str, Gpu | MigDevice] = {each.uuid: each for each in mig_devices}
+    return found | {id_of(gpu): gpu for gpu in gpus}
 
 
 def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, ...]:

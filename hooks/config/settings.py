@@ -10,6 +10,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     sys = "/sys"
     state = "/run/containerd-shim-nvidia"
     layers = "/var/lib/containerd-shim-nvidia/layers"  # of files that containers share
+    drained = "/var/lib/containerd-shim-nvidia/drained"  # what is out of service
     nvml-timeout = 5         # seconds that NVML may take
     platform = "auto"        # or "nvml", "tegra", "wsl" (hooks.platforms)
     csv-directory = "/etc/nvidia-container-runtime/host-files-for-container.d"  # on Tegra
@@ -171,6 +172,8 @@ class Config:
         state: a directory of our own for what must not outlive a boot.
         layers: a directory of our own for layers of files that containers share; it is used
             where it is on the file system of their snapshots.
+        drained: a directory that outlives a boot, with a file for each device that is out of
+            service.
         platform: what NVIDIA's driver is like, of :class:`Platform`.
         csv_directory: the files that list what a Tegra machine has, within the driver root.
         kubelet_root: the directory of the kubelet's state, in which it records what it gave to
@@ -237,6 +240,7 @@ class Config:
     sys: str = _key("node", "sys", values.PATH, "/sys")
     state: str = _key("node", "state", values.PATH, "/run/containerd-shim-nvidia")
     layers: str = _key("node", "layers", values.PATH, "/var/lib/containerd-shim-nvidia/layers")
+    drained: str = _key("node", "drained", values.PATH, "/var/lib/containerd-shim-nvidia/drained")
     platform: str = _key("node", "platform", _PLATFORMS, Platform.AUTO)
     csv_directory: str = _key("node", "csv-directory", values.PATH, _CSV_DIRECTORY)
     kubelet_root: str | None = _key("node", "kubelet-root", values.PATH_OR_LOOK, None)

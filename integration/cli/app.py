@@ -57,7 +57,10 @@ GROUPS: Final = {
     },
     "Node": {
         "node": "Run the node agent",
-        "health": "Return a device to service",
+        "drain": "Take a GPU, or the driver, out of service",
+        "undrain": "Return it to service",
+        "reset": "Reset a GPU that nobody holds",
+        "health": "Put back a device that failed",
         "devices": "Make device nodes and /dev/char links",
         "cdi": "Write, list, check and move CDI specs",
     },

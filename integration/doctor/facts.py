@@ -147,6 +147,8 @@ class Driver:
     imex: bool  # whether the driver has IMEX channels
     imex_channels: int  # how many nodes of channels there are
     platform_faults: tuple[str, ...]  # what a Tegra machine or WSL lacks
+    # what is out of service, each with since when and why, and how far its reset is
+    drained: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ import anyio
 import anyio.abc
 
 from hooks.node.device_nodes import CAPS
+from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import RETRY_AFTER
 from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
@@ -163,7 +164,7 @@ class _Rounds:
         # Where the driver was it may be again: an update of its files is the end of them first.
         if inventory is not None:
             self._directories = inventory.driver.library_directories or self._directories
-        self._heard = self._changes.listen_to(self._directories, nodes)
+        self._heard = self._changes.listen_to((*self._directories, config.drained), nodes)
         if self._changes.deaf != self._deaf:
             self._deaf = dict(self._changes.deaf)
             self._context.say("warning", "not all changes are heard, only looked for", **self._deaf)
@@ -246,6 +247,8 @@ def _is_in_effect() -> bool:
 
 def _look(config: Config, heard: bool) -> Seen:  # noqa: FBT001 - of a thread
     """One look, with the nodes and links that the configuration wants made before it."""
+    if driver_of(read_drains(config)):
+        return look(config)
     steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
     faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
     seen = look(config, heard=heard)

@@ -4,7 +4,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
 
     NodeAgentError         E27xx
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
-    ├── ServingError       E2704 to E2714: between the device plugin and a kubelet
+    ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
     └── SettingsError      E2720 to E2725: what the device plugin is told to do
 
 docs/reference/errors.md has all of them as a table.
@@ -119,6 +119,13 @@ class PluginFailed(ServingError):
 
     code = "NVSHIM-E2714"
     status = Status.INTERNAL
+
+
+class DeviceDrained(ServingError):
+    """The kubelet has chosen a device that a person has just taken out of service."""
+
+    code = "NVSHIM-E2715"
+    status = Status.FAILED_PRECONDITION
 
 
 class SettingsError(NodeAgentError):

@@ -11,7 +11,13 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.requests.fault_exit import read_wish
-from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
+from hooks.requests.glance import (
+    find_places,
+    lists_nodes,
+    may_ask,
+    may_be_refused,
+    may_want_more,
+)
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.errors import NvshimError, WorkerFailed
@@ -86,7 +92,7 @@ def glance(spec: dict[str, Any], log: Log) -> tuple[bool, bool]:
     if not asks:
         if places.failure:
             log.warning("the configuration may name more places", why=places.failure)
-        asks = may_want_more(spec) or (places.limited and has)
+        asks = may_want_more(spec) or may_be_refused(spec, places)
     if asks or has:
         read_wish(spec)  # it is read again at the end, and an error would help nobody then
     return asks, has

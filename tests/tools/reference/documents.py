@@ -141,6 +141,17 @@ _TABLES: Final = {
         faults        object[]    files that cannot be used
     """,
     "CdiCheckList": "items  CdiCheck[]  a file each",
+    "Drain": """
+        devices       OutOfService[]  what was taken out of service
+        holders       DrainHolder[]  everyone who holds any of it
+        free          boolean     whether nobody has to be waited for
+    """,
+    "Undrain": "devices  OutOfService[]  what is in service again, as it was before",
+    "Reset": """
+        device        string      UUID of the GPU, or its PCI address
+        name          string      what people call it
+        in_service    boolean     false if it had been out of service before
+    """,
     HEALTH: "items  Health[]  what the node agent thinks of each device",
     "SimulatedNodeList": "items  object[]  as SimulatedNode",
     "ScenarioList": "items  Scenario[]  that are shipped",
@@ -177,6 +188,7 @@ _TABLES: Final = {
         health        string?     healthy, suspect, unhealthy, recovering; null without an agent
         health_reason string?     why it is not healthy
         fault         string?     what a look at the node shows
+        out_of_service string?    since when and why a person has taken it out of service
         excluded      boolean     by the configuration
         containers    Holder[]?   that have it; null if the caller may not know
     """,
@@ -420,12 +432,30 @@ _TABLES: Final = {
         valid         boolean     whether there are but warnings
         findings      object[]    what, weight, device, subject, found
     """,
+    "OutOfService": """
+        device        string      UUID, PCI address, or driver
+        name          string      what people call it
+        since         number?     seconds since the epoch
+        reason        string?     why, by who has done it
+        reset         string?     how far a reset is
+        lets_go       boolean     whether the node agent closes NVML
+        why           string      since when and why, in a line
+    """,
+    "DrainHolder": """
+        kind          container|process|mps|persistenced|agent|module|kernel  what it is
+        name          string      what people call it
+        pid           integer?    a process of it
+        devices       string[]    names of what it holds
+        container     Container?  that it is, or is a process of
+        do            string      how it lets go
+    """,
     "Health": """
         uuid          string      of the device
         kind          gpu|mig     what it is
         gpu           string      UUID of its GPU
         state         healthy|suspect|unhealthy|recovering  what the agent thinks
         given         boolean     whether containers get it
+        out_of_service string?    since when and why a person has taken it out of service
         since         number?     seconds since the epoch
         reason        string?     why
         xid           integer?    the last error of the driver that counted

@@ -68,6 +68,14 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         module_of_another_version,
         "D002", ERROR, "550.54.14",
     ),
+    "a device out of service": (
+        text("/var/lib/containerd-shim-nvidia/drained/GPU-7", '{"reason": "fan", "since": 1}'),
+        "D017", WARNING, "since 1970-01-01T00:00:01Z: fan",
+    ),
+    "a reset that was interrupted": (
+        text("/var/lib/containerd-shim-nvidia/drained/GPU-7", '{"reset": "nvidia-smi resets it"}'),
+        "D017", WARNING, "a reset came so far: nvidia-smi resets it",
+    ),
     "a driver container beside": (other_driver_container, "D003", NOTE, "550.54.14"),
     "no GPU in procfs": (without("/proc/driver/nvidia/gpus"), "D004", ERROR, "2 on the PCI bus"),
     "a GPU off the bus": (gpu_off_the_bus, "D004", ERROR, "fell off the bus"),
