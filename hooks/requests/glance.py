@@ -31,6 +31,8 @@ _MOUNTS_NAME: Final = "nvidia-container-devices"
 
 NODES: Final = "/dev/nvidia"
 """How the paths of NVIDIA's device nodes begin."""
+GPU_NODES: Final = (NODES, "/dev/dri/", "/dev/kfd")
+"""How those of anybody's GPUs begin."""
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CUDA_VERSION: Final = "CUDA_VERSION"
@@ -109,6 +111,31 @@ def may_be_refused(spec: Mapping[str, Any], places: Places) -> bool:
         places: from :func:`find_places`.
     """
     return lists_nodes(spec) and (places.limited or os.path.lexists(places.drained))
+
+
+def lists_gpus_for_mapped_users(spec: Mapping[str, Any]) -> bool:
+    """Whether a spec lists nodes of GPUs, anybody's, for a container in a user namespace.
+
+    Args:
+        spec: config.json, decoded; one of the wrong shape lists none.
+    """
+    try:
+        linux = spec["linux"]
+        return bool(linux.get("uidMappings")) and any(
+            node["path"].startswith(GPU_NODES) for node in linux.get("devices") or ()
+        )
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def needs_worker(spec: Mapping[str, Any], places: Places) -> bool:
+    """Whether there is work for a container that asks for no GPU: its spec has some already.
+
+    Args:
+        spec: config.json, decoded.
+        places: from :func:`find_places`.
+    """
+    return may_want_more(spec) or may_be_refused(spec, places) or lists_gpus_for_mapped_users(spec)
 
 
 def may_want_more(spec: Mapping[str, Any]) -> bool:

@@ -11,13 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.requests.fault_exit import read_wish
-from hooks.requests.glance import (
-    find_places,
-    lists_nodes,
-    may_ask,
-    may_be_refused,
-    may_want_more,
-)
+from hooks.requests.glance import find_places, lists_nodes, may_ask, needs_worker
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.errors import NvshimError, WorkerFailed
@@ -92,7 +86,7 @@ def glance(spec: dict[str, Any], log: Log) -> tuple[bool, bool]:
     if not asks:
         if places.failure:
             log.warning("the configuration may name more places", why=places.failure)
-        asks = may_want_more(spec) or may_be_refused(spec, places)
+        asks = needs_worker(spec, places)
     if asks or has:
         read_wish(spec)  # it is read again at the end, and an error would help nobody then
     return asks, has
@@ -113,6 +107,8 @@ class Injection:
         self._log = log
         # Of the record, what is needed while the container runs; None if nothing was injected.
         self._record: dict[str, Any] | None = None
+        # Those that are covered by ones that the container's users own; there may be no record.
+        self._nodes: list[dict[str, Any]] = []
         self._told_change = False
         self._claimed = False
         self._layer = -1
@@ -150,6 +146,7 @@ class Injection:
             found = "it was cancelled"
             raise WorkerFailed("a container's files and devices", found=found) from None
         self._record, self._claimed = value["later"], value["claimed"]
+        self._nodes = value["nodes"]
         mounted: list[Mount] = [tuple(each) for each in value["mounted"]]
         return mounted
 
@@ -178,7 +175,7 @@ class Injection:
                 bundle_files.release_claim(self._bundle)
             except (NvshimError, OSError) as error:  # it is dead when the bundle is gone
                 self._log.warning("a claim is left", bundle=self._bundle, why=str(error))
-        if self._record is not None:
+        if self._record is not None or self._nodes:
             try:
                 bundle_files.remove_staging(self._bundle)
             except OSError as error:  # containerd removes the whole bundle
@@ -214,14 +211,13 @@ class Injection:
         Raises:
             BundleUnusable: the record cannot be written.
         """
-        covers = self._later("proc_files")
+        covers = self._proc_files()
         if covers:
             sources = {file["path"]: file["source"] for file in covers}
             self._note(covers, await proc_cover.cover(pid, sources))
-        nodes = self._later("owned_nodes")
-        if nodes:
+        if self._nodes:
             staging = os.path.join(self._bundle, bundle_files.STAGING)
-            self._note(nodes, await node_cover.cover(pid, nodes, staging))
+            self._note(self._nodes, await node_cover.cover(pid, self._nodes, staging))
 
     async def uncover(self, pid: int) -> None:
         """Take away what :meth:`cover` has mounted, for CRIU, which would refuse it.
@@ -229,29 +225,30 @@ class Injection:
         Args:
             pid: the container's init, which has not been reaped.
         """
-        for name, uncover in (
-            ("proc_files", proc_cover.uncover),
-            ("owned_nodes", node_cover.uncover),
+        for files_, uncover in (
+            (self._proc_files(), proc_cover.uncover),
+            (self._nodes, node_cover.uncover),
         ):
-            covers = [each for each in self._later(name) if each["state"] == proc_cover.COVERED]
+            covers = [each for each in files_ if each["state"] == proc_cover.COVERED]
             self._note(covers, await uncover(pid, [each["path"] for each in covers]))
 
-    def _later(self, name: str) -> list[dict[str, Any]]:
-        """What the record has to be covered."""
-        return [] if self._record is None else self._record[name]
+    def _proc_files(self) -> list[dict[str, Any]]:
+        return [] if self._record is None else self._record["proc_files"]
 
     def _note(self, covers: list[dict[str, Any]], states: dict[str, str]) -> None:
         covers = [file for file in covers if file["state"] != states[file["path"]]]
         if not covers:
             return
         path = os.path.join(self._bundle, bundle_files.RECORD)
-        record = files.read(path, _LONGEST_RECORD)
+        record = None if self._record is None else files.read(path, _LONGEST_RECORD)
         for file in covers:
             before = json.dumps(file).encode()
             file["state"] = states[file["path"]]
-            # As it was written, and nothing else of some fifty thousand bytes has to be.
-            record = record.replace(before, json.dumps(file).encode(), 1)
-        files.write(path, record)
+            if record is not None:
+                # As it was written, and nothing else of some fifty thousand bytes has to be.
+                record = record.replace(before, json.dumps(file).encode(), 1)
+        if record is not None:
+            files.write(path, record)
 
     def refuse_changed(self, name: str) -> None:
         """Refuse to start the container if the driver has changed since it was created.

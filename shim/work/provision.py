@@ -27,6 +27,7 @@ from shim.bundle import root_of
 from shim.errors import MountFailed, NvshimError, ProgramNotFound, ProgramTimeout
 from shim.rootfs import mounts, proc_cover
 from shim.work import claims, layered
+from shim.work.listed import shut_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ _NO_VERSION: Final = "0.0.0"
 _SOON: Final = 0.1  # seconds
 
 # What of the record is needed while the container runs: by Start, by execs, by a checkpoint.
-_FOR_LATER: Final = ("identity", "owned_nodes", "proc_files", "process")
+_FOR_LATER: Final = ("identity", "proc_files", "process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class Provision:
 
         Returns:
             ``mounted``: what was mounted; ``claimed``: whether the bundle has a claim; ``later``:
-            what :mod:`shim.work.injection` needs of the record, or null. The descriptor holds the
+            what :mod:`shim.work.injection` needs of the record, or null; ``nodes``: those that are
+            to be covered in a user namespace. The descriptor holds the
             layer that was mounted.
 
         Raises:
@@ -108,14 +110,18 @@ class Provision:
         case = self._decide(spec)
         mounted, layer, prepared = self._mount(spec, case, rootfs_mounts)
         later, record = None, {}
+        nodes = list(shut_nodes(spec, ()))
         if case is not None:
             injection = self._inject(spec, case, runtime, prepared)
             record = injection.record
             if case.verdict.allowed.wants_injection:
                 bundle_files.keep_spec(self._bundle)
+                ours: list[dict[str, Any]] = injection.record["owned_nodes"]
                 # True when the container starts; of what cannot be covered the shim says so.
-                for file in (*injection.record["proc_files"], *injection.record["owned_nodes"]):
+                for file in (*injection.record["proc_files"], *ours):
                     file["state"] = proc_cover.COVERED
+                ours += shut_nodes(spec, {node["path"] for node in ours})
+                nodes = ours
                 self._write_record(injection)
                 bundle_files.write_spec(self._bundle, injection.spec)
                 later = {name: injection.record[name] for name in _FOR_LATER}
@@ -123,7 +129,7 @@ class Provision:
                 # The spec stays as it is, and later execs get nothing.
                 self._write_record(injection)
         self._refuse_drained(spec, case, record)
-        value = {"mounted": mounted, "claimed": self._claimed, "later": later}
+        value = {"mounted": mounted, "claimed": self._claimed, "later": later, "nodes": nodes}
         return value, -1 if layer is None else layer.fd
 
     # -- what it may have ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.simulated import SimulatedNode
-from integration.simulated.tree import video_group
+from integration.simulated.tree import DRM_MAJOR, video_group
 from shim import PROGRAM
 from tests.harness.containerds import nothing_left
 from tests.harness.low_level import crun_for_this_host
@@ -99,6 +100,31 @@ def test_container_of_such_a_pod_has_its_gpu(
     assert done.code == 0, done.stderr
     assert done.stdout.count("UUID: GPU-") == 1
     assert done.lines[1:] == ["/dev/nvidia1", "0"]
+
+
+@pytest.fixture
+def drm_node() -> Iterator[str]:
+    """A DRM node of the machine itself: of what engines give, runtimes mount it from there."""
+    path = "/dev/dri/renderD255"
+    had_directory = os.path.isdir("/dev/dri")
+    os.makedirs("/dev/dri", exist_ok=True)
+    os.mknod(path, stat.S_IFCHR, os.makedev(DRM_MAJOR, 255))
+    os.chmod(path, 0o660)
+    os.chown(path, 0, video_group())
+    yield path
+    os.unlink(path)
+    if not had_directory:
+        os.rmdir("/dev/dri")
+
+
+def test_node_that_a_plugin_has_listed_can_be_opened_too(pods: Pods, drm_node: str) -> None:
+    device = pb.Device(container_path=drm_node, host_path=drm_node, permissions="rw")
+    container = pods.run(namespaces=MAPPED).start(*IDLE, image=GLIBC, devices=[device])
+    script = f'stat -c "%u:%g %a" {drm_node}; (: <>{drm_node}) 2>&1'
+    owner, said = container.exec("sh", "-c", script).lines
+    assert owner == f"0:{video_group()} 660"
+    assert "No such device or address" in said
+    assert not os.path.exists(os.path.join(container.bundle, "nvidia.json"))
 
 
 # Nobody has the driver's kernel module here. So a node that may be opened says ENXIO, and one that

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from api.errors import NvshimError
 from hooks import config
 from hooks.config import Config
-from hooks.requests.glance import Places, find_places, lists_nodes, may_ask, may_want_more
+from hooks.requests.glance import (
+    Places,
+    find_places,
+    lists_nodes,
+    may_ask,
+    may_want_more,
+    needs_worker,
+)
 from hooks.requests.request import read_request
 
 
@@ -183,3 +190,22 @@ def test_more_is_wanted_by_who_has_nodes_and_names_more_than_the_usual(
     spec["linux"] = {"devices": [{"path": "/dev/nvidia0"}]}
     assert may_want_more(spec) is more
     assert not may_want_more({"process": None, "linux": spec["linux"]})
+
+
+@pytest.mark.parametrize(
+    ("linux", "needs"),
+    [
+        ({"devices": [{"path": "/dev/dri/card0"}], "uidMappings": [{}]}, True),
+        ({"devices": [{"path": "/dev/kfd"}], "uidMappings": [{}]}, True),
+        ({"devices": [{"path": "/dev/nvidia0"}], "uidMappings": [{}]}, True),
+        ({"devices": [{"path": "/dev/fuse"}], "uidMappings": [{}]}, False),
+        ({"devices": [{"path": "/dev/dri/card0"}]}, False),
+        ({"devices": [3], "uidMappings": [{}]}, False),
+        ({"devices": 3, "uidMappings": 3}, False),
+        (None, False),
+    ],
+)
+def test_nodes_of_gpus_that_a_spec_lists_are_work_in_a_user_namespace(
+    linux: Any, *, needs: bool
+) -> None:
+    assert needs_worker({"linux": linux}, Places()) is needs

@@ -1,0 +1,55 @@
+"""Nodes of GPUs that a spec lists already: by a device plugin, or by containerd's own CDI.
+
+In a user namespace those that not everybody may open need the same as ours do
+(:mod:`shim.rootfs.node_cover`). There a runtime mounts what the host has at the very path, so the
+owner and the mode are the host's, whatever the spec says of them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.ocispec import has_user_namespace, part, parts
+from hooks.requests.glance import GPU_NODES
+from shim.rootfs.proc_cover import COVERED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+_EVERYBODY: Final = 0o006
+
+
+def shut_nodes(spec: Mapping[str, Any], known: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Nodes of GPUs in a spec that not everybody may open, if its users are mapped.
+
+    Args:
+        spec: the container's.
+        known: paths of those that somebody looks after.
+
+    Yields:
+        What :func:`shim.rootfs.node_cover.cover` takes, as it will be.
+
+    Raises:
+        MalformedSpec: a part of the spec has the wrong shape.
+    """
+    if not has_user_namespace(spec):
+        return
+    for node in parts(part(spec, "linux", dict), "devices", dict, "linux."):
+        path = node.get("path")
+        if not isinstance(path, str) or not path.startswith(GPU_NODES) or path in known:
+            continue
+        try:
+            seen = os.stat(path, follow_symlinks=False)
+        except (OSError, ValueError):
+            continue  # the runtime says so
+        numbers = os.major(seen.st_rdev), os.minor(seen.st_rdev)
+        if not stat.S_ISCHR(seen.st_mode) or numbers != (node.get("major"), node.get("minor")):
+            continue
+        if seen.st_mode & _EVERYBODY != _EVERYBODY:
+            yield {
+                "path": path, "type": "c", "major": numbers[0], "minor": numbers[1],
+                "fileMode": stat.S_IMODE(seen.st_mode), "uid": seen.st_uid, "gid": seen.st_gid,
+                "state": COVERED,
+            }  # fmt: skip
