@@ -64,6 +64,8 @@ def test_missing_program_of_crun_is_a_readable_error(
 
 
 def test_container_in_a_user_namespace_of_its_own(runtime: Runtime) -> None:
+    if runtime.maps_no_ids:
+        pytest.skip("containerd 2 takes any options for runc's where ids are mapped")
     # With it comes who owns the container's stdio, from containerd 1.x as options of their own.
     mapped = "0:100000:65536"
     container = runtime.start_idle(flags=["--uidmap", mapped, "--gidmap", mapped])

@@ -278,6 +278,15 @@ class Runtime:
                     file.write(f"{key} = {json.dumps(value)}\n")
         return ("--runtime-config-path", path)
 
+    @property
+    def maps_no_ids(self) -> bool:
+        """Whether no container can have mapped ids here.
+
+        The low-level runtime is chosen by options, and containerd 2 takes any for runc's then.
+        """
+        chosen = self.is_ours and self.low_level is not None
+        return chosen and self.containerd.parts.version >= (2,)
+
     def _default_low_level(self, flags: Iterable[str]) -> tuple[str, ...]:
         if self.low_level is None or _CHOOSE_LOW_LEVEL.intersection(flags):
             return ()
