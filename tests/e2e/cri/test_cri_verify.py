@@ -166,7 +166,7 @@ class Place:
     def verified(self) -> Iterator[Node]:
         """What a check is given, to make one here."""
         config = load_config(self.node.config_path)
-        os.makedirs(f"{self.node.state}/verify")
+        os.makedirs(f"{self.node.state}/verify", exist_ok=True)
         made = Made(
             handler="nvidia", namespace="tests", image=find_image(self.pods.cri),
             program=find_program(), directory=f"{self.node.state}/verify",
@@ -371,6 +371,12 @@ def test_what_a_run_leaves_that_was_killed_the_next_one_removes(place: Place) ->
         process.kill()
         process.wait()
     assert place.pods.ids()
+    with place.verified():  # what they had is not to be in use
+        assert place.pods.ids() == []
+
+
+def test_logs_of_a_run_that_was_killed_are_removed_by_the_next(place: Place) -> None:
+    os.makedirs(f"{place.node.state}/verify/a-pod-of-it")
     assert place.verify("--only", "exit")[0] == 0
     place.is_clean()
 
