@@ -45,9 +45,9 @@ class Interrupts:
             yield
         finally:
             self._postponed -= 1
-        if self._waiting and not self._postponed:
-            number, self._waiting = self._waiting, 0
-            self._hear(number, None)
+            if self._waiting and not self._postponed:
+                number, self._waiting = self._waiting, 0
+                self._hear(number, None)
 
     def ignore(self) -> None:
         """Have signals be of no effect from here on."""

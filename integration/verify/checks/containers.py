@@ -58,7 +58,8 @@ def handler_answers(node: Node) -> str:
             seen=error.said,
             do=f"{_configure(node)}; see `nvshim doctor`",
         ) from error
-    if kind not in {"", RUNTIME_TYPE}:
+    # Of our program under runc's type the pod has the type, and only the handler has the path.
+    if kind and not calls_our_shim(kind, node.engine.handler(handler).get("runtimePath")):
         raise NotAsExpected(
             f"the handler {handler} runs {RUNTIME_TYPE}",
             seen=f"it runs {kind}",
@@ -73,16 +74,12 @@ def _configure(node: Node) -> str:
 
 
 def _kind_of(pod: Pod) -> str:
-    """The type of a pod's runtime, ours if its program is; "" if it is not told."""
+    """The type of a pod's runtime; "" if the engine does not tell."""
     try:
         told: Any = json.loads(pod.status().info.get("info", "null"))
     except ValueError:
         return ""
-    if not isinstance(told, dict):
-        return ""
-    if calls_our_shim(told.get("runtimeType"), told.get("runtimePath")):
-        return RUNTIME_TYPE
-    return str(told.get("runtimeType") or "")
+    return str(told.get("runtimeType") or "") if isinstance(told, dict) else ""
 
 
 def exit_code_arrives(node: Node) -> str:

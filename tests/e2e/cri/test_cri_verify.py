@@ -34,6 +34,7 @@ from integration.verify.pods import Place as Made
 from integration.verify.pods import Pods as VerifyPods
 from integration.verify.pods import find_image
 from integration.verify.program import find_program
+from shim import PROGRAM
 from tests.conftest import PARTS
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
@@ -43,14 +44,13 @@ from tests.harness.runtime import OURS, STOCK
 from tests.harness.waiting import eventually
 from tests.tools.cri.plugin import CriPlugin, to_toml
 from tests.tools.images import PAUSE, pause
-from tests.tools.parts import INSTALLED
+from tests.tools.parts import INSTALLED, Parts
 from tests.tools.reference.documents import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from integration.verify.pods import Pod
-    from tests.tools.parts import Parts
 
 GPU: Final = "nvidia.com/gpu"
 ALL: Final = [check.name for check in CHECKS]
@@ -166,7 +166,7 @@ class Place:
     def verified(self) -> Iterator[Node]:
         """What a check is given, to make one here."""
         config = load_config(self.node.config_path)
-        os.makedirs(f"{self.node.state}/verify")
+        os.makedirs(f"{self.node.state}/verify", exist_ok=True)
         made = Made(
             handler="nvidia", namespace="tests", image=find_image(self.pods.cri),
             program=find_program(), directory=f"{self.node.state}/verify",
@@ -290,6 +290,21 @@ def test_a_handler_that_is_missing_or_another_runtime_is_one_failure(
     assert "nvshim configure containerd" in check["do"]
 
 
+def test_a_handler_of_runcs_type_is_ours_if_its_path_is(place: Place, shim_directory: str) -> None:
+    """As user namespaces need it, of a containerd that knows the setting."""
+    handler = {"runtime_type": STOCK, "runtime_path": os.path.join(shim_directory, PROGRAM)}
+    with pods_of(
+        CriPlugin({"nvidia": handler, "stock": {"runtime_type": STOCK}}, PAUSE, "stock"), pause(),
+        shim_directory=shim_directory, shim_config=place.node.config_path,
+        parts=Parts.named("trixie"),
+    ) as pods:  # fmt: skip
+        for name, outcome in (("nvidia", "passed"), ("stock", "failed")):
+            words = ("--only", "handler", "--handler", name, "-o", "json")
+            where = ("--config", place.node.config_path, "--cri-socket", pods.containerd.address)
+            (check,) = nvshim("verify", *where, *words, check=False).document["checks"]
+            assert check["outcome"] == outcome, str(check)
+
+
 def test_a_device_that_the_kubelet_cannot_give_is_named(place: Place) -> None:
     place.breaks_nvml("gpu1=error:15")
     try:
@@ -371,6 +386,12 @@ def test_what_a_run_leaves_that_was_killed_the_next_one_removes(place: Place) ->
         process.kill()
         process.wait()
     assert place.pods.ids()
+    with place.verified():  # what they had is not to be in use
+        assert place.pods.ids() == []
+
+
+def test_logs_of_a_run_that_was_killed_are_removed_by_the_next(place: Place) -> None:
+    os.makedirs(f"{place.node.state}/verify/a-pod-of-it")
     assert place.verify("--only", "exit")[0] == 0
     place.is_clean()
 

@@ -89,7 +89,7 @@ def test_of_much_damage_the_beginning_is_named(tree: Tree) -> None:
     for number in range(9):
         with open(os.path.join(tree.path, f"more{number}"), "w", encoding="ascii"):
             pass
-    with pytest.raises(TreeDamaged, match="more4 is not of it and 4 more;"):
+    with pytest.raises(TreeDamaged, match=r"more4 is not of it and 4 more\."):
         verify(tree.path)
 
 
