@@ -26,23 +26,14 @@ _TIME: Final = re.compile(r"(\d{1,6})([smhd]?)", re.ASCII)
 _EVER: Final = "ever"
 
 
-class _Time(click.ParamType[float]):
-    """How long something may take: "90", "90s", "5m", "2h"."""
-
-    name = "time"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """In seconds."""
-        if isinstance(value, float):
-            return value
-        if value == _EVER:
-            return math.inf
-        found = _TIME.fullmatch(str(value))
-        if found is None:
-            self.fail(f"{value!r} is no time: write 90, 90s, 5m or 2h", param, ctx)
-        return float(int(found[1]) * _UNITS[found[2]])
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """How long something may take: "90", "90s", "5m", "2h"; None if that was not said."""
+    if value is None or value == _EVER:
+        return None if value is None else math.inf
+    found = _TIME.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no time: write 90, 90s, 5m or 2h", ctx, param)
+    return float(int(found[1]) * _UNITS[found[2]])
 
 
 def ending(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +46,7 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
         "--reason", metavar="TEXT", default="", help="Why, for whoever is refused the device."
     )
     wait = click.option(
-        "--wait", type=_Time(), is_flag=False, flag_value=_EVER, metavar="[TIME]",
+        "--wait", callback=_seconds, is_flag=False, flag_value=_EVER, metavar="[TIME]",
         help="Wait until nobody holds it; so long at most: 90s, 5m, 2h.",
     )  # fmt: skip
     force = click.option(
@@ -63,7 +54,7 @@ def ending(command: Callable[..., None]) -> Callable[..., None]:
         help="End the containers that hold it: SIGTERM, and after the grace period SIGKILL.",
     )  # fmt: skip
     grace = click.option(
-        "--grace", type=_Time(), default="30s", show_default=True, metavar="TIME",
+        "--grace", callback=_seconds, default="30s", show_default=True, metavar="TIME",
         help="How long they have to end.",
     )  # fmt: skip
     return reason(wait(force(grace(command))))
