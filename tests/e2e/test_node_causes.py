@@ -133,6 +133,12 @@ def test_each_container_is_told_of_its_own_and_the_agent_may_die_between(
         eventually(lambda: cause_of(it, mine).startswith("GPU failure: Xid 79"), "the record")
         assert "s after exit, and 1 more." in cause_of(it, mine)
         assert told(it, apart) == []
+        # Nothing was known of this one when it ended.
+        pid = apart.pid
+        apart.kill()
+        eventually(lambda: not is_alive(pid), "it has ended")
+        it.xid(1, 62, "PMU halt")
+        eventually(lambda: cause_of(it, apart).startswith("GPU failure: Xid 62"), "the late cause")
         rows = nvshim("ledger", "faults", "--config", node.config_path, "-o", "json").items
         assert [(row["id"], row["xid"], row["whose"]) for row in rows if row["xid"] == 79] == [
             (name, 79, "device") for name in sorted((mine.name, other.name))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _KILLED: Final = "ended by the memory guard"
+_LONGEST: Final = 64  # characters of an annotation: no limit is longer
 _TO_WRITE: Final = 1.0  # seconds for the cause to be where the shim finds it
 
 _Which = tuple[str, int, str]
@@ -163,4 +164,4 @@ def _annotation(container: Container) -> str:
     except BundleUnusable:
         return ""
     text = annotations.get(ANNOTATION) if isinstance(annotations, dict) else None
-    return text if isinstance(text, str) else ""
+    return text[:_LONGEST] if isinstance(text, str) else ""

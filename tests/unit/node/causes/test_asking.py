@@ -1,0 +1,62 @@
+"""Faults for a person who asks, and a container that its shim does not end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hooks.config import Config
+from integration.node.causes.asking import fault_of, fault_rows
+from integration.node.causes.killing import kill
+from integration.node.errors import CausesUnreadable, ContainerNotKilled
+from shim.causes.record import Fault, Whose, write_causes
+from tests.unit.node.causes.holders import holding
+
+
+def test_all_faults_are_listed_by_their_time(tmp_path: Path) -> None:
+    config, now = Config(state=str(tmp_path)), time.time()
+    assert fault_rows(config) == []
+    own = Fault(now - 5, "xid", 31, "fault", "GPU-0", pid=7, whose=Whose.APPLICATION, sure=True)
+    lost = Fault(now - 6, "gpu-lost", name="gone", whose=Whose.DEVICE, action="reset the GPU")
+    pod = {"namespace": "research", "name": "train", "container": "main"}
+    write_causes(config.state, "k8s.io", "c1", [own], pod=pod)
+    write_causes(config.state, "default", "c2", [lost])
+    first, second = fault_rows(config)
+    assert (first["id"], first["pod"], first["name"], first["xid"], first["do"]) == (
+        "c2", None, None, None, "reset the GPU",
+    )  # fmt: skip
+    assert (second["pod"], second["name"]) == ({"namespace": "research", "name": "train"}, "main")
+    assert (second["xid"], second["pid"], second["whose"], second["sure"]) == (
+        31, 7, "application", True,
+    )  # fmt: skip
+    assert (fault_of(config, "k8s.io", "c1") or "").startswith("GPU error: Xid 31 (fault)")
+    assert fault_of(config, "k8s.io", "other") is None
+    assert fault_of(config, "k8s.io", "../c1") is None
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "causes").write_text("no directory")
+    with pytest.raises(CausesUnreadable, match="not a directory"):
+        fault_rows(Config(state=str(tmp_path)))
+
+
+def test_a_file_that_makes_no_sense_has_no_faults(tmp_path: Path) -> None:
+    directory = tmp_path / "causes" / "k8s.io"
+    directory.mkdir(parents=True)
+    (directory / "c1.json").write_text("{")
+    (directory / "not a name.json").write_text("{}")
+    (directory / "c2").write_text("{}")
+    assert fault_rows(Config(state=str(tmp_path))) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("address", ["", "nobody.sock"])
+async def test_a_shim_that_cannot_be_asked_is_said(tmp_path: Path, address: str) -> None:
+    container = replace(
+        holding("a").container, address=str(tmp_path / address) if address else ""
+    )  # fmt: skip
+    with pytest.raises(ContainerNotKilled, match="research/pod-a/a"):
+        await kill(container)
