@@ -38,12 +38,10 @@ from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, read_majors
 from hooks.node.witness import read_text
 from integration.files import read_file
-from integration.inspection.bundles import read_container
 from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.processes import all_containers
 from integration.inspection.procfs import Procfs
 from integration.node.ledger.cgroups import Owners
-from integration.node.ledger.holdings import has_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -138,7 +136,7 @@ def find_holders(
     """
     procfs = Procfs(proc)
     containers = all_containers(states, proc)
-    found = list(_containers(containers, targets, inventory, config, proc))
+    found = list(_containers(containers, targets, inventory, config))
     known = {each.container.bundle for each in found if each.container is not None}
     owners = Owners(containers, procfs)
     agent = _agent_of(config)
@@ -164,25 +162,16 @@ def _containers(
     targets: Sequence[Target],
     inventory: Inventory | None,
     config: Config,
-    proc: str,
 ) -> Iterator[Holder]:
     holders = Holders(config, inventory)
-    for each in containers:
-        container = _settled(each, proc)
-        if container.sandbox or has_stopped(container):
+    for container in containers:
+        if container.sandbox or container.has_stopped:
             continue
         if not container.pid and not _is_being_made(container):
             continue
         held = _held(container, targets, holders, inventory)
         if held:
             yield Holder(CONTAINER, _title(container), container.pid, held, container)
-
-
-def _settled(container: Container, proc: str) -> Container:
-    """A container that seems to have stopped, read again: its init may just have been made."""
-    if container.pid or not has_stopped(container):
-        return container
-    return read_container(container.bundle, proc) or container
 
 
 def _held(

@@ -87,6 +87,8 @@ class Container:
         pid: its init process; 0 if that has ended, or is not made yet.
         record: what was injected (:mod:`hooks.record`); None if nothing was asked.
         address: where its shim listens; "" if that is not known.
+        has_stopped: whether its init process was made and is no more. That of a container that is
+            being made has not begun.
     """
 
     id: str
@@ -99,6 +101,7 @@ class Container:
     pid: int
     record: Mapping[str, Any] | None = field(default=None, compare=False)
     address: str = ""
+    has_stopped: bool = False
 
     @property
     def title(self) -> str:
@@ -211,6 +214,7 @@ def _read(bundle: str, procfs: Procfs) -> Container | None:
     if not os.path.isdir(bundle):
         return None
     name = os.path.basename(bundle)
+    runs = bool(noted) and _is_of(procfs, noted or 0, name, address)
     annotations = _annotations(spec)
     pod = None
     if annotations.get(_POD_NAME):
@@ -224,9 +228,11 @@ def _read(bundle: str, procfs: Procfs) -> Container | None:
         name=next((annotations[key] for key in _NAMES if annotations.get(key)), ""),
         group=annotations.get(_SANDBOX_ID) or name,
         sandbox=annotations.get(_TYPE) == _SANDBOX,
-        pid=noted if noted and _is_of(procfs, noted, name, address) else 0,
+        pid=noted if noted and runs else 0,
         record=record,
         address=address,
+        # Told by the same reading of the file: it may be written between two.
+        has_stopped=bool(noted) and not runs,
     )
 
 

@@ -23,7 +23,6 @@ from hooks.node.identity import what_changed
 from hooks.sharing import gpus_of
 from integration.inspection.holding import devices_of, is_privileged
 from integration.node.ledger.values import Holding, Unheld
-from shim import bundle as bundle_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +35,6 @@ __all__ = [
     "UNKNOWN_POD",
     "Allocated",
     "devices_of",
-    "has_stopped",
     "holdings_of",
     "stale_of",
     "stopped_of",
@@ -72,7 +70,7 @@ def holdings_of(
     """
     found = []
     for container in containers:
-        if container.sandbox or has_stopped(container):
+        if container.sandbox or container.has_stopped:
             continue
         devices, gpus = devices_of(container, inventory)
         if not devices and (named := _given_to(container, allocated)) and is_privileged(container):
@@ -99,7 +97,7 @@ def stopped_of(containers: Iterable[Container], inventory: Inventory | None) -> 
     held = (
         Holding(each, *devices_of(each, inventory))
         for each in containers
-        if not each.sandbox and has_stopped(each)
+        if not each.sandbox and each.has_stopped
     )
     return tuple(each for each in held if each.devices)
 
@@ -112,16 +110,6 @@ def _given_to(container: Container, allocated: Allocated | None) -> tuple[str, .
     given = allocated.get((pod.namespace, pod.name), {}).get(container.name, ())
     named = (_of_share(device) for _, device in given)
     return tuple(dict.fromkeys(device for device in named if device.startswith(_UUIDS)))
-
-
-def has_stopped(container: Container) -> bool:
-    """Whether a container's init process has ended; that of one being made has not begun.
-
-    Args:
-        container: as it was read from its bundle.
-    """
-    noted = os.path.lexists(os.path.join(container.bundle, bundle_files.INIT_PID))
-    return not container.pid and noted
 
 
 def stale_of(container: Container) -> str:

@@ -76,8 +76,16 @@ def test_a_pid_that_is_another_process_by_now_is_not_its_own(
         make_bundle("mine", init_pid=str(stranger.pid), address="unix:///nonexistent")
         make_bundle("gone", init_pid="4194305")
         make_bundle("odd", init_pid="seven")
+        make_bundle("written-now", init_pid="")
+        make_bundle("made-now")
         found = find_containers([str(tmp_path / "state")])
-        assert [c.pid for c in found] == [0, 0, 0]
+        assert {c.id: (c.pid, c.has_stopped) for c in found} == {
+            "mine": (0, True),
+            "gone": (0, True),
+            "odd": (0, False),
+            "written-now": (0, False),
+            "made-now": (0, False),
+        }
         stranger.kill()
 
 

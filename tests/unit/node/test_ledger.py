@@ -80,12 +80,15 @@ def make(tmp_path: Path) -> Callable[..., Container]:
         spec: dict[str, Any] | None = None,
         pod: Pod | None = None,
         sandbox: bool = False,
+        stopped: bool = False,
     ) -> Container:
         bundle = tmp_path / "tasks" / name
         bundle.mkdir(parents=True)
         if spec is not None:
             (bundle / "config.json").write_text(json.dumps(spec))
-        return Container(name, "ns", str(bundle), pod, name, name, sandbox, pid, record)
+        return Container(
+            name, "ns", str(bundle), pod, name, name, sandbox, pid, record, has_stopped=stopped
+        )
 
     return make
 
@@ -140,9 +143,7 @@ def test_what_is_made_holds_and_what_has_stopped_or_is_a_sandbox_does_not(
     make: Callable[..., Container], proc: Procfs
 ) -> None:
     made = make("made", granted("GPU-b"), pid=0)
-    stopped = make("stopped", granted("GPU-b"), pid=0)
-    with open(f"{stopped.bundle}/init.pid", "w") as file:
-        file.write("4711")
+    stopped = make("stopped", granted("GPU-b"), pid=0, stopped=True)
     sandbox = make("sandbox", granted("GPU-b"), sandbox=True)
     found = holdings_of([made, stopped, sandbox, make("none")], INVENTORY, proc)
     assert [(each.container.id, each.stale, each.orphan) for each in found] == [("made", "", "")]
