@@ -344,6 +344,28 @@ class EventNotMade(NodeAgentError):
     status = Status.UNAVAILABLE
 
 
+class ApiServerSilent(NodeAgentError):
+    """The cluster's API server does not answer, or not as one does."""
+
+    code = "NVSHIM-E2770"
+    status = Status.UNAVAILABLE
+
+
+class ApiServerRefused(NodeAgentError):
+    """The cluster's API server says no.
+
+    Attributes:
+        http: the status of its answer.
+        retry_after: seconds after which it may be asked again; 0 if it does not say.
+    """
+
+    code = "NVSHIM-E2771"
+    status = Status.PERMISSION_DENIED
+    remedy = "see the ClusterRole of the agent's service account"
+    http: int = 0
+    retry_after: float = 0.0
+
+
 # -- metrics -----------------------------------------------------------------------------------
 
 
