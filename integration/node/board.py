@@ -19,6 +19,8 @@ usage          ledger          metrics, ``nvshim top``
 settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
+claimed        dra             plugin: what claims have it does not give
+plugin_gave    plugin          dra: likewise
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+    from integration.node.dra.state import ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.mps.containers import MpsDaemon
@@ -95,6 +98,10 @@ class Board:
         self.told: Told | None = None
         self.resources: tuple[Resource, ...] = ()
         self.mps: Mapping[str, MpsDaemon] = {}
+        # The devices that resource claims have for themselves; None if that is not known.
+        self.claimed: tuple[ClaimDevice, ...] | None = None
+        # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.
+        self.plugin_gave: Mapping[str, float] = {}
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0

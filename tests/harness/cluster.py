@@ -151,6 +151,8 @@ class Cluster(ApiServer):
             self.asked.append((request.method, parts.path))
         if code := self.refuse(request.method, parts.path):
             return refusal(code)
+        if parts.path.endswith("/events"):
+            return super().answer(request)
         words = parts.path.removeprefix(_GROUP).strip("/").split("/")
         if parts.path == _GROUP:
             return 200, {"kind": "APIGroup", "versions": [{"version": v} for v in self._versions]}

@@ -4,7 +4,7 @@
 
     settings' file ─▶ settings ─┐
     the look ───────▶ seen ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
-    health, MPS ────────────────┘
+    health, MPS, claims ────────┘
 
 Rules
 - It serves where a kubelet is. By default, where somebody else's device plugin serves too, it does
@@ -51,6 +51,7 @@ from integration.node.plugin.allocation import (
     refuse_ineffective,
 )
 from integration.node.plugin.cdi import Specs, directory_of, keep_specs, state_of
+from integration.node.plugin.claimed import claimed_on, refuse_claimed, without_claimed
 from integration.node.plugin.engine_cdi import ENABLE, Told, told_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _NAME: Final = "plugin"
-_GOES_BY: Final = ("seen", "health", "settings", "mps")
+_GOES_BY: Final = ("seen", "health", "settings", "mps", "claimed")
 
 # Another plugin that dies says nothing.
 _LOOK_FOR_OTHERS: Final = 30.0
@@ -216,7 +217,8 @@ class _Plugin:
         else:
             self.fault("resources", "")
             self._tell_unmatched(inventory, settings)
-        resources = tuple(map(self._as_mps_has_it, resources))
+        claimed = claimed_on(self._board, self._context.config)
+        resources = tuple(without_claimed(self._as_mps_has_it(each), claimed) for each in resources)
         return replace(
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
@@ -363,6 +365,7 @@ class _Plugin:
         settings = known.settings
         assert settings is not None  # noqa: S101 - there is a resource
         chosen = [resource.by_id[each] for each in ids if each in resource.by_id]
+        refuse_claimed(chosen, claimed_on(self._board, config))
         if resource.sharing == MPS:
             refuse_unready(name, dict.fromkeys(each.uuid for each in chosen), self._board.mps)
         sick = sorted({each.uuid for each in chosen if not each.is_healthy})
@@ -376,6 +379,9 @@ class _Plugin:
         answer = allocate(resource, ids, ground, token=str(uuid.uuid4()))
         if resource.sharing == MPS:
             add_client(answer, settings, resource)
+        # Without a wait since it was looked at what claims have.
+        now = dict.fromkeys((each.uuid for each in chosen), time.monotonic())
+        self._board.post(plugin_gave={**self._board.plugin_gave, **now})
         if sick:
             self._context.say("warning", "given, though unhealthy", devices=",".join(sick))
         return answer
