@@ -127,7 +127,8 @@ def error_of(driver: Driver, reference: Reference) -> str:
 
 def test_a_claim_is_prepared_once_and_taken_back(place: Place) -> None:
     assert place.driver.info.supported_versions[:2] == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
-    claim = place.claim("one", place.gpus[0], place.parts[1])
+    uid = "0b1f5c5e-7d47-4c3c-9f0d-5f4b4a3d2c1b"
+    claim = place.claim("one", place.gpus[0], place.parts[1], uid=uid)
     first = place.driver.prepare(claim)[claim[1]]
     assert not first.error
     assert [list(each.request_names) for each in first.devices] == [["gpu"], ["gpu"]]
@@ -141,7 +142,7 @@ def test_a_claim_is_prepared_once_and_taken_back(place: Place) -> None:
         spec = json.load(file)
     assert spec["kind"] == kind
     assert [f"{kind}={each['name']}" for each in spec["devices"]] == names
-    assert spec["cdiVersion"] == "0.5.0", "names may begin with a digit"
+    assert spec["cdiVersion"] == "0.5.0", "the UID begins with a digit"
     assert VOID in spec["containerEdits"]["env"]
     nodes = [
         {node["path"] for node in each["containerEdits"]["deviceNodes"]} for each in spec["devices"]

@@ -49,6 +49,7 @@ class Cluster(ApiServer):
         versions: of the API of dynamic resource allocation.
 
     Attributes:
+        versions: of the API of dynamic resource allocation that it has.
         asked: method and path of each call, without its query.
         refuse: what is asked first for the status with which a call is refused; None for none.
         drops: what it does not keep of a device's attributes.
@@ -60,7 +61,7 @@ class Cluster(ApiServer):
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
         self.drops: frozenset[str] = frozenset()
         self._node = node
-        self._versions = versions
+        self.versions = versions
         self._claims: dict[tuple[str, str], dict[str, Any]] = {}
         self._slices: dict[str, dict[str, Any]] = {}
         self._history: list[tuple[int, str, dict[str, Any]]] = []
@@ -155,10 +156,10 @@ class Cluster(ApiServer):
             return super().answer(request)
         words = parts.path.removeprefix(_GROUP).strip("/").split("/")
         if parts.path == _GROUP:
-            return 200, {"kind": "APIGroup", "versions": [{"version": v} for v in self._versions]}
+            return 200, {"kind": "APIGroup", "versions": [{"version": v} for v in self.versions]}
         if parts.path == f"/api/v1/nodes/{self._node}":
             return 200, {"metadata": {"name": self._node, "uid": f"uid of {self._node}"}}
-        if not parts.path.startswith(_GROUP) or words[0] not in self._versions:
+        if not parts.path.startswith(_GROUP) or words[0] not in self.versions:
             return refusal(404)
         if words[1] == "namespaces":
             found = self._claims.get((words[2], words[4]))

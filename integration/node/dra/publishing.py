@@ -84,6 +84,8 @@ class Publisher:
         self._version = ""
         self._wanted: tuple[Device, ...] | None = None
         self._there: dict[str, dict[str, Any]] = {}
+        # No name comes twice. A slice may be gone before the answer to its write is heard.
+        self._gone: set[str] = set()
         self._kept: dict[str, Any] = {}
         self._refused: tuple[Device, ...] | None = None
         self._wake = anyio.Event()
@@ -148,6 +150,7 @@ class Publisher:
         ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
         found = await self._call("GET", path, query=ours)
         self._there = {each["metadata"]["name"]: each for each in found.get("items") or ()}
+        self._gone = set()
         failed: list[Exception] = []
         async with anyio.create_task_group() as tasks:
 
@@ -172,7 +175,7 @@ class Publisher:
             await anyio.sleep(max(0.0, begun + _PAUSE - time.monotonic()))
             begun = time.monotonic()
             begin = partial(self._api.watch, path, since, query)
-            watch: Watch = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+            watch: Watch = await anyio.to_thread.run_sync(begin)
             try:
                 while (change := await _next(watch)) is not None:
                     kind, found = change
@@ -188,6 +191,7 @@ class Publisher:
         known = self._there.get(name)
         if kind == "DELETED":
             self._there.pop(name, None)
+            self._gone.add(name)
         elif known is None or _number(found) >= _number(known):  # what we wrote is told late
             self._there[name] = found
         self._news()
@@ -231,7 +235,8 @@ class Publisher:
             found = await self._call("POST", path, change.body)
         else:
             found = await self._call("PUT", f"{path}/{quote(change.name, safe='')}", change.body)
-        self._there[found["metadata"]["name"]] = found
+        if found["metadata"]["name"] not in self._gone:
+            self._there[found["metadata"]["name"]] = found
         sent = change.body["spec"].get("devices") or []
         has = found["spec"].get("devices") or []
         if has != sent and key_of(sent) not in self._kept:
