@@ -46,9 +46,11 @@ class Cluster(ApiServer):
     Args:
         directory: where the client finds its token.
         node: the name of its Node.
+        node_uid: the UID of its Node.
         versions: of the API of dynamic resource allocation.
 
     Attributes:
+        node_uid: the UID of its Node.
         versions: of the API of dynamic resource allocation that it has.
         asked: method and path of each call, without its query.
         refuse: what is asked first for the status with which a call is refused; None for none.
@@ -60,6 +62,7 @@ class Cluster(ApiServer):
         self.asked: list[tuple[str, str]] = []
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
         self.drops: frozenset[str] = frozenset()
+        self.node_uid = str(uuid.uuid4())
         self._node = node
         self.versions = versions
         self._claims: dict[tuple[str, str], dict[str, Any]] = {}
@@ -158,7 +161,7 @@ class Cluster(ApiServer):
         if parts.path == _GROUP:
             return 200, {"kind": "APIGroup", "versions": [{"version": v} for v in self.versions]}
         if parts.path == f"/api/v1/nodes/{self._node}":
-            return 200, {"metadata": {"name": self._node, "uid": f"uid of {self._node}"}}
+            return 200, {"metadata": {"name": self._node, "uid": self.node_uid}}
         if not parts.path.startswith(_GROUP) or words[0] not in self.versions:
             return refusal(404)
         if words[1] == "namespaces":

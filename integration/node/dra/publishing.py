@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -145,8 +146,7 @@ class Publisher:
         """
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
-        node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
-        owner = Owner(self._driver, self._node, str(node["metadata"]["uid"]), version)
+        owner = Owner(self._driver, self._node, await self._node_uid(), version)
         ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
         found = await self._call("GET", path, query=ours)
         self._there = {each["metadata"]["name"]: each for each in found.get("items") or ()}
@@ -209,6 +209,10 @@ class Publisher:
             if wanted is not None and wanted != self._refused:
                 lists = device_lists(wanted, owner.version)
                 due = changes(self._there.values(), lists, owner, kept=self._kept)
+                if any(isinstance(change, Create) for change in due):
+                    # Slices may be gone with their Node, of which there may be another.
+                    owner = replace(owner, node_uid=await self._node_uid())
+                    due = changes(self._there.values(), lists, owner, kept=self._kept)
                 try:
                     for change in due:
                         await self._make(path, change)
@@ -224,6 +228,10 @@ class Publisher:
                     if due:
                         self._say("info", "published", devices=len(wanted), writes=len(due))
             await wake.wait()
+
+    async def _node_uid(self) -> str:
+        node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
+        return str(node["metadata"]["uid"])
 
     async def _make(self, path: str, change: Change) -> None:
         """Make a write, and note what the server has made of it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.node.api_server import ApiServer
+from integration.node.api_server import ApiServer, trusted
 from integration.node.errors import ApiServerRefused, ApiServerSilent
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import eventually
@@ -124,6 +125,24 @@ def test_a_watch_that_is_closed_ends_for_the_thread_that_waits_in_it(
     thread.join(10)
     assert len(ended) == 1
     watch.close()
+
+
+def test_an_authority_may_lack_what_only_newer_pythons_ask_for(
+    client: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = ssl.create_default_context
+
+    def strict(**given: Any) -> ssl.SSLContext:
+        context = make(**given)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    trust = trusted(f"{client.service_account}/ca.crt")
+    assert trust.verify_mode == ssl.CERT_REQUIRED
+    assert trust.check_hostname
+    assert not trust.verify_flags & ssl.VERIFY_X509_STRICT
+    assert client.call("GET", SLICES)["items"] == []
 
 
 def test_a_server_that_is_not_there_is_silent(client: ApiServer, tmp_path: Path) -> None:

@@ -80,6 +80,18 @@ async def test_a_slice_that_is_deleted_before_it_is_heard_to_be_made_is_made_aga
         assert [method for method, _ in cluster.writes] == ["POST", "POST"]
 
 
+async def test_a_node_that_was_made_anew_owns_the_slices(cluster: Cluster) -> None:
+    def owners() -> list[str]:
+        return [each["metadata"]["ownerReferences"][0]["uid"] for each in cluster.slices()]
+
+    async with publishing(cluster) as (publisher, _):
+        publisher.want(tuple(many(2)))
+        await until(lambda: owners() == [cluster.node_uid])
+        cluster.node_uid = "another"
+        cluster.wipe()  # as what has an owner that is no more
+        await until(lambda: owners() == ["another"])
+
+
 async def test_what_is_not_known_leaves_what_was_published(cluster: Cluster) -> None:
     async with publishing(cluster) as (publisher, _):
         publisher.want(tuple(many(2)))
