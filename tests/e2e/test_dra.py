@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -424,3 +425,92 @@ def test_the_driver_can_take_nvidias_name(place: Place) -> None:
             ),
             "it publishes its own, and leaves the others to the kubelet",
         )
+
+
+class Storm:
+    """Pods that come and go in several threads, with a kubelet's patience.
+
+    Attributes:
+        held: who has which device.
+        twice: what was given while somebody had it.
+    """
+
+    def __init__(self, place: Place, devices: list[str]) -> None:
+        self.held: dict[str, str] = {}
+        self.twice: list[str] = []
+        self.failed: list[BaseException] = []
+        self._place = place
+        self._devices = devices
+        self._lock = threading.Lock()
+
+    def patiently(self, method: str, reference: Reference) -> str:
+        """Call until the agent answers; what it refuses is the answer."""
+        while True:
+            try:
+                driver = self._place.driver
+                if method == "prepare":
+                    return driver.prepare(reference)[reference[1]].error
+                error = driver.unprepare(reference)[reference[1]]
+            except (grpc.RpcError, ValueError):
+                continue  # it is away, or its channel closed, and is asked again
+            if not error:
+                return ""
+
+    def pods(self, number: int, count: int) -> None:
+        """Have so many pods come and go, each until the next one of them is there."""
+        chance = random.Random(number)
+        before: Reference | None = None
+        try:
+            for turn in range(count):
+                name = f"claim-{number}-{turn}"
+                wanted = chance.sample(self._devices, chance.randint(1, 2))
+                reference = self._place.claim(name, *wanted)
+                if not self.patiently("prepare", reference):
+                    assert os.path.exists(self._place.spec(reference))
+                    with self._lock:
+                        self.twice += [each for each in wanted if each in self.held]
+                        self.held.update(dict.fromkeys(wanted, name))
+                if before is not None:
+                    self._end(before)
+                before = reference
+            if before is not None:
+                self._end(before)
+        except BaseException as error:  # noqa: BLE001 - it is of the test
+            self.failed.append(error)
+
+    def _end(self, reference: Reference) -> None:
+        """A pod is deleted; what was refused to it is taken back as well."""
+        with self._lock:
+            for device in [each for each, name in self.held.items() if name == reference[2]]:
+                del self.held[device]
+        self.patiently("unprepare", reference)
+        assert not os.path.exists(self._place.spec(reference))
+
+
+def test_nothing_is_given_twice_or_left_whatever_ends(place: Place) -> None:
+    devices = [*place.gpus, *place.parts]
+    storm = Storm(place, devices)
+    threads = [threading.Thread(target=storm.pods, args=(number, 12)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for trouble in (place.cluster.wipe, place.cluster.forget, place.cluster.close_watches):
+        said = len(place.agent.said("prepared"))
+        eventually(
+            lambda said=said: (
+                len(place.agent.said("prepared")) > said + 2
+                or not any(each.is_alive() for each in threads)
+            ),
+            "some more are prepared",
+        )
+        place.agent.kill()
+        trouble()
+        place.start_again()
+    for thread in threads:
+        thread.join(120)
+    assert storm.failed == []
+    assert storm.twice == []
+    left = [each for each in os.listdir(place.cdi) if DRA_DRIVER in each]
+    assert left == []
+    with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
+        assert json.load(file)["claims"] == []
+    place.published(len(devices))
