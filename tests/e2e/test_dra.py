@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -246,6 +247,9 @@ def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(place: Place) -> None
     eventually(lambda: uuid not in place.plugins.healthy(GPU), "the plugin does not offer it")
     with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
         place.plugins.plugins[GPU].allocate(uuid)
+    with open(f"{place.node.state}/node.json", encoding="utf-8") as file:
+        told = json.load(file)["resources"][GPU]
+    assert told == {"devices": 3, "healthy": 3}, "the device itself is well"
     # The GPU that is cut into parts, which is a GPU for this plugin.
     part = place.claim("part", place.parts[0])
     assert error_of(place.driver, part) == ""
@@ -433,12 +437,14 @@ class Storm:
     Attributes:
         held: who has which device.
         twice: what was given while somebody had it.
+        prepared: how many claims were.
     """
 
     def __init__(self, place: Place, devices: list[str]) -> None:
         self.held: dict[str, str] = {}
         self.twice: list[str] = []
         self.failed: list[BaseException] = []
+        self.prepared = 0
         self._place = place
         self._devices = devices
         self._lock = threading.Lock()
@@ -468,6 +474,7 @@ class Storm:
                 if not self.patiently("prepare", reference):
                     assert os.path.exists(self._place.spec(reference))
                     with self._lock:
+                        self.prepared += 1
                         self.twice += [each for each in wanted if each in self.held]
                         self.held.update(dict.fromkeys(wanted, name))
                 if before is not None:
@@ -477,6 +484,10 @@ class Storm:
                 self._end(before)
         except BaseException as error:  # noqa: BLE001 - it is of the test
             self.failed.append(error)
+
+    def is_past(self, count: int) -> bool:
+        """Whether so many claims were prepared, or something is wrong."""
+        return self.prepared >= count or bool(self.failed)
 
     def _end(self, reference: Reference) -> None:
         """A pod is deleted; what was refused to it is taken back as well."""
@@ -494,14 +505,8 @@ def test_nothing_is_given_twice_or_left_whatever_ends(place: Place) -> None:
     for thread in threads:
         thread.start()
     for trouble in (place.cluster.wipe, place.cluster.forget, place.cluster.close_watches):
-        said = len(place.agent.said("prepared"))
-        eventually(
-            lambda said=said: (
-                len(place.agent.said("prepared")) > said + 2
-                or not any(each.is_alive() for each in threads)
-            ),
-            "some more are prepared",
-        )
+        enough = storm.prepared + 3
+        eventually(partial(storm.is_past, enough), "some more are prepared")
         place.agent.kill()
         trouble()
         place.start_again()

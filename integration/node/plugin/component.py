@@ -184,7 +184,7 @@ class _Plugin:
             return pause
         if self._serving is not None and not _adds(before.resources, known.resources):
             # What is asked for meanwhile is answered when the specs are there.
-            self._serving.serve(known.resources)
+            self._serving.serve(self._unclaimed(known.resources))
         known = replace(known, specs=await self._keep_specs(known))
         self._known = known
         if self._serving is None or known.inventory != before.inventory:
@@ -197,7 +197,7 @@ class _Plugin:
         self._tasks.start_soon(self._hear_engine)
         if self._serving is None:
             self._serving = self._new_serving()
-        self._serving.serve(known.resources)
+        self._serving.serve(self._unclaimed(known.resources))
         return min(pause, _RETRY_SPECS) if known.specs.fault else pause
 
     def _look(self, before: _Known) -> _Known:
@@ -217,11 +217,15 @@ class _Plugin:
         else:
             self.fault("resources", "")
             self._tell_unmatched(inventory, settings)
-        claimed = claimed_on(self._board, self._context.config)
-        resources = tuple(without_claimed(self._as_mps_has_it(each), claimed) for each in resources)
+        resources = tuple(map(self._as_mps_has_it, resources))
         return replace(
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
+
+    def _unclaimed(self, resources: tuple[Resource, ...]) -> list[Resource]:
+        """Resources as the kubelet is told of them: what claims have is not to be had."""
+        claimed = claimed_on(self._board, self._context.config)
+        return [without_claimed(each, claimed) for each in resources]
 
     def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
         """Say what is to be shared and is not there, when that begins."""
