@@ -23,6 +23,7 @@ VENV     := .venv
 CACHE    := .cache
 SITE     := $(CACHE)/site
 LAUNCHER := $(CACHE)/bin/containerd-shim-nvidia-v1
+PROBE    := $(CACHE)/bin/nvshim-probe
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -85,6 +86,10 @@ test-hostile: setup $(CACHE)/.parts #- Run hostile images in all their ways, and
 .PHONY: fuzz
 fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; MINUTES=5
 	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
+
+.PHONY: test-chaos
+test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way; CHAOS="--fault hangs"
+	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
 
 .PHONY: soak
 soak: setup #- A day's work in minutes, with a look at what stays of it; MINUTES=4
@@ -192,7 +197,7 @@ clean: #- Remove everything that the other targets made in this directory
 # -- set-up -------------------------------------------------------------------------------
 
 .PHONY: setup
-setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER)
+setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER) $(PROBE)
 
 $(CACHE)/.packages: WANTED := $(PACKAGES)
 $(CACHE)/.vm-packages: WANTED := $(VM_PACKAGES)
@@ -255,3 +260,8 @@ $(LAUNCHER): $(SITE)/.ready shim/forkserver/launcher.py $(wildcard shim/forkserv
 	@mkdir -p $(@D)
 	$(PYTHON) -m shim.forkserver.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'
+
+# What nvshim verify runs in its containers.
+$(PROBE): integration/verify/probe.c shim/forkserver/launcher.py
+	@mkdir -p $(@D)
+	$(PYTHON) -c 'from shim.forkserver.launcher import compile_native as c; c("$@", compiler="gcc", sources=["$<"])'

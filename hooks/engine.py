@@ -55,6 +55,7 @@ from hooks.node.inventory import (
 )
 from hooks.node.kubelet import read_kubelet_record
 from hooks.node.witness import Witness
+from hooks.ocispec import has_user_namespace
 from hooks.plan import Bounds, Contribution, Device, Plan, united
 from hooks.prepared import Prepared
 from hooks.prepared import key_of as placement_key
@@ -418,6 +419,7 @@ class _Decision:
             compat=self.planned.compat,
             identity=identity_of(self.plan, case.inventory, case.config),
             milliseconds=clock.laps,
+            mapped=has_user_namespace(case.spec),
             **done,
         )
         return Injection(self.spec, record)

@@ -20,11 +20,11 @@ catches stand in that room: E03xx in :mod:`hooks.image.rootfs_errors`, E06xx in
     ├── MigModeGpu           E0204    ├── MalformedRequirement  E0227
     ├── AmbiguousDevice      E0205    ├── DeviceHeld            E0228
     ├── TooManyDevices       E0206    ├── ClaimsUnusable        E0229
-    ├── MalformedChannel     E0207    ├── UnknownVendorGpu      E0653
-    ├── MalformedMigAccess   E0208    ├── MalformedVendorRange  E0654
-    ├── RequestDenied        E0221    └── MigUnsupported        E0663
-    ├── GpuExcluded          E0222
-    └── PrivilegeNeeded      E0223
+    ├── MalformedChannel     E0207    ├── FaultExitCodeWrong    E0230
+    ├── MalformedMigAccess   E0208    ├── OutOfService          E0231
+    ├── RequestDenied        E0221    ├── UnknownVendorGpu      E0653
+    ├── GpuExcluded          E0222    ├── MalformedVendorRange  E0654
+    └── PrivilegeNeeded      E0223    └── MigUnsupported        E0663
     RootfsError     E0300
     SpecError       E0400
     ├── MalformedSpec        E0401    ├── DeviceConflict       E0403
@@ -251,6 +251,21 @@ class ClaimsUnusable(RequestError):
     """
 
     code = "NVSHIM-E0229"
+
+
+class FaultExitCodeWrong(RequestError):
+    """An annotation asks for an exit code that is none. Raised by :func:`fault_exit.read_wish`."""
+
+    code = "NVSHIM-E0230"
+
+
+class OutOfService(RequestError):
+    """A device is requested, or listed in the spec, that a person has taken out of service.
+
+    Raised by :func:`grant.decide`, and by :mod:`hooks.node.drained`.
+    """
+
+    code = "NVSHIM-E0231"
 
 
 # -- features beside GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------

@@ -14,7 +14,7 @@ Source: OCI runtime specification, config.md and config-linux.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -329,10 +329,14 @@ def device_of(node: Node, reason: str) -> Device:
     )
 
 
+def shut_devices(devices: Iterable[Device]) -> Iterator[Device]:
+    """Those that not everybody may open."""
+    return (device for device in devices if device.mode & _WORLD_WRITES != _WORLD_WRITES)
+
+
 def groups_of(devices: Iterable[Device]) -> tuple[int, ...]:
     """The groups that a process needs to open devices: sorted, without root's."""
-    shut = (d for d in devices if d.mode & _WORLD_WRITES != _WORLD_WRITES)
-    return tuple(sorted({device.gid for device in shut if device.gid != 0}))
+    return tuple(sorted({device.gid for device in shut_devices(devices) if device.gid != 0}))
 
 
 RULED_KINDS: Final = frozenset("cb")

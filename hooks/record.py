@@ -17,6 +17,8 @@ edits           devices, mounts, links, libraries, files; each with its reason; 
 process         variables and groups of every process: what :func:`process_edits` reads
 proc_files      files of procfs that are covered before the start: their content on the host,
                 and ``state``, what came of it
+owned_nodes     in a user namespace, the nodes that not everybody may open: before the start each is
+                covered by one that the container's users own; ``state`` as of ``proc_files``
 missing         what the driver should have and has not, with the places searched
 left_out        destinations for which the image has no room
 written         files and links that were written into the image, or into a layer of it
@@ -43,7 +45,7 @@ from hooks.image.layout import Layout
 from hooks.image.placement import Placed
 from hooks.node.host_setup import CharLinks, MadeNodes
 from hooks.node.inventory import Inventory
-from hooks.plan import Contribution, Plan
+from hooks.plan import Contribution, Plan, device_node, shut_devices
 from hooks.requests.policy import Verdict
 from hooks.requests.request import Request
 from hooks.words import NVIDIA, AllDevices, Devices, NamedDevices, NoDevices, Void
@@ -71,6 +73,7 @@ def make_record(
     milliseconds: Mapping[str, float],
     verdict: Verdict | None = None,
     layered: bool = False,
+    mapped: bool = False,
 ) -> dict[str, Any]:
     """The record of an injection, of values that JSON has, by the table in this module's head.
 
@@ -79,6 +82,7 @@ def make_record(
         inventory: what the node has of that; None likewise.
         identity: what :func:`hooks.node.identity.identity_of` says; None without a driver.
         layered: whether what was written is in a layer of the image.
+        mapped: whether the container has a user namespace.
     """
     made_nodes = made_nodes or MadeNodes()
     return {
@@ -103,6 +107,10 @@ def make_record(
         "proc_files": [
             {"path": path, "source": source, "reason": _reason(path, plan), "state": PLANNED}
             for path, source in placed.proc_files
+        ],
+        "owned_nodes": [
+            {**device_node(device), "state": PLANNED}
+            for device in (shut_devices(plan.devices) if mapped else ())
         ],
         "process": {
             "environment": [list(variable) for variable in plan.environment],

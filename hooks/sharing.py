@@ -35,17 +35,24 @@ from typing import Any, Final
 from hooks.config import Config, Holders
 from hooks.edits.grant import Grant
 from hooks.errors import DeviceHeld, enumerated
+from hooks.node.cache import StoredInventory
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
 from hooks.requests.policy import Verdict
 from hooks.words import Capability
 
-__all__ = ["gpus_of", "held_by_nodes", "held_by_record", "id_of"]
+__all__ = ["by_name", "gpus_of", "held_by_nodes", "held_by_record", "id_of"]
 
 
 def id_of(gpu: Gpu) -> str:
     """What a GPU goes by: its UUID, or its PCI address if it has none."""
     return gpu.uuid or gpu.bus_id
+
+
+def by_name(mig_devices: Iterable[MigDevice], gpus: Iterable[Gpu]) -> dict[str, Gpu | MigDevice]:
+    """MIG devices and GPUs, in this order, by what they go by."""
+    found: dict[str, Gpu | MigDevice] = {each.uuid: each for each in mig_devices}
+    return found | {id_of(gpu): gpu for gpu in gpus}
 
 
 def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, ...]:
@@ -64,7 +71,7 @@ def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, .
     return tuple(dict.fromkeys(gpu for gpu in found if gpu))
 
 
-def held_by_nodes(paths: Iterable[str], inventory: Inventory) -> dict[str, str]:
+def held_by_nodes(paths: Iterable[str], inventory: Inventory | StoredInventory) -> dict[str, str]:
     """What a container has by its device nodes, each device with its GPU.
 
     Returns:
@@ -82,7 +89,9 @@ def held_by_nodes(paths: Iterable[str], inventory: Inventory) -> dict[str, str]:
     return {gpu: gpu for gpu in whole if gpu not in divided} | parts
 
 
-def held_by_record(record: Mapping[str, Any], inventory: Inventory | None) -> dict[str, str]:
+def held_by_record(
+    record: Mapping[str, Any], inventory: Inventory | StoredInventory | None
+) -> dict[str, str]:
     """What a container was given by its record, each device with its GPU.
 
     Args:
@@ -105,7 +114,7 @@ def _named(entry: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _parent(entry: Mapping[str, Any], inventory: Inventory | None) -> str:
+def _parent(entry: Mapping[str, Any], inventory: Inventory | StoredInventory | None) -> str:
     if inventory is None:
         return ""
     known = (device.gpu for device in inventory.mig_devices if device.uuid == entry.get("uuid"))

@@ -17,6 +17,7 @@ Leaves of the tree in :mod:`api.errors`::
         │   └── TreeDamaged         E2602
         ├── …                       E262x, E263x  see integration.install.errors
         ├── …                       E266x  see integration.kubernetes.errors
+        ├── …                       E267x  see integration.verify.errors
         └── …                       E27xx  see integration.node.errors
 """
 

@@ -24,13 +24,14 @@ _POLL: Final = 0.01
 _TO_DIE: Final = 1.0
 
 
-def inventory_of(config: Config, *, confirmed: bool = False) -> Inventory:
+def inventory_of(config: Config, *, confirmed: bool = False, anew: bool = False) -> Inventory:
     """What the node has: as it was kept if that is still true, otherwise with NVML's answer.
 
     Args:
         config: where to look.
         confirmed: a kept one counts only if NVML has confirmed it, however short ago that failed;
             nor if a GPU was lost then, which may be back.
+        anew: a kept one does not count: a GPU may be lost since, which only NVML knows.
 
     Returns:
         The inventory. It is kept, so that the next container does not have to ask.
@@ -39,7 +40,7 @@ def inventory_of(config: Config, *, confirmed: bool = False) -> Inventory:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    kept = engine.load_inventory(config)
+    kept = None if anew else engine.load_inventory(config)
     if kept is not None and not (confirmed and _is_doubtful(kept)):
         return kept
     return engine.take_inventory(config, ask(engine.probe_command(config), config.nvml_timeout))

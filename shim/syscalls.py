@@ -176,15 +176,16 @@ def clone_mount(path: str, *, recursive: bool = False, follow: bool = False) -> 
     return _call(_OPEN_TREE, ctypes.c_long(_AT_FDCWD), encoded, ctypes.c_long(flags))
 
 
-def set_mount_attributes(fd: int, attributes: int, propagation: int) -> None:
+def set_mount_attributes(fd: int, attributes: int, propagation: int, *, clear: int = 0) -> None:
     """Change a mount.
 
     Args:
         fd: its root.
         attributes: ``MOUNT_ATTR_…`` to set.
         propagation: ``MS_…`` of propagation; 0 to leave it.
+        clear: ``MOUNT_ATTR_…`` to take away.
     """
-    _set_mount_attributes(fd, attributes, propagation, 0)
+    _set_mount_attributes(fd, attributes, propagation, 0, clear)
 
 
 def map_ids(fd: int, users: int) -> None:
@@ -194,12 +195,14 @@ def map_ids(fd: int, users: int) -> None:
         fd: the root of a mount that is attached nowhere yet.
         users: a descriptor of the user namespace.
     """
-    _set_mount_attributes(fd, _MOUNT_ATTR_IDMAP, 0, users)
+    _set_mount_attributes(fd, _MOUNT_ATTR_IDMAP, 0, users, 0)
 
 
-def _set_mount_attributes(fd: int, attributes: int, propagation: int, users: int) -> None:
+def _set_mount_attributes(
+    fd: int, attributes: int, propagation: int, users: int, clear: int
+) -> None:
     # struct mount_attr: set, clear, propagation, user namespace
-    attr = (ctypes.c_uint64 * 4)(attributes, 0, propagation, users)
+    attr = (ctypes.c_uint64 * 4)(attributes, clear, propagation, users)
     size = ctypes.c_size_t(ctypes.sizeof(attr))
     flags = ctypes.c_long(_AT_EMPTY_PATH)
     empty = ctypes.c_char_p(b"")

@@ -22,6 +22,7 @@ CHECKS: Final = {
     "vm": "test-vm",
     "hostile": "test-hostile",
     "fuzz": "fuzz",
+    "chaos": "test-chaos",
     "soak": "soak",
     "release": "test-release",
 }

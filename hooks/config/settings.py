@@ -10,12 +10,14 @@ One TOML file, read when a container asks for a GPU or names a logger::
     sys = "/sys"
     state = "/run/containerd-shim-nvidia"
     layers = "/var/lib/containerd-shim-nvidia/layers"  # of files that containers share
+    drained = "/var/lib/containerd-shim-nvidia/drained"  # what is out of service
     nvml-timeout = 5         # seconds that NVML may take
     platform = "auto"        # or "nvml", "tegra", "wsl" (hooks.platforms)
     csv-directory = "/etc/nvidia-container-runtime/host-files-for-container.d"  # on Tegra
     kubelet-root = "auto"    # or where the kubelet's records are (hooks.node.kubelet)
     char-links = true        # make missing links DEV/char/MAJOR:MINOR (hooks.node.host_setup)
     cuda-compat = true       # an image's newer libcuda comes before the driver's
+    fault-exit-code = 0      # or 1 to 255: of containers that a GPU's failure ended
 
     [devices]
     load-kernel-modules = true  # of the driver, that a container needs (hooks.node.host_setup)
@@ -51,6 +53,9 @@ One TOML file, read when a container asks for a GPU or names a logger::
     [stdio]
     loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
 
+    [sandbox]                # pods that the shim holds itself; shim.sandbox.sandbox has the rules
+    namespaces = "process"   # how their containers find them: by a process; or by "paths"
+
     [health]                 # what the node agent thinks of devices; integration.node.health
     xids = []                # "31=suspect": what an error of the driver makes of a device
     suspects = 3             # so many errors in a while make a suspect device unhealthy
@@ -58,6 +63,11 @@ One TOML file, read when a container asks for a GPU or names a logger::
     patience = 30            # seconds of NVML's silence after which devices are unhealthy
     quiet = 20               # seconds without an error before a device returns to service
     longest-quiet = 3600     # when it fails again and again, that doubles up to this
+
+    [guard]                  # of the memory of shared GPUs; integration.node.causes.guard
+    gpu-memory = "none"      # what one container may use of a device: "8GiB", or "25%" of it
+    beyond = "tell"          # a container beyond that; or "kill"
+    interval = 5             # seconds between two looks
 
     [doctor]
     skip = []                # codes of checks that nvshim doctor leaves out: "D042"
@@ -118,12 +128,28 @@ class Holders:
     EXCLUSIVE: Final = "exclusive"
 
 
+class Namespaces:
+    """The words of ``namespaces`` in ``[sandbox]``: how containers find those of their pod."""
+
+    PROCESS: Final = "process"
+    PATHS: Final = "paths"
+
+
+class Beyond:
+    """The words of ``beyond`` in ``[guard]``: the end of a container beyond its limit."""
+
+    TELL: Final = "tell"
+    KILL: Final = "kill"
+
+
 _T = TypeVar("_T")
 _CSV_DIRECTORY: Final = "/etc/nvidia-container-runtime/host-files-for-container.d"
 _PLATFORMS: Final = values.one_of(Platform.AUTO, Platform.NVML, Platform.TEGRA, Platform.WSL)
 _MODES: Final = values.one_of(Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT)
 _DENIED: Final = values.one_of(Denied.START, Denied.FAIL)
 _BEYOND: Final = values.one_of(Denied.FAIL, Denied.START)
+_NAMESPACES: Final = values.one_of(Namespaces.PROCESS, Namespaces.PATHS)
+_BEYOND_MEMORY: Final = values.one_of(Beyond.TELL, Beyond.KILL)
 
 
 def _key(table: str, name: str, kind: Kind, default: _T) -> _T:
@@ -146,6 +172,8 @@ class Config:
         state: a directory of our own for what must not outlive a boot.
         layers: a directory of our own for layers of files that containers share; it is used
             where it is on the file system of their snapshots.
+        drained: a directory that outlives a boot, with a file for each device that is out of
+            service.
         platform: what NVIDIA's driver is like, of :class:`Platform`.
         csv_directory: the files that list what a Tegra machine has, within the driver root.
         kubelet_root: the directory of the kubelet's state, in which it records what it gave to
@@ -166,6 +194,8 @@ class Config:
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
         ignore_imex: whether requests of IMEX channels are ignored.
         cuda_compat: whether an image's own newer libcuda may come before the driver's.
+        fault_exit_code: what engines are told as the exit code of a container that a failure of a
+            GPU ended; 0 for the container's own.
         cdi_spec_dirs: the directories of CDI specs, by priority, the lowest first.
         cdi_allow_hooks: the programs that hooks of CDI specs may run.
         cdi_skip_hooks: whether other hooks are left out; otherwise their container is refused.
@@ -182,6 +212,9 @@ class Config:
             ``utility``, too; an image can bring a libcuda of its own.
         holders_beyond: what happens to a container beyond the limit, of
             :class:`Denied`.
+        sandbox_namespaces: with ``sandboxer = "shim"``, whether the containers of a pod find its
+            namespaces by a process, as every containerd knows it, or by paths, which no release
+            of containerd is known to read yet; of :class:`Namespaces`.
         health_xids: the severity of errors of the driver, in place of the agent's own.
         health_suspects: how many errors in a while make a suspect device unhealthy.
         health_window: how long that while is, in seconds.
@@ -190,6 +223,10 @@ class Config:
             service, in seconds.
         health_longest_quiet: the most that this grows to, as it doubles with each new failure, in
             seconds.
+        guard_memory: how much of a device's memory one of several containers on it may use; "none"
+            for any amount.
+        guard_beyond: what happens to one that uses more, of :class:`Beyond`.
+        guard_interval: how often that is looked for, in seconds.
         doctor_skip: codes of the checks that `nvshim doctor` leaves out, "D042".
         source: the file that this was read from; "" for none.
         notes: settings without effect here, for people.
@@ -203,11 +240,13 @@ class Config:
     sys: str = _key("node", "sys", values.PATH, "/sys")
     state: str = _key("node", "state", values.PATH, "/run/containerd-shim-nvidia")
     layers: str = _key("node", "layers", values.PATH, "/var/lib/containerd-shim-nvidia/layers")
+    drained: str = _key("node", "drained", values.PATH, "/var/lib/containerd-shim-nvidia/drained")
     platform: str = _key("node", "platform", _PLATFORMS, Platform.AUTO)
     csv_directory: str = _key("node", "csv-directory", values.PATH, _CSV_DIRECTORY)
     kubelet_root: str | None = _key("node", "kubelet-root", values.PATH_OR_LOOK, None)
     char_links: bool = _key("node", "char-links", values.YES_OR_NO, default=True)
     cuda_compat: bool = _key("node", "cuda-compat", values.YES_OR_NO, default=True)
+    fault_exit_code: int = _key("node", "fault-exit-code", values.EXIT_CODE, 0)
     nvml_timeout: float = _key("node", "nvml-timeout", values.SECONDS, 5.0)
     load_modules: bool = _key("devices", "load-kernel-modules", values.YES_OR_NO, default=True)
     make_nodes: bool = _key("devices", "make-nodes", values.YES_OR_NO, default=True)
@@ -246,12 +285,16 @@ class Config:
     cdi_allow_hooks: tuple[str, ...] = _key("cdi", "allow-hooks", values.PATHS, ())
     cdi_skip_hooks: bool = _key("cdi", "other-hooks", values.FAIL_OR_LEAVE_OUT, default=False)
     loggers: tuple[str, ...] | None = _key("stdio", "loggers", values.PATHS, None)
+    sandbox_namespaces: str = _key("sandbox", "namespaces", _NAMESPACES, Namespaces.PROCESS)
     health_xids: tuple[str, ...] = _key("health", "xids", values.XIDS, ())
     health_suspects: int = _key("health", "suspects", values.COUNT, 3)
     health_window: float = _key("health", "window", values.LONG_SECONDS, 600.0)
     health_patience: float = _key("health", "patience", values.LONG_SECONDS, 30.0)
     health_quiet: float = _key("health", "quiet", values.LONG_SECONDS, 20.0)
     health_longest_quiet: float = _key("health", "longest-quiet", values.LONG_SECONDS, 3600.0)
+    guard_memory: str = _key("guard", "gpu-memory", values.MEMORY, "none")
+    guard_beyond: str = _key("guard", "beyond", _BEYOND_MEMORY, Beyond.TELL)
+    guard_interval: float = _key("guard", "interval", values.SECONDS, 5.0)
     doctor_skip: tuple[str, ...] = _key("doctor", "skip", values.FINDINGS, ())
     source: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)

@@ -67,6 +67,13 @@ def _count(value: object) -> int | None:
     return value if 0 < value <= _MOST else None
 
 
+def exit_code(value: object) -> int | None:
+    """An exit code of a process, or 0 for none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= _MOST_EXIT_CODE else None
+
+
 def _like(pattern: re.Pattern[str]) -> Callable[[object], str | None]:
     return lambda value: value if isinstance(value, str) and pattern.fullmatch(value) else None
 
@@ -92,6 +99,7 @@ def one_of(*choices: str) -> Kind:
 
 _ANY, _EXCLUSIVE = "any", "exclusive"
 _MOST: Final = 1000
+_MOST_EXIT_CODE: Final = 255
 _MOST_HOLDERS: Final = 4096
 _INDEX: Final = re.compile(r"[0-9]{1,4}(:[0-9]{1,4})?")
 
@@ -173,6 +181,7 @@ FAIL_OR_LEAVE_OUT: Final = Kind(
 SECONDS: Final = Kind(_seconds(600), "seconds, more than 0 and at most 600")
 LONG_SECONDS: Final = Kind(_seconds(86400), "seconds, more than 0 and at most 86400")
 COUNT: Final = Kind(_count, "a number, 1 to 1000")
+EXIT_CODE: Final = Kind(exit_code, "an exit code, 1 to 255, or 0 for the container's own")
 VARIABLES: Final = Kind(_all_like(r"[A-Za-z_][A-Za-z0-9_]*"), "a list of names of variables")
 PREFIXES: Final = Kind(
     # A name that starts with a domain; "" would make every annotation a list of devices.
@@ -189,6 +198,10 @@ HOLDERS: Final = Kind(holders, '"any", "exclusive" or a number, at least 1')
 HOLDERS_OF: Final = Kind(
     holders_of,
     'a list of "NAME=any", "NAME=exclusive" and "NAME=4", by UUID, PCI address or index',
+)
+MEMORY: Final = Kind(
+    _like(re.compile(r"none|[1-9][0-9]{0,6}(MiB|GiB)|([1-9][0-9]?|100)%", re.ASCII)),
+    '"none", an amount ("8GiB", "512MiB"), or a part of the device ("25%")',
 )
 FINDINGS: Final = Kind(
     _all_like(r"(NVSHIM-)?D[0-9]{3}"), 'a list of codes of the doctor\'s checks ("D042")'

@@ -7,7 +7,8 @@ Rules
   not start without it.
 - A GPU in MIG mode cannot be named as a whole: its node alone would let nothing compute.
 - The start of a UUID names the one device whose UUID starts so; several are an error.
-- No container gets an excluded GPU: it is left out of ``all``, and naming it is an error.
+- No container gets an excluded GPU: it is left out of ``all``, and naming it is an error. It is the
+  same with a device that is out of service; with the driver out of service, nothing is granted.
 - Devices come in the requested order, each once.
 - Every container with anything of the driver gets its control node. If that is unusable, the
   kernel module is not loaded, and the error says so first.
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from api.errors import NvshimError
 from hooks.errors import (
     AmbiguousDevice,
     DeviceNodeMissing,
@@ -26,10 +28,12 @@ from hooks.errors import (
     MigModeGpu,
     MigUnknown,
     NoGpus,
+    OutOfService,
     UnknownDevice,
     enumerated,
 )
 from hooks.node.capabilities import CONTROL
+from hooks.node.drained import driver_refusal, refusal
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
 from hooks.requests.request import Request
@@ -76,10 +80,13 @@ def decide(request: Request, inventory: Inventory) -> Grant:
         AmbiguousDevice: the beginning of a UUID is that of several devices.
         MigModeGpu: a whole GPU is named that is in MIG mode.
         GpuExcluded: a GPU is named, or a MIG device of one, that is excluded.
+        OutOfService: a device is named that is out of service, or all of them are; or the driver.
         MigUnknown: a MIG device is named, and NVML could not say which there are.
         NoGpus: all GPUs are requested and the node has none.
         DeviceNodeMissing: a device has no usable node.
     """
+    if inventory.drained:
+        raise driver_refusal(request.source, inventory.drained)
     _check_node(CONTROL.path, "the driver's control node", inventory)
     match request.devices:
         case Void() | NoDevices():
@@ -91,11 +98,13 @@ def decide(request: Request, inventory: Inventory) -> Grant:
 
 
 def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
+    drained = _drained(inventory)
     notes = [f"{gpu} is excluded by the configuration" for gpu in inventory.gpus if gpu.excluded]
+    notes += [f"{device} is out of service {device.drained}" for device in drained]
     faults = []
     gpus = []
     for gpu in inventory.gpus:
-        if gpu.mig or gpu.excluded:
+        if gpu.mig or gpu.excluded or gpu.drained:
             continue
         if gpu.path in inventory.nodes.usable:
             gpus.append(gpu)
@@ -116,15 +125,23 @@ def _all(capabilities: frozenset[str], inventory: Inventory) -> Grant:
         which = enumerated(map(str, sorted(empty)))
         notes.append(f"in MIG mode, and with no MIG device{why}: GPU {which}")
     if not gpus and not mig_devices:
-        asked = "all GPUs of this node"
-        if faults:
-            raise DeviceNodeMissing(
-                asked,
-                found="; ".join(faults),
-                do=_RESET if inventory.nodes.lost else _MAKE_NODES,
-            )
-        raise NoGpus(asked, found="; ".join(notes) or "this node has no GPU", do=_LOOK)
+        raise _none_left(notes, faults, inventory, drained=bool(drained))
     return Grant(capabilities, tuple(gpus), tuple(mig_devices), (*notes, *faults))
+
+
+def _none_left(
+    notes: Iterable[str], faults: Iterable[str], inventory: Inventory, *, drained: bool
+) -> NvshimError:
+    """Why ``all`` is none."""
+    asked, found = "all GPUs of this node", "; ".join(faults)
+    if found:
+        return DeviceNodeMissing(
+            asked, found=found, do=_RESET if inventory.nodes.lost else _MAKE_NODES
+        )
+    found = "; ".join(notes)
+    if drained:
+        return OutOfService(asked, found=f"cannot be given: {found}", do=_UNDRAIN)
+    return NoGpus(asked, found=found or "this node has no GPU", do=_LOOK)
 
 
 def _named(
@@ -136,11 +153,15 @@ def _named(
         match name:
             case GpuIndex() | GpuUuid() | GpuBusId():
                 gpu = _gpu(name, inventory)
+                if gpu.drained:
+                    raise refusal(gpu)
                 _check_node(gpu.path, str(gpu), inventory)
                 gpus[gpu.index] = gpu
             case MigIndex() | MigUuid() | MigInstance():
                 device = _mig_device(name, inventory)
                 _check_exclusion(name, inventory.gpus[device.gpu])
+                if device.drained:
+                    raise refusal(device)
                 if not device.caps:
                     raise DeviceNodeMissing(str(device), found=_NO_CAPS, do=_MAKE_NODES)
                 for path in _paths(device, inventory):
@@ -207,9 +228,19 @@ def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
     return found[0]
 
 
+def _drained(inventory: Inventory) -> list[Gpu | MigDevice]:
+    """What is out of service, a GPU in the place of its MIG devices."""
+    gpus = {gpu.index: gpu for gpu in inventory.gpus if not gpu.excluded}
+    parts = (device for device in inventory.mig_devices if device.gpu in gpus)
+    return [
+        *(gpu for gpu in gpus.values() if gpu.drained),
+        *(each for each in parts if each.drained and not gpus[each.gpu].drained),
+    ]
+
+
 def _of_any(gpus: tuple[Gpu, ...], devices: Iterable[MigDevice]) -> list[MigDevice]:
-    """The MIG devices of those GPUs that are not excluded."""
-    return [device for device in devices if not gpus[device.gpu].excluded]
+    """The MIG devices of those GPUs that are not excluded, without those out of service."""
+    return [each for each in devices if not (gpus[each.gpu].excluded or each.drained)]
 
 
 def _check_exclusion(name: DeviceName, gpu: Gpu) -> None:
@@ -239,6 +270,7 @@ _NO_CAPS = "the kernel lists no capabilities of it in /proc/driver/nvidia-caps/m
 _MAKE_NODES = "load the driver's kernel modules and make its nodes (nvidia-smi does, as root)"
 _RESET = "reset the GPU (nvidia-smi --gpu-reset), or reboot the node"
 _LOOK = "run `nvshim list` on the node"
+_UNDRAIN = "return one to service with `nvshim undrain`, or ask on another node"
 
 
 def _fault(path: str, inventory: Inventory) -> str:

@@ -28,7 +28,7 @@ from hooks.words import Arch
 
 NAME: Final = "inventory.json"
 # Raise it with every change of what is observed or written: an old file is then stale.
-FORMAT: Final = 5
+FORMAT: Final = 6
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -71,6 +71,18 @@ def load(config: Config) -> StoredInventory | None:
         return None if decoded is None or _why_stale(config, decoded[1]) else decoded[2]
     except _DAMAGED:
         return None
+
+
+def recall(config: Config) -> StoredInventory | None:
+    """The kept inventory, though much may have changed: what the node had; None if none is kept.
+
+    A GPU that fails changes what is observed, and it is then that somebody asks what it was.
+    """
+    try:
+        decoded = _decode(config)
+    except _DAMAGED:
+        return None
+    return None if decoded is None else decoded[2]
 
 
 def decode_ahead(config: Config) -> None:

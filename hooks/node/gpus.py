@@ -57,6 +57,8 @@ class Gpu:
         compute_capability: of CUDA ("9.0"); "" if NVML did not say.
         brand: what it is sold as ("tesla"); "" if NVML did not say.
         excluded: whether the configuration excludes it (:mod:`hooks.edits.exclusions`).
+        drained: since when and why it is out of service (:mod:`hooks.node.drained`); "" if it is
+            in service.
     """
 
     index: int
@@ -71,6 +73,7 @@ class Gpu:
     compute_capability: str = ""
     brand: str = ""
     excluded: bool = False
+    drained: str = ""
 
     @property
     def path(self) -> str:
@@ -95,6 +98,7 @@ class MigDevice:
         compute_instance: the id of the compute instance within it.
         profile: its shape ("1g.10gb"); "" if NVML did not say.
         caps: the minor numbers of its two capability nodes; empty if the kernel lists none.
+        drained: since when and why it, or its GPU, is out of service; "" if it is in service.
     """
 
     gpu: int
@@ -104,6 +108,7 @@ class MigDevice:
     compute_instance: int
     profile: str = ""
     caps: tuple[int, ...] = ()
+    drained: str = ""
 
     @property
     def paths(self) -> tuple[str, ...]:

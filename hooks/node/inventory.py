@@ -15,6 +15,7 @@ from typing import Final
 from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node import cache
+from hooks.node.drained import driver_of, mark_drained, read_drains
 from hooks.node.driver import Driver, find_driver, find_sockets
 from hooks.node.gpus import (
     Gpu,
@@ -56,6 +57,7 @@ class Inventory:
         cuda_version: the newest CUDA that the driver supports ("12.2"), by NVML's word or else by
             the driver's branch; "" if neither knows.
         taken: when it was taken, in seconds since boot.
+        drained: since when and why the driver is out of service; "" if it is in service.
     """
 
     driver: Driver
@@ -67,6 +69,7 @@ class Inventory:
     nvml_failure: str = ""
     parameters: str = ""
     cuda_version: str = ""
+    drained: str = ""
     kept: bool = field(default=False, compare=False)
     taken: float = field(default=0.0, compare=False)
 
@@ -183,16 +186,19 @@ def _nodes(
 def _complete(config: Config, kept: cache.StoredInventory, *notes: str) -> Inventory:
     root = kept.driver.root
     gpus, exclusions = mark_excluded(kept.gpus, config.excluded_gpus)
+    drains = read_drains(config)
+    gpus, mig_devices = mark_drained(gpus, kept.mig_devices, drains)
     return Inventory(
         driver=kept.driver,
         gpus=gpus,
-        mig_devices=kept.mig_devices,
+        mig_devices=mig_devices,
         nodes=_nodes(config, root, gpus, kept.mig_devices),
         sockets=find_sockets(root),
         notes=(*kept.notes, *notes, *exclusions),
         nvml_failure=kept.nvml_failure,
         parameters=read_text(f"{config.proc}/driver/nvidia/params") or "",
         cuda_version=kept.cuda_version,
+        drained=driver_of(drains),
         taken=kept.taken,
     )
 

@@ -7,6 +7,10 @@ its memory stays in the process; so this process lives for one question. It prin
 object (:mod:`hooks.node.nvml` says which) and ends with 0, or prints why it could not and ends with
 1. After SECONDS the kernel ends it (SIGALRM), even if its caller is gone.
 
+No GPU takes the others with it. A child asks NVML, and says which GPU it asks. On which it crashes,
+or hangs while there is time to ask the others, is lost; another child asks without it. What it does
+on all of them is NVML's failure.
+
 LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. glibc then answers
 pynvml's request for "libnvidia-ml.so.1" with it, for it has that soname. MODULES is the
 directory where pynvml is: an isolated interpreter does not look there itself.
@@ -31,9 +35,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Numbers of nvmlReturn_t: older releases of pynvml do not have names for all of them.
 _FUNCTION_NOT_FOUND = 13
@@ -52,6 +60,11 @@ _ABSENT = frozenset(
 )
 
 _MOST_NOTES = 16
+
+_PR_SET_PDEATHSIG = 1
+_CHUNK = 1 << 16
+# Of the time for all, how much NVML may take for one GPU.
+_OF_ONE = 0.4
 
 _TEMPERATURE = 0
 _SIGNS: tuple[tuple[Any, ...], ...] = (
@@ -171,23 +184,89 @@ def main(seconds: str, library: str, modules: str) -> None:
     # Python blocks no signal, but our parent may have.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, float(seconds))
+    told = _asked(library, modules, float(seconds) * _OF_ONE)
+    with open(1, "wb", closefd=False) as stream:
+        stream.write(json.dumps(told).encode())
+    os._exit(int("error" in told))
+
+
+def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
+    """What NVML says of all GPUs; those on which it hangs or crashes are lost.
+
+    Args:
+        patience: seconds that it may take for one of them.
+    """
+    given_up: dict[int, str] = {}
+    while True:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(reading)
+            _be_child(writing, library, modules, given_up)
+        os.close(writing)
+        asks, told = _heard(reading, patience)
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)  # it is not waited for: the driver may hold it
+        if isinstance(told, dict):
+            gpus: list[dict[str, Any]] = told.get("gpus", [])
+            everyone = bool(gpus) and all(gpu["index"] in given_up for gpu in gpus)
+            return {"error": next(iter(given_up.values()))} if everyone else told
+        if asks is None or asks in given_up:
+            return {"error": told}
+        given_up[asks] = told
+
+
+def _heard(reading: int, patience: float) -> tuple[int | None, dict[str, Any] | str]:
+    """The GPU that a child asked last, and what it says; or why it says nothing."""
+    asks, received = None, b""
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    while True:
+        # Until it asks a GPU, the alarm alone counts.
+        if not poll.poll(None if asks is None else patience * 1000):
+            return asks, "it does not answer"
+        chunk = os.read(reading, _CHUNK)
+        if not chunk:
+            return asks, "NVML crashes when it is asked"
+        received += chunk
+        *lines, received = received.split(b"\n")
+        for line in lines:
+            word = json.loads(line)
+            if "asks" not in word:
+                return asks, word
+            asks = word["asks"]
+
+
+def _be_child(writing: int, library: str, modules: str, given_up: dict[int, str]) -> None:
+    """Asks NVML, and says what it is about to ask, and the answer. Does not return."""
+    # It ends with its parent, however that ends.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The driver's library may print; the answer alone belongs on stdout.
-    answer = os.dup(1)
     os.dup2(2, 1)
+
+    def say(word: dict[str, Any]) -> None:
+        text = json.dumps(word).encode() + b"\n"
+        while text:
+            text = text[os.write(writing, text) :]
+
     try:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         sys.path.append(modules)
-        text, status = json.dumps(ask()), 0
+        told = ask(given_up, lambda index: say({"asks": index}))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-        text, status = json.dumps({"error": f"{type(error).__name__}: {error}"}), 1
-    with open(answer, "wb") as stream:
-        stream.write(text.encode())
+        told = {"error": f"{type(error).__name__}: {error}"}
+    say(told)
     # No nvmlShutdown: it can hang as well, and the kernel cleans up after us.
-    os._exit(status)
+    os._exit(0)
 
 
-def ask() -> dict[str, Any]:
-    """NVML's report of each GPU."""
+def ask(given_up: dict[int, str], asks: Callable[[int], None]) -> dict[str, Any]:
+    """NVML's report of each GPU.
+
+    Args:
+        given_up: why some are lost, by their indices; they are not asked.
+        asks: called with the index of each of the others before it is asked.
+    """
     import pynvml as nvml  # noqa: PLC0415 - found only after main() has said where
 
     nvml.nvmlInit()
@@ -195,12 +274,16 @@ def ask() -> dict[str, Any]:
     notes: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         gpu: dict[str, Any] = {"index": index}
+        gpus.append(gpu)
+        if index in given_up:
+            gpu["lost"] = given_up[index]
+            continue
+        asks(index)
         asker = GpuAsker(nvml, index)
         try:
             _fill(gpu, asker)
         except GpuLost as error:
             gpu["lost"] = str(error)
-        gpus.append(gpu)
         notes += asker.notes
     return {
         "driver": text_of(nvml.nvmlSystemGetDriverVersion()),

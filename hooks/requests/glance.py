@@ -7,7 +7,8 @@ Rules
 - The answer may be yes for a container that requests nothing after all. It is never no for one that
   requests something.
 - The answer is yes for a spec of the wrong shape; reading the request gives the error.
-- Nodes that a spec lists already matter only if the configuration limits how many may have them.
+- Nodes that a spec lists already matter only if the configuration limits how many may have them,
+  or if a device of the node is out of service.
 - The configuration can name further variables and annotations. A malformed one names none, and is
   an error for containers that request something.
 
@@ -16,18 +17,20 @@ Source: OCI runtime specification, config.md; :mod:`hooks.requests.request` list
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hooks.config import Holders, find_files, load_config
+from hooks.config import Config, Holders, find_files, load_config
 from hooks.errors import ConfigError
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
 """Mounts of /dev/null below here name devices."""
 _MOUNTS_NAME: Final = "nvidia-container-devices"
 
-_NODES: Final = "/dev/nvidia"
+NODES: Final = "/dev/nvidia"
+"""How the paths of NVIDIA's device nodes begin."""
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CUDA_VERSION: Final = "CUDA_VERSION"
@@ -52,12 +55,14 @@ class Places:
     Attributes:
         failure: why the configuration could not be read; "" if it could.
         limited: whether the configuration may limit how many containers have a device.
+        drained: the directory with a file for each device that is out of service.
     """
 
     variables: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
     failure: str = ""
     limited: bool = False
+    drained: str = Config().drained
 
 
 def may_ask(spec: Mapping[str, Any], places: Places | None = None) -> bool:
@@ -89,9 +94,21 @@ def lists_nodes(spec: Mapping[str, Any]) -> bool:
         spec: config.json, decoded; one of the wrong shape lists none.
     """
     try:
-        return any(node["path"].startswith(_NODES) for node in spec["linux"].get("devices") or ())
+        return any(node["path"].startswith(NODES) for node in spec["linux"].get("devices") or ())
     except (AttributeError, KeyError, TypeError):
         return False
+
+
+def may_be_refused(spec: Mapping[str, Any], places: Places) -> bool:
+    """Whether a container may not have what its spec lists already.
+
+    That is so where the number of holders is limited, or a device is out of service.
+
+    Args:
+        spec: config.json, decoded.
+        places: from :func:`find_places`.
+    """
+    return lists_nodes(spec) and (places.limited or os.path.lexists(places.drained))
 
 
 def may_want_more(spec: Mapping[str, Any]) -> bool:
@@ -165,7 +182,12 @@ def find_places() -> Places:
     except ConfigError as error:
         return Places(failure=str(error), limited=_mentions_limits())
     limited = config.holders != Holders.ANY or bool(config.holders_of)
-    return Places(config.swarm_resources, config.annotation_prefixes, limited=limited)
+    return Places(
+        config.swarm_resources,
+        config.annotation_prefixes,
+        limited=limited,
+        drained=config.drained,
+    )
 
 
 def _mentions_limits() -> bool:

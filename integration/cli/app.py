@@ -44,6 +44,7 @@ GROUPS: Final = {
     "Debug": {
         "explain": "Explain what a container got, and error codes",
         "doctor": "Find what is wrong with this node, and say what to do",
+        "verify": "Try out whether pods on this node get their GPUs",
         "ledger": "Find GPUs held by mistake, and release dead claims",
         "simulate": "Make a simulated GPU node to try things on",
     },
@@ -56,7 +57,10 @@ GROUPS: Final = {
     },
     "Node": {
         "node": "Run the node agent",
-        "health": "Return a device to service",
+        "drain": "Take a GPU, or the driver, out of service",
+        "undrain": "Return it to service",
+        "reset": "Reset a GPU that nobody holds",
+        "health": "Put back a device that failed",
         "devices": "Make device nodes and /dev/char links",
         "cdi": "Write, list, check and move CDI specs",
     },

@@ -16,6 +16,7 @@ from integration.engines import docker as docker_
 from integration.engines.options import DEFAULT_CONFIG
 from integration.engines.restart import SOCKETS, UNITS, Mode, restart
 from integration.engines.undo import RECORDS
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,14 @@ def _common(function: Callable[..., R]) -> Callable[..., R]:
 @_path("--drop-in", "Where to write the drop-in; by default where the root file imports one from.")
 @click.option(
     "--systemd-cgroup", type=click.Choice(["auto", "yes", "no"]), default="auto",
-    show_default=True, help="Whether systemd makes the cgroups; auto: as for runc.",
+    show_default=True,
+    help="Whether systemd makes the cgroups; auto: as for runc, or by their names alone.",
+)  # fmt: skip
+@click.option(
+    "--runtime-type", type=click.Choice([RUNTIME_TYPE, RUNC_TYPE]),
+    help="The handler's type. runc's, with the path of the shim, is for a containerd that asks no "
+    "other what it can do (2.0 to 2.2.6, 2.3.0 to 2.3.3): there, pods with hostUsers: false need "
+    "it. Not said, it stays as it was configured: at first, ours.",
 )  # fmt: skip
 @_switch("--enable-cdi/--no-enable-cdi", "Let containerd apply CDI specs too (1.7)")
 @_patterns(

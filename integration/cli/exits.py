@@ -12,6 +12,9 @@ status  meaning
 141     whoever read the answer went away (SIGPIPE)
 143     terminated (SIGTERM)
 ======  ====================================================================================
+
+``nvshim verify``, which runs in a Job, ends with 1 if a check failed, and with 2 if nothing could
+be checked.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from integration.cli.output import width_of
 from integration.cli.tables import folded
 from integration.inspection import explaining
 from integration.inspection.codes import code_of, explain_code
+from integration.inspection.ended import find_ends
 from integration.inspection.errors import ContainerUnknown, StateUnreadable
 from integration.inspection.processes import all_containers
 from integration.inspection.summary import summarize
@@ -74,12 +75,12 @@ def command(
     verbose: bool,
     diff: bool | None,
 ) -> None:
-    r"""Explain what a container asked for, what it got, and why; or what a code means.
+    r"""Explain what a container asked for, what it got, and why; how a GPU ended it; or a code.
 
     CONTAINER is any name that another command prints: an id or its beginning, POD, POD/CONTAINER,
-    NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the pid of its first process. CONFIG_JSON is the
-    spec of a bundle, or - for stdin; nothing of it is run. CODE is of an error, or of a finding of
-    the doctor.
+    NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the pid of its first process. One that a fault of a
+    GPU has ended is remembered when it is gone. CONFIG_JSON is the spec of a bundle, or - for
+    stdin; nothing of it is run. CODE is of an error, or of a finding of the doctor.
 
     \b
     nvshim explain default/web
@@ -108,11 +109,17 @@ def command(
         try:
             container = explaining.find_container(what, all_containers(states, proc))
         except ContainerUnknown:
-            if code is None:
+            if code is not None:
+                _show_code(output, explain_code(code))
+                return
+            gone = explaining.explain_end(what, find_ends(load_config(config_path).state))
+            if gone is None:
                 raise
-            _show_code(output, explain_code(code))
-            return
-        explanation = explaining.explain_container(container, load_config(config_path))
+            explanation = gone
+        else:
+            config = load_config(config_path)
+            ends = find_ends(config.state)
+            explanation = explaining.explain_container(container, config, ends)
     if output.form.is_document:
         output.document(explanation.to_json(diff=diff is not False))
     elif verbose or diff:

@@ -32,7 +32,8 @@ def _time(value: Any) -> str:
 
 
 def _why(row: Mapping[str, Any]) -> str:
-    return "; ".join(filter(None, (row["reason"], row["do"])))
+    drained = row["out_of_service"] and f"out of service {row['out_of_service']}"
+    return "; ".join(filter(None, (drained, row["reason"], row["do"])))
 
 
 _COLUMNS: Final = (

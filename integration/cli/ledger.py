@@ -1,7 +1,8 @@
-"""``nvshim ledger``: what should not hold a GPU and does, and claims of the dead."""
+"""``nvshim ledger``: what should not hold a GPU and does, faults, and claims of the dead."""
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -20,6 +21,7 @@ from integration.cli.options import (
 )
 from integration.cli.output import Column, Output, by_index, title_of
 from integration.inspection.holding import indexes_of
+from integration.node.causes.asking import fault_of, fault_rows
 from integration.node.ledger.asking import ask, foreign_rows
 from integration.node.ledger.claims import claim_rows
 from integration.node.ledger.claims import release as remove
@@ -44,12 +46,21 @@ def _given_to(row: Mapping[str, Any]) -> str:
     return f"{row['namespace']}/{row['pod']}/{row['container']}"
 
 
+def _time(value: float) -> str:
+    return dt.datetime.fromtimestamp(value, tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _fault(row: Mapping[str, Any]) -> str:
+    return f"Xid {row['xid']}: {row['what']}" if row["xid"] else str(row["what"])
+
+
 _HOLDINGS: Final = (
     Column("CONTAINER", title_of),
     Column("PID", "pid", right=True),
     Column("GPUS", lambda row: by_index(row["devices"], row["device_indexes"])),
     Column("DEVICES", "devices", wide=True),
     Column("WRONG", _wrong),
+    Column("FAULT", "fault"),
 )
 _UNHELD: Final = (
     Column("GIVEN TO", _given_to),
@@ -62,6 +73,16 @@ _FOREIGN: Final = (
     Column("NAME", "name"),
     Column("DEVICES", "devices"),
 )
+_FAULTS: Final = (
+    Column("TIME", "at", _time),
+    Column("CONTAINER", title_of),
+    Column("FAULT", _fault),
+    Column("GPU", lambda row: row["mig"] or row["gpu"], wide=True),
+    Column("PROCESS", "pid", right=True, wide=True),
+    Column("WHOSE", lambda row: row["whose"] + ("" if row["sure"] else "?")),
+    Column("DO", "do"),
+    Column("KNOWN FROM", "source", wide=True),
+)
 _CLAIMS: Final = (
     Column("CLAIM", "claim"),
     Column("CONTAINER", "container"),
@@ -72,7 +93,7 @@ _CLAIMS: Final = (
 
 @click.group("ledger")
 def command() -> None:
-    """Find GPUs held by mistake, and release dead claims; `nvshim ps --gpus` lists who holds what.
+    """Find GPUs held by mistake, list faults, release dead claims; see also `nvshim ps --gpus`.
 
     It goes by the containers' bundles, now, whether or not an agent runs.
     """
@@ -151,6 +172,19 @@ def check(
         click.get_current_context().exit(exits.FOUND)
 
 
+@command.command("faults")
+@with_listing
+@configured
+def faults(output: Output, config: Config) -> None:
+    """List the faults that containers had to do with, as the node agent has kept them.
+
+    WHOSE is whose fault it was to that container: the device's, the host's (its driver), the
+    application's, a neighbour's on the same GPU, or unclear; a ? stands behind what is not sure.
+    Containers that are gone are listed for ten minutes.
+    """
+    output.rows(fault_rows(config), _FAULTS)
+
+
 @command.command("claims")
 @with_listing
 @configured
@@ -181,4 +215,5 @@ def _look(config: Config, places: Places) -> dict[str, Any]:
     indexes = indexes_of(inventory)
     for row in found["holdings"]:
         row["device_indexes"] = [indexes.get(name) for name in row["devices"]]
+        row["fault"] = fault_of(config, row["namespace"], row["id"])
     return found

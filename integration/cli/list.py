@@ -37,6 +37,8 @@ def _index(row: Mapping[str, Any]) -> str:
 
 
 def _state(row: Mapping[str, Any]) -> str:
+    if row["out_of_service"]:
+        return f"out of service {row['out_of_service']}"
     if row["fault"]:
         return str(row["fault"])
     if row["excluded"]:

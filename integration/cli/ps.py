@@ -48,6 +48,10 @@ def _containers(row: Mapping[str, Any]) -> list[Any]:
     return [title_of(each) for each in row["containers"]]
 
 
+def _causes(row: Mapping[str, Any]) -> list[str]:
+    return [each["cause"] for each in row["containers"] if each["cause"]]
+
+
 def _memory(value: Mapping[str, int] | None) -> str:
     return "-" if value is None else f"{value['pss_bytes'] / (1 << 20):.1f} MiB"
 
@@ -71,6 +75,7 @@ _COLUMNS: Final = (
     Column("VERSION", lambda row: row["version"] or row["tree"], wide=True),
     Column("START", "warm", lambda warm: _STARTS[warm], wide=True),
     Column("AGE", "age_seconds", _age, right=True),
+    Column("CAUSE OF END", _causes, wide=True),
 )
 
 

@@ -14,20 +14,17 @@ Source: NVIDIA Container Toolkit, ``nvidia-ctk config``; the defaults of its rel
 
 from __future__ import annotations
 
+import tomllib
 from typing import TYPE_CHECKING, Any, Final
-
-import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
 from hooks.config.nvidia import kind_of_key, parse_nvidia_config
 from hooks.errors import ConfigError
+from integration import tomltext
 from integration.compat.errors import ToolkitConfigUnusable
 from integration.files import read_file, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tomlkit import TOMLDocument
 
 __all__ = ["DEFAULT", "notes_of", "policy_of", "read", "with_settings", "write"]
 
@@ -116,12 +113,14 @@ def with_settings(text: str, settings: Sequence[str], path: str) -> str:
             would refuse the file.
     """
     try:
-        document = tomlkit.parse(text)
-        for setting in settings:
-            _set(document, *_key_and_value(setting))
-        made = tomlkit.dumps(document)
-    except TOMLKitError as error:
+        tomltext.parse(text)
+    except tomllib.TOMLDecodeError as error:
         raise _unusable(f"to set a key of {path}", str(error)) from error
+    made = text
+    for setting in settings:
+        key, value = _key_and_value(setting)
+        *tables, name = key.split(".")
+        made = tomltext.with_value(made, tuple(tables), name, value)
     try:
         parse_nvidia_config(made.encode(), path)
     except ConfigError as error:
@@ -185,16 +184,6 @@ def _key_and_value(setting: str) -> tuple[str, Any]:
     if equals and text not in _TRUE | _FALSE:
         raise _unusable(asked, f"{text!r} is neither true nor false")
     return key, not equals or text in _TRUE
-
-
-def _set(document: TOMLDocument, key: str, value: Any) -> None:
-    *tables, name = key.split(".")
-    here: Any = document
-    for table in tables:
-        if table not in here:
-            here[table] = tomlkit.table()
-        here = here[table]
-    here[name] = value
 
 
 def _unusable(asked: str, found: str) -> ToolkitConfigUnusable:

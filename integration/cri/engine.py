@@ -31,12 +31,14 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.handlers import calls_our_shim
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from api.proto import cri_pb2 as pb
 
-__all__ = ["CRI_SOCKETS", "Engine", "engine_of"]
+__all__ = ["CRIO", "CRI_SOCKETS", "Engine", "engine_of"]
 
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock",
@@ -48,7 +50,7 @@ CRI_SOCKETS: Final = (
 """Where engines serve kubelets, by who starts them: packages, k3s, RKE2; k0s; MicroK8s; CRI-O."""
 
 CONTAINERD: Final = "containerd"
-_CRIO: Final = "cri-o"
+CRIO: Final = "cri-o"
 _FIRST_WITH_NAMES: Final = (1, 7, 2)
 _RELEASE: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)", re.ASCII)
 # Of a configuration, which may be long, what somebody compares.
@@ -85,7 +87,7 @@ class Engine:
     @property
     def reads_cdi(self) -> bool | None:
         """Whether it gives containers the CDI devices that the kubelet names; None if unknown."""
-        if self.name == _CRIO:
+        if self.name == CRIO:
             return True
         if self.name != CONTAINERD or not self.release:
             return None
@@ -94,20 +96,28 @@ class Engine:
         is_set = self.config.get("enableCDI") if self.config else None
         return is_set if isinstance(is_set, bool) else None
 
-    def hands_on(self, annotation: str, kind: str) -> bool:
-        """Whether a handler gets an annotation of a container.
+    def hands_on(self, annotation: str) -> bool:
+        """Whether a handler that calls our shim gets an annotation of a container.
 
         Args:
             annotation: its name.
-            kind: the type of the handlers that count.
         """
         return any(
             fnmatch.fnmatchcase(annotation, pattern)
             for handler in self._runtimes.values()
-            if isinstance(handler, dict) and handler.get("runtimeType") == kind
+            if isinstance(handler, dict)
+            and calls_our_shim(handler.get("runtimeType"), handler.get("runtimePath"))
             for pattern in handler.get("ContainerAnnotations") or ()
             if isinstance(pattern, str)
         )
+
+    def handler(self, name: str) -> Mapping[str, Any]:
+        """The settings of a handler, under the engine's own names; none if it does not tell.
+
+        Args:
+            name: of the handler.
+        """
+        return _table(self._runtimes.get(name))
 
     @property
     def _runtimes(self) -> Mapping[str, Any]:

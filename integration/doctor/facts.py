@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from shim import PROGRAM, RUNTIME_NAME
+from integration.handlers import calls_our_shim
 
 __all__ = [
     "NVIDIAS",
@@ -147,6 +147,8 @@ class Driver:
     imex: bool  # whether the driver has IMEX channels
     imex_channels: int  # how many nodes of channels there are
     platform_faults: tuple[str, ...]  # what a Tegra machine or WSL lacks
+    # what is out of service, each with since when and why, and how far its reset is
+    drained: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +189,15 @@ class Handler:
     binary_name: str = ""  # of the low-level runtime; "" for the shim's default
     binary: str = ""  # where that is found; "" if nowhere or if it is not named
     systemd_cgroup: bool | None = None  # the option; None if it is not given
-    # keys that our shim would refuse; only of a handler of ours
+    # keys that our shim refuses, or containerd drops; only of a handler of ours
     unknown_options: tuple[str, ...] = ()
     annotations: tuple[str, ...] = ()  # patterns of those of a container that its shim gets
+    sandboxer: str = ""  # who makes its pods' sandboxes; "" for containerd itself
 
     @property
     def is_ours(self) -> bool:
         """Whether it is this project's."""
-        return self.runtime_type == RUNTIME_NAME or self.runtime_path.endswith(f"/{PROGRAM}")
+        return calls_our_shim(self.runtime_type, self.runtime_path)
 
     @property
     def calls_nvidias(self) -> bool:
@@ -208,8 +211,8 @@ class ConfigFile:
 
     path: str  # where it is
     version: int  # of its format; 1 if it does not say
-    # that it has, with the type of each ("" if it gives none)
-    handlers: tuple[tuple[str, str], ...]
+    # that it has, and whether each calls our shim
+    handlers: tuple[tuple[str, bool], ...]
     imported: bool  # whether the root file's imports cover it
     root: bool  # whether it is the root file
     fault: str = ""  # why it could not be read; "" if it could
@@ -251,6 +254,11 @@ class DockerRuntime:
     name: str
     runtime_type: str
     path: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is this project's."""
+        return calls_our_shim(self.runtime_type)
 
 
 @dataclass(frozen=True, slots=True)

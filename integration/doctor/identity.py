@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from integration.doctor.facts import Unseen
 from integration.doctor.findings import listed
-from shim import RUNTIME_NAME, VERSION
+from shim import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ def _engine(node: Node) -> dict[str, Any]:
         found["handlers"] = [handler.name for handler in containerd.handlers if handler.is_ours]
         found["found_by_name"] = containerd.by_name or None
     if docker is not None and not isinstance(docker, Unseen):
-        ours = [each.name for each in docker.runtimes if each.runtime_type == RUNTIME_NAME]
+        ours = [each.name for each in docker.runtimes if each.is_ours]
         found["engine"] = found["engine"] or "docker"
         found["handlers"] += [name for name in ours if name not in found["handlers"]]
     return found

@@ -22,7 +22,7 @@ __all__ = ["Places"]
 
 # As many as the kernel follows.
 _MOST_LINKS: Final = 40
-_OF_CONFIG: Final = ("host_root", "dev", "proc", "sys", "state", "layers")
+_OF_CONFIG: Final = ("host_root", "dev", "proc", "sys", "state", "layers", "drained")
 
 
 @dataclass(frozen=True, slots=True)

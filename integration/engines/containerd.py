@@ -38,7 +38,6 @@ from integration.engines.imports import load
 from integration.engines.options import (
     DEFAULT_CONFIG,
     ENGINE,
-    RUNTIME_TYPE,
     Options,
     check_name,
 )
@@ -51,6 +50,7 @@ from integration.engines.verdict import (
     theirs,
 )
 from integration.engines.wanted import as_before, kept, with_us, without_theirs
+from integration.handlers import calls_our_shim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,7 +142,7 @@ def plan_removal(options: Options) -> Change:
                 f"the handler {name} calls our shim, too, and nvshim has no record of it: "
                 "whoever wrote it has to take it out"
                 for name, handler in handlers(after).items()
-                if handler.get("runtime_type") == RUNTIME_TYPE
+                if calls_our_shim(handler.get("runtime_type"), handler.get("runtime_path"))
             ]
     if options.drop_in is not None and options.drop_in not in record.files:
         notes.append(f"{options.drop_in} is not a file that nvshim has written: it stays")

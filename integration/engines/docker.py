@@ -36,7 +36,7 @@ from integration.engines.errors import (
     HandlerTaken,
 )
 from integration.engines.files import Change, FileChange, Need
-from integration.engines.options import RUNTIME_TYPE, check_name
+from integration.engines.options import check_name
 from integration.engines.programs import PATH, find_program, run
 from integration.engines.undo import (
     RECORDS,
@@ -50,6 +50,7 @@ from integration.engines.undo import (
     undo_edits,
     without,
 )
+from integration.handlers import RUNTIME_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

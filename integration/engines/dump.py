@@ -17,7 +17,7 @@ import tomllib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import tomltext
+from integration import tomltext
 from integration.engines.errors import ConfigRefused
 from integration.engines.imports import imports_value, load
 from integration.engines.programs import find_program, run, version_of

@@ -168,3 +168,9 @@ class EngineElsewhere(EnginesError):
     """The engine that runs is of a version that no program here has, so none can check for it."""
 
     code = "NVSHIM-E2572"
+
+
+class ShimNotFound(EnginesError):
+    """A handler of runc's type needs the path of our shim, and there is none of its name."""
+
+    code = "NVSHIM-E2573"

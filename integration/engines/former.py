@@ -10,9 +10,11 @@ from __future__ import annotations
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from integration.engines import tomltext, undo
+from integration import tomltext
+from integration.engines import undo
 from integration.engines.imports import imports_value, resolved
-from integration.engines.options import PLUGINS, RUNTIME_TYPE, handlers_path
+from integration.engines.options import PLUGINS, handlers_path
+from integration.handlers import calls_our_shim
 
 if TYPE_CHECKING:
     from integration.engines.options import Options
@@ -57,7 +59,7 @@ def _tables_of_ours(text: str, name: str) -> list[tuple[str, ...]]:
         at: Any = document
         for part in (*path, name):
             at = at.get(part, {}) if isinstance(at, dict) else {}
-        if isinstance(at, dict) and at.get("runtime_type") == RUNTIME_TYPE:
+        if isinstance(at, dict) and calls_our_shim(at.get("runtime_type"), at.get("runtime_path")):
             found.append((*path, name))
     return found
 

@@ -21,7 +21,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import tomltext
+from integration import tomltext
 from integration.engines.errors import ConfigInvalid
 
 if TYPE_CHECKING:

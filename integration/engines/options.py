@@ -20,7 +20,6 @@ __all__ = [
     "DROP_IN",
     "ENGINE",
     "PLUGINS",
-    "RUNTIME_TYPE",
     "Options",
     "check_name",
     "default_drop_in",
@@ -31,7 +30,6 @@ __all__ = [
 ENGINE: Final = "containerd"
 DEFAULT_CONFIG: Final = "/etc/containerd/config.toml"
 DROP_IN: Final = "99-nvshim.toml"
-RUNTIME_TYPE: Final = "io.containerd.nvidia.v1"
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -56,6 +54,7 @@ class Options:
         drop_in: where the drop-in is to be; None for the place that the root file imports.
         runtime_name: the handler, as a RuntimeClass names it.
         set_default: whether pods that name no handler get it.
+        runtime_type: the handler's type, ours or runc's; if it was never said, ours.
         shim: path of the shim; if it was never said, the one on containerd's PATH.
         systemd_cgroup: whether systemd makes the cgroups; None for what the node's pods have now.
         enable_cdi: whether containerd applies CDI specs itself.
@@ -74,6 +73,7 @@ class Options:
     drop_in: str | None = None
     runtime_name: str = "nvidia"
     set_default: bool | None = None
+    runtime_type: str | None = None
     shim: str | None = None
     systemd_cgroup: bool | None = None
     enable_cdi: bool | None = None

@@ -9,7 +9,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import tomltext
+from integration import tomltext
 from integration.engines.dump import CRI, cri, differences, handlers, pruned
 from integration.engines.errors import (
     ConfigDiffers,
@@ -20,8 +20,9 @@ from integration.engines.errors import (
     HandlerTaken,
 )
 from integration.engines.imports import File, load
-from integration.engines.options import PLUGINS, RUNTIME_TYPE, Options, drop_in_place, handlers_path
+from integration.engines.options import PLUGINS, Options, drop_in_place, handlers_path
 from integration.engines.undo import View
+from integration.handlers import RUNTIME_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +62,8 @@ def refuse_generated(options: Options, files: Sequence[File], *, merges: bool) -
 
 def _one_line(options: Options, version: int) -> str:
     table = tomltext.to_key(*handlers_path(version), options.runtime_name)
-    return f'[{table}] with runtime_type = "{RUNTIME_TYPE}"'
+    told = f'[{table}] with runtime_type = "{options.runtime_type or RUNTIME_TYPE}"'
+    return f'{told} and runtime_path = "{options.shim}"' if options.shim else told
 
 
 def check_former(options: Options, view: View, before: Mapping[str, Any]) -> None:
@@ -121,7 +123,8 @@ def theirs(options: Options, before: Mapping[str, Any]) -> list[str]:
 
 def _called(handler: Mapping[str, Any]) -> str:
     """What a handler calls."""
-    return str(handler.get("options", {}).get("BinaryName") or handler.get("runtime_type"))
+    names = (handler.get("options", {}).get("BinaryName"), handler.get("runtime_path"))
+    return str(next(filter(None, names), handler.get("runtime_type")))
 
 
 def _file_with_handler(options: Options, view: View) -> str:
@@ -138,7 +141,7 @@ def check(
 ) -> None:
     """That containerd reads what was meant, and nothing else otherwise."""
     handler = handlers(after).get(options.runtime_name, {})
-    meant = {"a handler": handler.get("runtime_type") == RUNTIME_TYPE}
+    meant = {"a handler": handler.get("runtime_type") == options.runtime_type}
     if options.shim is not None:
         meant["runtime_path (--shim)"] = handler.get("runtime_path") == options.shim
     if options.enable_cdi:

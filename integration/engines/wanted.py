@@ -6,23 +6,26 @@ See :mod:`integration.engines.containerd` for the rules.
 from __future__ import annotations
 
 import os
+import shutil
 import tomllib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.engines import tomltext
+from integration import tomltext
 from integration.engines.dump import IMAGES, cri, differences, handlers, pruned
-from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs
+from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs, ShimNotFound
 from integration.engines.imports import File, covers, imports_value, load, parse
 from integration.engines.options import (
     PLUGINS,
-    RUNTIME_TYPE,
     Options,
     default_drop_in,
     drop_in_place,
     handlers_path,
 )
+from integration.engines.programs import PATH
 from integration.engines.undo import HEAD
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE, calls_our_shim
+from shim import PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +39,8 @@ _IN_PLACE: Final = 1  # a file of this version is not imported by any that merge
 
 # containerd 1.6 hands on nothing of a handler's options to a shim that it does not know but this.
 _ONLY_CONFIG_PATH: Final = (1, 7)
+
+_NEEDS_NO_OPTIONS: Final = (2, 0)
 
 # What containerd 2 takes over from a file of version 2 to the plugin of images only where a handler
 # is named: with ours, it would begin to heed what it has overlooked, such as a snapshotter that the
@@ -78,6 +83,9 @@ def as_before(
         options: what somebody says.
         before: containerd's dump of the node without us.
         now: that of the node as it is; None if containerd would not start.
+
+    Raises:
+        ShimNotFound: the handler is to have runc's type, and no path is ours.
     """
     now = now or before
     default = cri(now).get("containerd", {}).get("default_runtime_name")
@@ -87,20 +95,42 @@ def as_before(
         (
             handler
             for name, handler in handlers(now).items()
-            if handler.get("runtime_type") == RUNTIME_TYPE
-            and handlers(before).get(name, {}).get("runtime_type") != RUNTIME_TYPE
+            if _is_ours(handler) and not _is_ours(handlers(before).get(name, {}))
         ),
         {},
     )
     annotations = options.pod_annotations
+    kind = options.runtime_type or ours.get("runtime_type") or RUNTIME_TYPE
+    shim = options.shim or ours.get("runtime_path") or None
     return replace(
         options,
         set_default=is_default if options.set_default is None else options.set_default,
         enable_cdi=has_cdi if options.enable_cdi is None else options.enable_cdi,
-        shim=options.shim or ours.get("runtime_path") or None,
+        runtime_type=kind,
+        shim=_program_beside_runcs(shim) if kind == RUNC_TYPE else shim,
         pod_annotations=tuple(ours.get("pod_annotations") or ())
         if annotations is None else annotations,
     )  # fmt: skip
+
+
+def _is_ours(handler: Mapping[str, Any]) -> bool:
+    return calls_our_shim(handler.get("runtime_type"), handler.get("runtime_path"))
+
+
+def _program_beside_runcs(shim: str | None) -> str:
+    """The path that makes a handler of runc's type ours, which nothing but its name tells.
+
+    Raises:
+        ShimNotFound: there is none, or it has another name.
+    """
+    path = shim or shutil.which(PROGRAM, path=PATH)
+    if path is None or os.path.basename(path) != PROGRAM:
+        raise ShimNotFound(
+            f"a handler of the type {RUNC_TYPE} that calls our shim",
+            found=f"{path} is not called {PROGRAM}" if path else f"no {PROGRAM} in {PATH}",
+            do=f"name it with --shim, by the path of {PROGRAM}",
+        )
+    return path
 
 
 def kept(before: Mapping[str, Any], after: Mapping[str, Any]) -> Kept:
@@ -170,9 +200,9 @@ def with_us(
     root = files[0]
     version = root.version if root.text is not None else int(before["version"])
     in_options: dict[str, Any] = {}
-    if _systemd_cgroup(options, before):
+    if _systemd_cgroup(options, containerd, before):
         in_options["SystemdCgroup"] = True
-        if containerd.release < _ONLY_CONFIG_PATH:
+        if options.runtime_type == RUNTIME_TYPE and containerd.release < _ONLY_CONFIG_PATH:
             path = os.path.join(options.handler_options, f"{options.runtime_name}.toml")
             in_options["ConfigPath"] = path
             view = view.with_text(path, f"{HEAD}SystemdCgroup = true\n")
@@ -200,9 +230,17 @@ def with_us(
     return _edited(path, view, tables), notes
 
 
-def _systemd_cgroup(options: Options, before: Mapping[str, Any]) -> bool:
+def _systemd_cgroup(options: Options, containerd: Containerd, before: Mapping[str, Any]) -> bool:
+    """Whether the handler's options are to have SystemdCgroup.
+
+    Our shim goes by the name that the kubelet gives a cgroup, and needs no option for it. And what
+    containerd 2 takes to be runc's is in the way of some pods where a handler has any: of pods in
+    user namespaces, and of those that the shim holds itself.
+    """
     if options.systemd_cgroup is not None:
         return options.systemd_cgroup
+    if options.runtime_type == RUNTIME_TYPE and containerd.release >= _NEEDS_NO_OPTIONS:
+        return False
     plugin, there = cri(before), handlers(before)
     first = (plugin["containerd"].get("default_runtime_name", "runc"), "runc")
     for name in dict.fromkeys((*first, *there)):
@@ -235,7 +273,7 @@ def _tables(
         yield (*runtimes, name), found
         if more:
             yield (*runtimes, name, "options"), more
-    table: dict[str, Any] = {"runtime_type": RUNTIME_TYPE}
+    table: dict[str, Any] = {"runtime_type": options.runtime_type}
     if options.shim is not None:
         table["runtime_path"] = options.shim
     if options.container_annotations:

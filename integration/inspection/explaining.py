@@ -22,6 +22,7 @@ from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.requests.request import read_request
 from hooks.story import tell
 from integration.inspection.differences import differences, tell_differences
+from integration.inspection.ended import end_of, newest_of_each
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.given import given_in, given_to
 from integration.inventory import look_at_node
@@ -33,9 +34,17 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.inspection.bundles import Container
     from integration.inspection.differences import Difference
+    from integration.inspection.ended import End
     from integration.inspection.given import Given
 
-__all__ = ["Explanation", "explain_container", "explain_spec", "find_container", "read_spec"]
+__all__ = [
+    "Explanation",
+    "explain_container",
+    "explain_end",
+    "explain_spec",
+    "find_container",
+    "read_spec",
+]
 
 _LONGEST_SPEC: Final = 16 << 20
 _MOST_NAMED: Final = 5
@@ -55,6 +64,7 @@ class Explanation:
             its own.
         container: which runs; None for a config.json.
         given: what it has of NVIDIA's devices by another than the shim; None for nothing.
+        end: how it ended by a fault of a GPU, or the attempt before it; None if that is not known.
     """
 
     record: dict[str, Any]
@@ -64,6 +74,7 @@ class Explanation:
     config: Config | None = None
     container: Container | None = None
     given: Given | None = None
+    end: End | None = None
 
     def to_json(self, *, diff: bool = True) -> dict[str, Any]:
         """Plain values; the keys are an interface.
@@ -77,6 +88,7 @@ class Explanation:
             "container": self.container.to_json() if self.container else None,
             "record": self.record or None,
             "given": self.given.to_json() if self.given else None,
+            "end": self.end.to_json() if self.end else None,
             "nothing": self.nothing or None,
             "differences": None if shown is None else [each.to_json() for each in shown],
             "notes": list(self.notes),
@@ -97,6 +109,8 @@ class Explanation:
             one = self.container
             what = f"{one.title} ({one.id} in {one.namespace})"
             lines += _titled("container", [what, *([] if one.pid else ["it does not run"])])
+        if self.end is not None:
+            lines += _titled("ended", [self.end.told, self.end.cause])
         lines += _titled("note", self.notes)
         if self.given is not None:
             lines += _titled("given", self.given.lines())
@@ -191,12 +205,32 @@ def _begins(container: Container, name: str) -> bool:
     return bool(ident) and above in places and container.id.startswith(ident)
 
 
-def explain_container(container: Container, config: Config) -> Explanation:
-    """Why a running container got what it got.
+def explain_end(name: str, ends: Iterable[End]) -> Explanation | None:
+    """How a container ended that is gone; None if nothing is remembered of any of that name.
+
+    Args:
+        name: as for :func:`find_container`; of several attempts in a pod it means the last.
+        ends: that are remembered, the newest first.
+    """
+    known = list(ends)
+    exact = [end for end in known if end.container.id == name]
+    by_container = {end.container: end for end in exact or newest_of_each(known)}
+    try:
+        container = find_container(name, by_container)
+    except ContainerUnknown:
+        return None
+    return Explanation({}, "", None, container=container, end=by_container[container])
+
+
+def explain_container(
+    container: Container, config: Config, ends: Iterable[End] = ()
+) -> Explanation:
+    """Why a running container got what it got, and how it or the attempt before it ended.
 
     Args:
         container: which.
         config: where it is said what counts as a request; of a container that got nothing.
+        ends: that are remembered, the newest first.
 
     Returns:
         What is to be said.
@@ -204,10 +238,11 @@ def explain_container(container: Container, config: Config) -> Explanation:
     Raises:
         BundleUnusable: its bundle is gone, or is not what we wrote.
     """
+    end = end_of(container, ends)
     if container.record is None:
         given = given_to(container, config)
         why = _why_nothing(container, config, given)
-        return Explanation({}, *why, container=container, given=given)
+        return Explanation({}, *why, container=container, given=given, end=end)
     record = dict(container.record)
     before = container.spec_before()
     after = container.spec()
@@ -217,7 +252,7 @@ def explain_container(container: Container, config: Config) -> Explanation:
         given = given_to(container, config)
     found = None if before is None else tuple(differences(before, after))
     notes = () if found is not None else ("its spec as it was before is not kept",)
-    return Explanation(record, "", found, notes, container=container, given=given)
+    return Explanation(record, "", found, notes, container=container, given=given, end=end)
 
 
 def _why_nothing(

@@ -7,7 +7,8 @@ Rules
 - A container is stale if what of the driver it was made with is no more, as after an update.
 - A Tegra machine and WSL2 are one GPU each: their drivers count none.
 - Health is what the node agent thinks of a device; null where none watches it. A fault is what a
-  look at the node shows: a GPU that fell off the bus, a device node that is missing.
+  look at the node shows: a GPU that fell off the bus, a device node that is missing. What is out of
+  service is so by a person's word (`nvshim drain`).
 
 Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 """
@@ -59,6 +60,7 @@ _NOTHING: Final = {
     "health": None,
     "health_reason": None,
     "fault": None,
+    "out_of_service": None,
     "excluded": False,
     "containers": None,
 }
@@ -179,6 +181,7 @@ def _gpu_row(
         "memory_bytes": gpu.memory,
         "numa_node": _numa_node(config, gpu.bus_id),
         "fault": gpu.lost or inventory.nodes.faults.get(gpu.path),
+        "out_of_service": gpu.drained or _with_driver(inventory),
         "excluded": gpu.excluded,
         "containers": held.get(id_of(gpu), []),
     }
@@ -202,8 +205,13 @@ def _mig_row(
         "mig_mode": None,
         "memory_bytes": None,
         "fault": next((fault for fault in faults if fault), parent["fault"]),
+        "out_of_service": device.drained or _with_driver(inventory),
         "containers": held.get(device.uuid, []),
     }
+
+
+def _with_driver(inventory: Inventory) -> str | None:
+    return f"with the driver, {inventory.drained}" if inventory.drained else None
 
 
 def _vendor_row(gpu: VendorGpu, config: Config, running: list[Container]) -> dict[str, Any]:

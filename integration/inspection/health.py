@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.node.drained import DRIVER, read_drains
 from integration.node.errors import DeviceUnwatched, HealthUnknown
 from integration.node.health import requests
 from integration.node.health.store import read_devices
@@ -57,13 +58,20 @@ def health_rows(config: Config) -> list[dict[str, Any]]:
             found="no agent that watches them and is ready",
             do="start nvshim node; ask as root, with the agent's configuration",
         )
+    drains = {drain.device: drain.why for drain in read_drains(config)}
+
+    def drained(each: Mapping[str, Any]) -> str | None:
+        named = (name for name in (each["uuid"], each["gpu"], DRIVER) if name in drains)
+        return next((drains[name] for name in named), None)
+
     return [
         {
             "uuid": each["uuid"],
             "kind": "gpu" if each["uuid"] == each["gpu"] else "mig",
             "gpu": each["gpu"],
             "state": each["state"],
-            "given": State(each["state"]).is_given,
+            "given": State(each["state"]).is_given and drained(each) is None,
+            "out_of_service": drained(each),
             "since": each["since"] or None,
             "reason": each["reason"] or None,
             "xid": each["xid"] or None,

@@ -39,6 +39,7 @@ from integration.inspection.bundles import (
     read_container,
     state_directories,
 )
+from integration.inspection.ended import causes_of, find_ends
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.holding import Holders, indexes_of, inventory_for
 from integration.inspection.procfs import Procfs
@@ -383,7 +384,8 @@ def list_processes(
     inventory = None if config is None else inventory_for(config, containers)
     holders = Holders(config, inventory)
     indexes = {**_recorded_indexes(containers), **indexes_of(inventory)}
-    return [process_row(process, containers, holders, indexes) for process in processes]
+    causes = {} if config is None else causes_of(containers, find_ends(config.state))
+    return [process_row(process, containers, holders, indexes, causes) for process in processes]
 
 
 def _recorded_indexes(containers: Iterable[Container]) -> dict[str, str]:
@@ -402,6 +404,7 @@ def process_row(
     containers: Iterable[Container],
     holders: Holders | None = None,
     indexes: Mapping[str, str] | None = None,
+    causes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What ``nvshim ps`` says of a process.
 
@@ -410,6 +413,7 @@ def process_row(
         containers: those of the node.
         holders: who holds what; None for what records say.
         indexes: of the node's devices, by UUID; None if they are not known.
+        causes: by bundle, why containers have ended; None if that is not known.
 
     Returns:
         Plain values; the keys are an interface.
@@ -426,7 +430,11 @@ def process_row(
         "namespace": process.namespace or None,
         "id": process.group or None,
         "pod": {"namespace": pods[0].namespace, "name": pods[0].name} if pods else None,
-        "containers": [{**c.to_json(), "gpus": held[c.bundle]} for c in served if not c.sandbox],
+        "containers": [
+            {**c.to_json(), "gpus": held[c.bundle], "cause": (causes or {}).get(c.bundle)}
+            for c in served
+            if not c.sandbox
+        ],
         "gpus": gpus,
         "gpu_indexes": [(indexes or {}).get(name) for name in gpus],
         "memory": None

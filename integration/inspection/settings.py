@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import tomllib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,7 @@ from hooks.config import TABLES, Config, find_files, parse_config, parse_toml
 from hooks.config.nvidia import parse_nvidia_config
 from hooks.config.values import LOOK
 from hooks.errors import ConfigUnreadable, UnknownConfigKey
+from integration import tomltext
 from integration.files import read_file, replace_file
 from integration.inspection.errors import (
     SettingRefused,
@@ -237,8 +239,6 @@ def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:
         SettingRefused: it cannot have that value.
         ConfigError: the file is not valid as it is.
     """
-    import tomlkit  # noqa: PLC0415 - 60 ms that only who changes something pays
-
     table, key = _split(name)
     _, check, wanted = TABLES[table][key]
     value = next((v for v in _readings(words) if check(v) is not None), None)
@@ -249,16 +249,10 @@ def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:
             do=f"give it {wanted}",
         )
     before, text, notes = _start(source)
-    document = tomlkit.parse(text)
-    if table not in document:
-        if document.body:
-            document.add(tomlkit.nl())
-        document.add(table, tomlkit.table())
-    section: Any = document[table]
+    section = tomltext.parse(text).get(table, {})
     if section.get(key) != value or key not in section:
-        # In place of the old one, so that a comment behind it stays.
-        section[key] = value
-    return _checked(source.ours, before, tomlkit.dumps(document), notes)
+        text = tomltext.with_value(text, (table,), key, value)
+    return _checked(source.ours, before, text, notes)
 
 
 def remove_setting(source: Source, name: str) -> Change:
@@ -276,8 +270,6 @@ def remove_setting(source: Source, name: str) -> Change:
         SettingRefused: the value is NVIDIA's file's.
         ConfigError: the file is not valid as it is.
     """
-    import tomlkit  # noqa: PLC0415 - see above
-
     table, key = _split(name)
     if source.kind != OURS:
         if source.kind == NVIDIAS:
@@ -288,11 +280,7 @@ def remove_setting(source: Source, name: str) -> Change:
             )
         return Change(source.ours, None, b"")
     before, text, notes = _start(source)
-    document = tomlkit.parse(text)
-    section: Any = document.get(table, {})
-    if key in section:
-        del section[key]
-    return _checked(source.ours, before, tomlkit.dumps(document), notes)
+    return _checked(source.ours, before, tomltext.cut(text, (table, key)), notes)
 
 
 def write_change(change: Change) -> None:
@@ -342,15 +330,15 @@ def _split(name: str) -> tuple[str, str]:
 
 def _readings(words: Sequence[str]) -> list[Any]:
     """What words can mean: the value that TOML reads of one, itself, a list of all."""
-    import tomlkit  # noqa: PLC0415 - see above
-    from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
-
     readings: list[Any] = []
     if len(words) == 1:
         try:
-            readings.append(tomlkit.value(words[0]).unwrap())
-        except (ValueError, TOMLKitError):
-            pass
+            # In brackets, a comment behind the value or a second line is no TOML.
+            document = tomltext.parse(f"value = [{words[0]}]")
+        except tomllib.TOMLDecodeError:
+            document = {}
+        if document.keys() == {"value"} and len(document["value"]) == 1:
+            readings += document["value"]
         readings.append(words[0])
     return [*readings, list(words)]
 
@@ -369,19 +357,13 @@ def _start(source: Source) -> tuple[bytes | None, str, tuple[str, ...]]:
 
 def _taken_over(source: Source) -> str:
     """NVIDIA's configuration in our words."""
-    import tomlkit  # noqa: PLC0415 - see above
-
-    document = tomlkit.document()
-    document.add(tomlkit.comment(f"Taken over from {source.path}, which is not read any more."))
+    text = f"# Taken over from {source.path}, which is not read any more.\n"
     settings, _ = read_settings(source)
-    for table in TABLES:
-        given = [s for s in settings if s.origin == NVIDIAS and s.name.startswith(f"{table}.")]
-        if given:
-            section = tomlkit.table()
-            for setting in given:
-                section[setting.name.partition(".")[2]] = setting.value
-            document.add(table, section)
-    return tomlkit.dumps(document)
+    for setting in settings:
+        if setting.origin == NVIDIAS:
+            table, _, key = setting.name.partition(".")
+            text = tomltext.with_value(text, (table,), key, setting.value)
+    return text
 
 
 def _checked(path: str, before: bytes | None, text: str, notes: tuple[str, ...]) -> Change:

@@ -63,6 +63,9 @@ def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[
         state = "" if container.pid else "; it does not run"
         ident = container.id[:_SHORT_ID]
         yield "container", f"{container.title} ({ident} in {container.namespace}){state}"
+    if explanation.end is not None:
+        yield "ended", explanation.end.told
+        yield "cause", explanation.end.cause
     if explanation.record:
         yield "asked", _asked(_object(explanation.record, "request"))
     elif explanation.nothing:

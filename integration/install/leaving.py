@@ -15,6 +15,7 @@ from api.errors import NvshimError
 from hooks.cdi import files
 from hooks.config import DEFAULT_PATH
 from hooks.node import cache
+from hooks.node.drained import path_of, read_drains
 from integration.engines import undo
 from integration.engines.programs import PATH
 from integration.install.errors import PurgeFailed, StillNamed
@@ -151,17 +152,19 @@ def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> l
     Raises:
         PurgeFailed: something could not be removed.
     """
-    before = [config.layers, config.state, config_path]
+    before = [config.layers, config.drained, config.state, config_path]
     before = [path for path in before if os.path.lexists(path)]
     try:
         _purge_layers(config.layers)
         if not in_use:
             _purge_state(config.state)
+            _purge_marks(config)
             with suppress(FileNotFoundError):
                 os.unlink(config_path)
-        for directory in (config.layers, config.state):
+        for directory in (config.layers, config.drained, config.state):
             _remove_if_empty(directory)
-        for directory in (os.path.dirname(config.layers), os.path.dirname(config_path)):
+        ours = (config.layers, config.drained, config_path)
+        for directory in dict.fromkeys(map(os.path.dirname, ours)):
             if os.path.basename(directory) == _OWN:
                 _remove_if_empty(directory)
     except (OSError, NvshimError) as error:
@@ -175,6 +178,12 @@ def _purge_layers(directory: str) -> None:
     while os.path.isdir(directory) and (now := len(os.listdir(directory))) != left:
         left = now
         layers.collect(directory, most=0)
+
+
+def _purge_marks(config: Config) -> None:
+    """Remove what says which devices are out of service: nobody reads it any more."""
+    for drain in read_drains(config):
+        os.unlink(path_of(config, drain.device))
 
 
 def _remove_if_empty(directory: str) -> None:

@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.kubernetes.errors import VariableUnusable
 from integration.kubernetes.settings import ENGINES, RESTARTS, Settings
 
@@ -166,6 +167,11 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "NVSHIM_REPLACE": _ours(
         "replace", "the handler takes the place of one of that name, such as NVIDIA's", _boolean
     ),
+    "NVSHIM_RUNTIME_TYPE": _ours(
+        "runtime_type",
+        "the handler's type in containerd; runc's is for one that asks no other what it can do",
+        _one_of((RUNTIME_TYPE, RUNC_TYPE)),
+    ),
     "NVSHIM_WAIT_FOR_DRIVER": _ours(
         "wait_for_driver", "the operator's driver-ready is awaited and read", _boolean
     ),
@@ -210,7 +216,7 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "RUNTIME_CONFIG_SOURCES": _nothing("only our own table is written, in a file of its own"),
     "RUNTIME_CONFIG_OVERRIDE": _nothing("likewise"),
     "CONTAINERD_USE_LEGACY_CONFIG": _nothing("the version of the node's file is kept"),
-    "CONTAINERD_RUNTIME_TYPE": _nothing("the handler's type is ours"),
+    "CONTAINERD_RUNTIME_TYPE": _nothing("NVSHIM_RUNTIME_TYPE says it"),
     "CRIO_HOOKS_DIR": _nothing(_NO_HOOK),
     "CRIO_HOOK_FILENAME": _nothing(_NO_HOOK),
     "CRIO_CONFIG_MODE": _nothing(_NO_HOOK),

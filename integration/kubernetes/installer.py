@@ -17,6 +17,7 @@ from api.errors import NvshimError
 from integration.cli import exits
 from integration.engines.restart import SOCKETS
 from integration.errors import TreeError, fields_of
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
 from integration.kubernetes.handlers import ask_engine
@@ -28,7 +29,7 @@ from integration.kubernetes.validations import (
     read_driver_ready,
 )
 from integration.tree import MANIFEST, own_tree, read_tree, verify
-from shim import RUNTIME_NAME, VERSION
+from shim import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,8 +112,9 @@ class Installer:
         self._has_to_ask = False
         self._has_seen_socket = False
         # What the engine has to run with, by its files; until those are written, the handler.
+        kind = settings.runtime_type or RUNTIME_TYPE
         self._wanted: dict[str, Any] = {
-            "containerd": {"runtimes": {settings.runtime_name: {"runtime_type": RUNTIME_NAME}}}
+            "containerd": {"runtimes": {settings.runtime_name: {"runtime_type": kind}}}
         }
 
     def run(self) -> None:
@@ -250,6 +252,10 @@ class Installer:
         settings = self._settings
         options = _wish("set-default", settings.set_default)
         options += ["--replace"] if settings.replace else []
+        if settings.runtime_type and settings.engine == "containerd":
+            options += ["--runtime-type", settings.runtime_type]
+            if settings.runtime_type == RUNC_TYPE:
+                options += ["--shim", os.path.join(settings.bindir, SHIM)]
         if settings.engine not in _ALWAYS_CDI:
             options += _wish("enable-cdi", settings.enable_cdi)
         answer = self._nvshim(self._current, *self._engine_words(restart), *options)

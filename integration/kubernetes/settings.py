@@ -30,6 +30,7 @@ class Settings:
         drop_in: the file that is added to it; likewise.
         socket: where the engine serves the CRI; empty for its usual place.
         runtime_name: the handler's.
+        runtime_type: its type, in containerd; empty for what was configured on the node.
         replace: whether the handler takes the place of one of that name, such as NVIDIA's.
         set_default: whether pods that name no handler get this one; None for what was configured
             on the node.
@@ -59,6 +60,7 @@ class Settings:
     drop_in: str = ""
     socket: str = ""
     runtime_name: str = "nvidia"
+    runtime_type: str = ""
     set_default: bool | None = None
     replace: bool = False
     enable_cdi: bool | None = None

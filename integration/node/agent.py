@@ -42,6 +42,7 @@ import anyio
 import anyio.abc
 
 from hooks.node.device_nodes import CAPS
+from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import RETRY_AFTER
 from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
@@ -54,6 +55,7 @@ from integration.node.refresh import Made, Seen, keep_spec, look
 from integration.node.watcher import first_of
 from integration.tree import own_tree
 from shim import VERSION
+from shim.causes.agent import LOCK, agent_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
 __all__ = ["is_ready", "is_running", "serve", "status_path"]
 
 _STATUS: Final = "node.json"
-_LOCK: Final = "node.lock"
 
 # What of the board is in the status file, besides what a look has seen.
 _NOTED: Final = ("faults", "resources", "told")
@@ -163,7 +164,7 @@ class _Rounds:
         # Where the driver was it may be again: an update of its files is the end of them first.
         if inventory is not None:
             self._directories = inventory.driver.library_directories or self._directories
-        self._heard = self._changes.listen_to(self._directories, nodes)
+        self._heard = self._changes.listen_to((*self._directories, config.drained), nodes)
         if self._changes.deaf != self._deaf:
             self._deaf = dict(self._changes.deaf)
             self._context.say("warning", "not all changes are heard, only looked for", **self._deaf)
@@ -246,6 +247,8 @@ def _is_in_effect() -> bool:
 
 def _look(config: Config, heard: bool) -> Seen:  # noqa: FBT001 - of a thread
     """One look, with the nodes and links that the configuration wants made before it."""
+    if driver_of(read_drains(config)):
+        return look(config)
     steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
     faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
     seen = look(config, heard=heard)
@@ -303,23 +306,14 @@ def status_path(config: Config) -> str:
     return os.path.join(config.state, _STATUS)
 
 
-def _lock_path(config: Config) -> str:
-    return os.path.join(config.state, _LOCK)
+def lock_path(config: Config) -> str:
+    """The file that an agent holds locked, and writes its pid into."""
+    return os.path.join(config.state, LOCK)
 
 
 def is_running(config: Config) -> bool:
     """Whether an agent has this node, whatever it does."""
-    try:
-        fd = os.open(_lock_path(config), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return agent_runs(config.state)
 
 
 def is_ready(config: Config) -> bool:
@@ -327,7 +321,7 @@ def is_ready(config: Config) -> bool:
     path = status_path(config)
     try:
         content = read_file(path)
-        holder = (read_file(_lock_path(config)) or b"").decode(errors="replace").strip()
+        holder = (read_file(lock_path(config)) or b"").decode(errors="replace").strip()
         age = time.time() - os.stat(path).st_mtime
     except OSError:
         return False
@@ -388,7 +382,7 @@ def _alone(config: Config) -> Iterator[None]:
         AgentRunning: another agent has it.
         AgentStateUnusable: there is no place for the lock.
     """
-    path = _lock_path(config)
+    path = lock_path(config)
     try:
         os.makedirs(config.state, mode=0o711, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -14,8 +14,10 @@ lost           monitor         health
 let_go         monitor         itself, mps: NVML is not to be asked now
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
+causes         causes          pod events
+exceeded       memory guard    causes: who uses more GPU memory than it may
 ledger         ledger          health (who is to blame), metrics
-usage          ledger          metrics, ``nvshim top``
+usage          ledger          metrics, ``nvshim top``, the memory guard
 settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
@@ -41,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import anyio
 
 from integration.node.ledger.energy import Meter
+from integration.node.ledger.lately import Lately
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
 from integration.node.monitor.values import Sample
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+    from integration.node.causes.hits import Hit
+    from integration.node.causes.journal import Entry
     from integration.node.dra.state import ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
@@ -90,10 +95,16 @@ class Board:
         # How often, by UUID of the GPU ("" where it is not known), number, and title of the
         # container that it is attributed to ("" for nobody); since the agent began.
         self.xids: Mapping[tuple[str, int, str], int] = {}
+        # What faults each container had to do with, by namespace and id.
+        self.causes: Mapping[tuple[str, str], Entry] = {}
+        # By bundle, first process and device.
+        self.exceeded: Mapping[tuple[str, int, str], Hit] = {}
         self.ledger: Ledger = Ledger()
         self.usage: tuple[DeviceUse, ...] = ()
         # What usage is counted by, so that sums outlive the part that asks.
         self.energy = Meter()
+        # Who held and used devices a moment ago, by what was posted of ledger and usage.
+        self.lately = Lately()
         self.settings: Settings | None = None
         self.told: Told | None = None
         self.resources: tuple[Resource, ...] = ()
@@ -120,6 +131,11 @@ class Board:
             if getattr(self, name) != value:
                 self._posted[name] = self._posted.get(name, 0) + 1
             setattr(self, name, value)
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if "ledger" in known:
+            self.lately.saw(self.ledger, now)
+        if "usage" in known:
+            self.lately.used(self.usage, now)
         self._news.set()
         self._news = anyio.Event()
 

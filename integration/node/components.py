@@ -36,9 +36,11 @@ DRA_DRIVER: Final = "gpu.containerd-shim-nvidia"
 """Not NVIDIA's: a kubelet would take two drivers of one name for the same at its update."""
 
 PARTS: Final[Mapping[str, str]] = {
+    "causes": "integration.node.causes.component",
     "dra": "integration.node.dra.component",
     "ledger": "integration.node.ledger.component",
     "health": "integration.node.health.component",
+    "memory-guard": "integration.node.causes.guard",
     "metrics": "integration.node.metrics.component",
     "monitor": "integration.node.monitor.component",
     "mps": "integration.node.mps.component",

@@ -4,7 +4,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
 
     NodeAgentError         E27xx
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
-    ├── ServingError       E2704 to E2714: between the device plugin and a kubelet
+    ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
     ├── SettingsError      E2720 to E2725: what the device plugin is told to do
     └── DraError           E2772 to E2779: what a kubelet is told of a resource claim
 
@@ -120,6 +120,13 @@ class PluginFailed(ServingError):
 
     code = "NVSHIM-E2714"
     status = Status.INTERNAL
+
+
+class DeviceDrained(ServingError):
+    """The kubelet has chosen a device that a person has just taken out of service."""
+
+    code = "NVSHIM-E2715"
+    status = Status.FAILED_PRECONDITION
 
 
 class SettingsError(NodeAgentError):
@@ -383,6 +390,27 @@ class MetricsAddressUnusable(NodeAgentError):
     code = "NVSHIM-E2786"
     status = Status.UNAVAILABLE
     remedy = "choose another address for the metrics"
+
+
+# -- causes of containers' ends ----------------------------------------------------------------
+
+
+class ContainerNotKilled(NodeAgentError):
+    """A container exceeds its limit of GPU memory, and its shim does not end it. It is tried again.
+
+    Raised by :func:`integration.node.causes.killing.kill`.
+    """
+
+    code = "NVSHIM-E2790"
+    status = Status.UNAVAILABLE
+    remedy = "see that the container's shim answers: nvshim ps"
+
+
+class CausesUnreadable(NodeAgentError):
+    """Which faults containers had to do with may not be read."""
+
+    code = "NVSHIM-E2791"
+    status = Status.PERMISSION_DENIED
 
 
 # -- dynamic resource allocation ---------------------------------------------------------------

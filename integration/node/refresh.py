@@ -10,6 +10,7 @@ Rules
   devices are unknown. So a spec of which everything is there still stays until NVML answers.
 - Only a file that we have made is replaced or removed; its first line says so. So does that of the
   unit that makes a spec where no agent runs.
+- While the driver is out of service nobody is asked, and what was kept counts if it is still true.
 - What is wrong with the node is an answer, not the end of the agent.
 """
 
@@ -23,6 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 from api.errors import NvshimError
 from hooks.cdi import files, generating, schema
 from hooks.errors import CdiError
+from hooks.node.drained import driver_of, read_drains
+from hooks.node.inventory import load_inventory
+from hooks.sharing import by_name
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, replace_file
@@ -89,6 +93,16 @@ class Seen:
         inventory = self.inventory
         return () if inventory is None else tuple(each.uuid for each in inventory.mig_devices)
 
+    @property
+    def drained(self) -> dict[str, str]:
+        """Since when and why each GPU and MIG device that is out of service is so, by UUID."""
+        inventory = self.inventory
+        if inventory is None:
+            return {}
+        whole = inventory.drained and f"with the driver, {inventory.drained}"
+        devices = by_name(inventory.mig_devices, inventory.gpus).items()
+        return {name: why for name, each in devices if (why := each.drained or whole)}
+
     def as_document(self) -> dict[str, Any]:
         """For the agent's status file and its log."""
         return {
@@ -96,6 +110,7 @@ class Seen:
             "gpus": list(self.gpus),
             "migDevices": list(self.mig_devices),
             "cdiSpec": self.spec,
+            "outOfService": self.drained,
             "faults": list(self.faults),
         }
 
@@ -131,6 +146,9 @@ def look(config: Config, *, heard: bool = False) -> Seen:
         What was seen, without a spec. Whatever is wrong is one of its faults.
     """
     try:
+        if why := driver_of(read_drains(config)):
+            # Whoever asks NVML, or makes a node, has the driver loaded again.
+            return Seen(load_inventory(config), (f"the driver is out of service {why}",))
         inventory = inventory_of(config, confirmed=heard)
     except NvshimError as error:
         return Seen(faults=(str(error),))

@@ -36,6 +36,7 @@ _ROOTS: Final = {
     "sys": "sys",
     "state": "state",
     "layers": "layers",
+    "drained": "drained",
 }
 _BOOT_ID: Final = "proc/sys/kernel/random/boot_id"
 
@@ -186,7 +187,8 @@ class SimulatedNode:
 
     def _fill(self, files: DriverFiles | None, layout: Layout) -> None:
         for name in _ROOTS.values():
-            os.makedirs(os.path.join(self.directory, name), 0o755, exist_ok=True)
+            if name != _ROOTS["drained"]:  # as on any node where everything is in service
+                os.makedirs(os.path.join(self.directory, name), 0o755, exist_ok=True)
         tree = NodeTree(_read("/proc/devices"))
         tree.files[_BOOT_ID] = _read(f"/{_BOOT_ID}")
         if files is not None and self.scenario.nvidia:

@@ -41,7 +41,7 @@
  *                      the processes if it is not told), temperature (degrees), milliwatts,
  *                      throttle (bits), millijoules (more than it has drawn while idle), and counts:
  *                      ecc-corrected, ecc-uncorrected, rows-corrected, rows-uncorrected,
- *                      rows-pending, rows-failed
+ *                      rows-pending, rows-failed; recovery-action: what it needs to recover
  *     nvml-nvlinks     INDEX OTHER LINKS
  *                      so many NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each GPU
  *                      numbers its links in the order of the lines
@@ -1077,6 +1077,35 @@ API nvmlReturn_t nvmlDeviceGetRemappedRows(const void *device, u32 *correctable,
     *pending = (u32)fact(gpu, "rows-pending", 0);
     *failed = (u32)fact(gpu, "rows-failed", 0);
     return SUCCESS;
+}
+
+struct field_value {
+    u32 id, scope;
+    long long timestamp, latency;
+    int type;
+    nvmlReturn_t result;
+    u64 value;
+};
+
+enum { RECOVERY_ACTION = 230, UNSIGNED_INT = 1 };
+
+API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct field_value *fields)
+{
+    int known = 0;
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(fields && count > 0, INVALID_ARGUMENT);
+    for (int i = 0; i < count; i++) {
+        fields[i].result = NOT_SUPPORTED;
+        if (fields[i].id != RECOVERY_ACTION)
+            continue;
+        fields[i].type = UNSIGNED_INT;
+        fields[i].value = fact(gpu, "recovery-action", 0);
+        fields[i].result = SUCCESS;
+        known = 1;
+    }
+    return known ? SUCCESS : NOT_SUPPORTED;
 }
 
 /* --- Memory ---------------------------------------------------------------------------- */

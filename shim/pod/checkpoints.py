@@ -60,11 +60,11 @@ async def save(
     try:
         try:
             if injection is not None:
-                await injection.uncover_proc(init.pid)
+                await injection.uncover(init.pid)
             await resources.criu().save(path, request, external)
         finally:
             if injection is not None and init.child is not None and init.child.exit is None:
-                await injection.cover_proc(init.pid)
+                await injection.cover(init.pid)
         report(events_pb2.TaskCheckpointed, checkpoint=path)
     finally:
         saved.cancel()

@@ -80,6 +80,7 @@ class Container:
             report=self._report,
             init=self.init,
             execs=self._execs,
+            bundle=bundle,
         )
 
     # -- create and start ------------------------------------------------------------------

@@ -24,7 +24,6 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
 from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
@@ -41,13 +40,14 @@ from shim.errors import (
     UnmountFailed,
 )
 from shim.pod import spare
+from shim.pod.causes import forget_cause
 from shim.rootfs import detaching, mounts
 from shim.rootfs.served import may_hang
 from shim.runtime import remains
 from shim.runtime.options import with_cgroup_driver
 from shim.runtime.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
-from shim.work.injection import Injection
+from shim.work.injection import Injection, glance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -85,6 +85,7 @@ class Resources:
     Attributes:
         runtime: calls its low-level runtime.
         injection: what is injected into it; None if it asks for nothing.
+        has_gpus: whether it may have GPUs, by whom ever they were given.
         cgroup: its cgroup, once it has an init process.
         own_pid_namespace: whether all its processes die with its init.
         saved: the checkpoint that Start restores; None for all others.
@@ -103,6 +104,7 @@ class Resources:
         self._making = loop.CancelScope()
         self._runtime_called = False
         self.injection: Injection | None = None
+        self.has_gpus = False
         self.cgroup: Cgroup | None = None
         self.own_pid_namespace = True
         self.saved: Saved | None = None
@@ -193,20 +195,14 @@ class Resources:
 
     async def _mount(self, spec: dict[str, Any], wanted: Sequence[Mount]) -> None:
         """Mount the rootfs; for a container with GPUs a worker does it, and injects them."""
-        if self._may_ask_for_gpus(spec):
+        asks, self.has_gpus = glance(spec, self._shim.log)
+        if asks:
             self.injection = Injection(self._shim.reaper, self._bundle, self._shim.log)
             provided = self.injection.provide(wanted, self._options.binary_name)
             await self._rootfs.mount(wanted, provided)
+            self.has_gpus |= not self.injection.is_empty
         else:
             await self._rootfs.mount(wanted)
-
-    def _may_ask_for_gpus(self, spec: dict[str, Any]) -> bool:
-        places = find_places()
-        if may_ask(spec, places):
-            return True
-        if places.failure:
-            self._shim.log.warning("the configuration may name more places", why=places.failure)
-        return may_want_more(spec) or (places.limited and lists_nodes(spec))
 
     def _use(self, options: RuntimeOptions, *, mapped: bool = False) -> None:
         self._options = options
@@ -234,6 +230,8 @@ class Resources:
         self.runtime.made(init.child)
         if self.injection is not None:
             await self.injection.made(init.pid)
+        if self.has_gpus:
+            stdio.keep_stderr()
         await stdio.started()
         self.cgroup = cgroup.of(init.pid)
 
@@ -308,6 +306,8 @@ class Resources:
         await self._rootfs.unmount()
         if self.injection is not None:
             self.injection.release()
+        if self.has_gpus:
+            forget_cause(self._shim, self._id)
 
     async def kill_all(self) -> None:
         """Kill all processes of the container."""

@@ -24,6 +24,8 @@ Rules for exits
   not wait for Kill, Delete, Pause, Resume or Update.
 - A checkpoint that was to end init is published before the exit, if it completes in time.
 - Errors of stdio must not delay an exit.
+- The exit of a container with GPUs waits until its cause is told, at most a second
+  (:mod:`shim.pod.causes`).
 - Running out of memory is published when it happens, but not before the start of init, and before
   the exit that it caused.
 
@@ -51,6 +53,7 @@ from typing import TYPE_CHECKING, Final, Self
 from api.proto import events_pb2
 from shim import loop
 from shim.cgroup import oom
+from shim.pod.causes import exit_with_cause, remember_end
 from shim.pod.process import State
 from shim.runtime.runtime import POINTLESS
 
@@ -59,8 +62,10 @@ if TYPE_CHECKING:
 
     from shim.cgroup.oom import OomWatch
     from shim.context import ShimContext
+    from shim.pod.causes import Ending
     from shim.pod.creation import Resources
     from shim.pod.process import Process
+    from shim.reaper import Exit
 
 # Seconds.
 LATE: Final = 5.0
@@ -231,6 +236,7 @@ class Exits:
         report: publishes an event of the container, which has no fields but those named.
         init: its init process.
         execs: its execs by id.
+        bundle: its bundle.
 
     Attributes:
         init_reaped: init has ended; its exit may not be published yet.
@@ -246,6 +252,7 @@ class Exits:
         report: Callable[..., None],
         init: Process,
         execs: Mapping[str, Process],
+        bundle: str,
     ) -> None:
         self.init_reaped = False
         self.by_checkpoint = False
@@ -255,6 +262,7 @@ class Exits:
         self._report = report
         self._init = init
         self._execs = execs
+        self._bundle = bundle
         self._oom: OomWatch | None = None
         self._following = False
         self._watching = loop.CancelScope()
@@ -301,17 +309,35 @@ class Exits:
         if out_of_memory:
             self._publish_out_of_memory()
         await self._end_execs()
+        ending = None
+        if self._resources.has_gpus and not (killed and self.by_checkpoint):
+            ending = await self._exit_with_cause(out_of_memory=out_of_memory)
         if self._init.stdio is not None:
             await self._best_effort(self._init.stdio.ended())
-        self._publish_exit(self._init)
+        self._publish_exit(self._init, ending.exit if ending else None)
+        if ending is not None:
+            remember_end(self._shim, self._init.container_id, ending)
 
-    def _publish_exit(self, process: Process) -> None:
-        """Tell containerd, and answer those who wait for the process."""
+    async def _exit_with_cause(self, *, out_of_memory: bool) -> Ending | None:
+        child = self._init.child
+        if child is None or child.exit is None:
+            return None
+        return await exit_with_cause(
+            self._shim, self._init, self._bundle, child.exit, out_of_memory=out_of_memory
+        )
+
+    def _publish_exit(self, process: Process, told: Exit | None = None) -> None:
+        """Tell containerd, and answer those who wait for the process.
+
+        Args:
+            process: which.
+            told: what to tell in place of how it ended.
+        """
         child = process.child
         if child is None or child.exit is None:
             message = "an exit is published after it happened"
             raise AssertionError(message)
-        process.finish(child.exit)
+        process.finish(told or child.exit)
         self._report(events_pb2.TaskExit, process, id=process.id, pid=child.pid)
 
     def _publish_out_of_memory(self) -> None:

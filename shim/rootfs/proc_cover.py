@@ -3,8 +3,8 @@
 A low-level runtime refuses mounts below /proc, rightly: it resolves paths that the image may have
 influenced. An OCI hook would be a program of ours inside the container, and we have none. But
 between ``create`` and ``start`` the container is complete and nothing of it runs: its init waits in
-its own mount namespace. So a thread of the shim joins that namespace for a moment and mounts there.
-It executes nothing in it and trusts nothing in it:
+its own mount namespace. So a thread of the shim joins that namespace for a moment and mounts there
+(:mod:`shim.rootfs.entering`). It executes nothing in it and trusts nothing in it:
 
 - The staged file is cloned as a mount outside, beforehand: read-only, without set-user-id, devices
   and programs, private.
@@ -13,11 +13,6 @@ It executes nothing in it and trusts nothing in it:
   which something is mounted already is left as it is.
 - The container's /proc is made private first: with shared propagation, a mount below it would
   appear wherever else that mount is, the host included.
-- A container in the host's mount namespace is left alone.
-- The thread opens nothing but /proc, imports nothing, and ends. It has its own root and
-  working directory, so no other thread notices. (A forked process would cost ten times as much: the
-  shim is large.) It is not waited for longer than :data:`_TIMEOUT`: a hostile file system may
-  block it.
 
 A file that could not be covered is reported and is not an error: the container's device rules keep
 it from every GPU that is not granted.
@@ -32,27 +27,23 @@ proc_pid_mountinfo(5).
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-from api.errors import one_line
 from hooks.image.openat2 import open_without_links
 from shim import forked, syscalls
+from shim.rootfs import entering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    # By the file's path: the mount to attach there, or None to detach the one that is there.
-    Tasks = Mapping[str, int | None]
+    from shim.rootfs.entering import Tasks
 
 COVERED: Final = "covered"
 UNCOVERED: Final = "uncovered"
 
-# Seconds to wait for the thread, which takes a millisecond.
-_TIMEOUT: Final = 5.0
 _PROC: Final = "/proc/"
 _PROC_ROOT_INODE: Final = 1
 _ATTRIBUTES: Final = (
@@ -119,43 +110,21 @@ async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
 
 
 async def _in_container(pid: int, tasks: Tasks, done: str) -> dict[str, str]:
-    """Do the tasks in a thread, which closes the descriptors in them."""
-    if not tasks:
-        return {}
-    namespace, why = _open_namespace(pid)
-    if namespace is None or why:
-        _close(fd for fd in (namespace, *tasks.values()))
-        return dict.fromkeys(tasks, why)
-    ends: tuple[int, ...] = ()
-    try:
-        ends = reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        _thread.start_new_thread(_enter, (namespace, tasks, done, writing))
-    except (OSError, RuntimeError) as error:
-        # The shim's cgroup may have no room for a thread.
-        _close((namespace, *tasks.values(), *ends))
-        return dict.fromkeys(tasks, forked.reason(error))
-    try:
-        report, _ = await forked.read_report(reading, timeout=_TIMEOUT)
-    finally:
-        os.close(reading)
-    states = dict(
-        line.split("\t", 1) for line in report.decode(errors="replace").splitlines() if "\t" in line
-    )
-    return {path: states.get(path, f"it was not done after {_TIMEOUT} s") for path in tasks}
+    """Do the tasks in the container's mount namespace, and close the descriptors in them."""
+
+    def work(opened: list[int]) -> dict[str, str]:
+        proc = _open_proc(opened)
+        return {path: _attempt(proc, path, mount, done, opened) for path, mount in tasks.items()}
+
+    return await entering.in_container(pid, tasks, work, lambda: _refusal(pid))
 
 
-def _open_namespace(pid: int) -> tuple[int | None, str]:
-    """A container's mount namespace, or why it cannot be entered."""
+def _refusal(pid: int) -> str:
+    """Why a container's procfs is left alone; empty if it is not."""
     try:
-        namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        return "" if _has_procfs(pid) else _NO_PROC
     except OSError as error:
-        return None, f"its mount namespace: {forked.reason(error)}"
-    try:
-        if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/mnt").st_ino:
-            return namespace, "it has no mount namespace of its own"
-        return namespace, "" if _has_procfs(pid) else _NO_PROC
-    except OSError as error:
-        return namespace, f"its mounts: {forked.reason(error)}"
+        return f"its mounts: {forked.reason(error)}"
 
 
 def _has_procfs(pid: int) -> bool:
@@ -172,30 +141,6 @@ def _has_procfs(pid: int) -> bool:
 
 
 # -- in the thread ---------------------------------------------------------------------------
-
-
-def _enter(namespace: int, tasks: Tasks, done: str, report: int) -> None:
-    opened: list[int] = [namespace, *(fd for fd in tasks.values() if fd is not None)]
-    try:
-        states = _do(namespace, tasks, done, opened)
-        for path, state in states.items():
-            os.write(report, f"{path}\t{one_line(state)}\n".encode())
-    except OSError:
-        pass  # the shim has stopped waiting
-    finally:
-        _close((report, *opened))
-
-
-def _do(namespace: int, tasks: Tasks, done: str, opened: list[int]) -> dict[str, str]:
-    try:
-        # With a root of its own, the thread alone changes its namespace.
-        syscalls.unshare(syscalls.CLONE_FS)
-        syscalls.setns(namespace, syscalls.CLONE_NEWNS)
-        # From here on every path is the container's.
-        proc = _open_proc(opened)
-    except OSError as error:
-        return dict.fromkeys(tasks, forked.reason(error))
-    return {path: _attempt(proc, path, mount, done, opened) for path, mount in tasks.items()}
 
 
 def _open_proc(opened: list[int]) -> int:
@@ -247,9 +192,3 @@ def _detach(proc: int, name: str, opened: list[int]) -> None:
 
 def _is_proc(fd: int) -> bool:
     return syscalls.file_system_type(fd) == syscalls.PROC_SUPER_MAGIC
-
-
-def _close(fds: Iterable[int | None]) -> None:
-    for fd in fds:
-        if fd is not None:
-            os.close(fd)

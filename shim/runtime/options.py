@@ -95,9 +95,13 @@ _KEYS: Final[dict[str, tuple[str, type]]] = {
 
 # Keys that change nothing.
 _IGNORED_KEYS: Final = ("TaskApiAddress", "TaskApiVersion", "TypeUrl", "ConfigPath", "ConfigBody")
+# Keys that containerd 2 drops from a handler of runc's type: its message has no such fields.
+_DROPPED_KEYS: Final = frozenset({"CriuPath", "TypeUrl", "ConfigPath", "ConfigBody"})
 
 KNOWN_KEYS: Final = (*_KEYS, *_IGNORED_KEYS)
 """Every key that a handler's options may have; their case does not matter."""
+RUNC_KEYS: Final = tuple(key for key in KNOWN_KEYS if key not in _DROPPED_KEYS)
+"""Those of them that are left of the options of a handler of runc's type."""
 _BY_LOWER_CASE: Final = {key.lower(): key for key in KNOWN_KEYS}
 
 # Bytes of the file that ConfigPath names: far more than any such table has.

@@ -7,8 +7,12 @@ import os
 import select
 import stat
 import termios
+from typing import TYPE_CHECKING
 
 from shim.errors import StdioUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Descriptors:
@@ -23,6 +27,9 @@ class Descriptors:
         """Close ``fd`` when the others are closed."""
         self._fds.append(fd)
         return fd
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._fds)
 
     def close(self) -> None:
         """Close them all; a second call does nothing."""

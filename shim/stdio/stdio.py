@@ -72,6 +72,18 @@ class Stdio:
         if self._source is not None:
             self._source.end()
 
+    def keep_stderr(self) -> None:
+        """Keep stderr open beyond the process's end, for :meth:`tell`. Nothing with a terminal."""
+
+    def tell(self, line: str) -> bool:
+        """Write a line to stderr, once, behind all that the process has written. Never waits.
+
+        Returns:
+            Whether it was written: there is a stderr of its own that was kept, with room.
+        """
+        del line
+        return False
+
     def resize(self, width: int, height: int) -> None:
         """Set the terminal's size in characters; nothing without a terminal."""
 
@@ -131,6 +143,7 @@ class PlainStdio(Stdio):
     ) -> None:
         super().__init__(tasks, source, outputs.values())
         self._for_child = Descriptors()
+        self._kept_stderr = Descriptors()
         fds = {output: self._for_child.keep(output.take()) for output in self._outputs}
         stdout, stderr = (fds[outputs[n]] if n in outputs else None for n in (1, 2))
         stdin = None
@@ -145,12 +158,44 @@ class PlainStdio(Stdio):
             self.close()
             raise
 
+    def keep_stderr(self) -> None:
+        """Keep stderr open; to be called before :meth:`started`.
+
+        Its reader sees no end before :meth:`ended`. Without it, what takes the output would be gone
+        before the shim knows why the process ended.
+        """
+        if self._child.stderr is not None:
+            # Opened anew: that writing does not wait must not hold for the process, too.
+            path = f"/proc/self/fd/{self._child.stderr}"
+            try:
+                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                return  # no descriptor is free: the container does not need it
+            self._kept_stderr.keep(fd)
+
+    def tell(self, line: str) -> bool:
+        """Write a line to the stderr that was kept."""
+        written = False
+        for fd in self._kept_stderr:
+            try:
+                # All of it or nothing, as it is shorter than PIPE_BUF (pipe(7)).
+                written = os.write(fd, line.encode(errors="replace") + b"\n") > 0
+            except OSError:
+                pass  # it is full, and nobody reads
+        return written
+
     async def started(self) -> None:
         """The process has its descriptors: close our copies, and start to pass on."""
         self._for_child.close()
         await super().started()
 
+    async def ended(self) -> None:
+        """Let the reader of stderr have its end, and a moment for the rest."""
+        self._kept_stderr.close()
+        await super().ended()
+
     def close(self) -> None:
         """Release everything."""
+        self._kept_stderr.close()
         self._for_child.close()
         super().close()

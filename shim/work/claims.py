@@ -104,7 +104,7 @@ def claim(
     wanted: dict[str, Wanted] = {}
     # Whoever put a device into the spec did not say which capabilities it is for.
     if not who.privileged and not is_exempt(config, who.namespace, ()):
-        wanted |= {each.uuid: each for each in wanted_by_nodes(_listed(spec), inventory, config)}
+        wanted |= {each.uuid: each for each in wanted_by_nodes(listed(spec), inventory, config)}
     if request is not None:
         grant = decide(request, inventory)
         if not is_exempt(config, who.namespace, grant.capabilities):
@@ -330,7 +330,7 @@ def _without_claim(bundle: str, inventory: Inventory, config: Config) -> Claim |
 def _by_spec(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
     """What a container has by the nodes that its spec lists, whoever has put them there."""
     spec = _read_if(bundle, bundle_files.CONFIG, bundle_files.LONGEST_SPEC, _NAMED)
-    paths = _listed(spec or {})
+    paths = listed(spec or {})
     if not spec or not paths:
         return None
     try:
@@ -342,8 +342,12 @@ def _by_spec(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
     return claim_of(held_by_nodes(paths, inventory), bundle, title_of(spec, bundle))
 
 
-def _listed(spec: Mapping[str, Any]) -> list[str]:
-    """The paths of the device nodes that a spec lists."""
+def listed(spec: Mapping[str, Any]) -> list[str]:
+    """The paths of the device nodes that a spec lists.
+
+    Args:
+        spec: config.json, decoded; one of the wrong shape lists none.
+    """
     linux = spec.get("linux")
     devices = linux.get("devices") if isinstance(linux, dict) else None
     if not isinstance(devices, list):

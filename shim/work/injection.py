@@ -10,12 +10,19 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.requests.glance import find_places, may_ask
+from hooks.requests.fault_exit import read_wish
+from hooks.requests.glance import (
+    find_places,
+    lists_nodes,
+    may_ask,
+    may_be_refused,
+    may_want_more,
+)
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.errors import NvshimError, WorkerFailed
 from shim.processes import start_time_of
-from shim.rootfs import proc_cover
+from shim.rootfs import node_cover, proc_cover
 from shim.work.worker import Worker
 
 if TYPE_CHECKING:
@@ -66,6 +73,31 @@ def _fork(bundle: str, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
     return Worker(reaper, work, log.descriptors())
 
 
+def glance(spec: dict[str, Any], log: Log) -> tuple[bool, bool]:
+    """What a spec tells before a worker looks at it.
+
+    Args:
+        spec: config.json, decoded.
+        log: is told if the configuration, which may name more places, cannot be read.
+
+    Returns:
+        Whether the container may ask for anything that a worker has to look at; and whether
+        something else has given it GPUs already.
+
+    Raises:
+        FaultExitCodeWrong: what it wants as its exit code cannot be understood.
+    """
+    places = find_places()
+    asks, has = may_ask(spec, places), lists_nodes(spec)
+    if not asks:
+        if places.failure:
+            log.warning("the configuration may name more places", why=places.failure)
+        asks = may_want_more(spec) or may_be_refused(spec, places)
+    if asks or has:
+        read_wish(spec)  # it is read again at the end, and an error would help nobody then
+    return asks, has
+
+
 class Injection:
     """What is injected into one container.
 
@@ -84,6 +116,11 @@ class Injection:
         self._told_change = False
         self._claimed = False
         self._layer = -1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was injected."""
+        return self._record is None
 
     async def provide(self, rootfs_mounts: Sequence[Mount], runtime: str) -> Sequence[Mount]:
         """Mount the container's rootfs, and give it what it asks for and may have.
@@ -117,7 +154,7 @@ class Injection:
         return mounted
 
     async def made(self, init: int) -> None:
-        """Its init process was made: the claim is that process's, and its procfs is covered.
+        """Its init process was made: the claim is that process's, and its files are covered.
 
         Args:
             init: the pid.
@@ -128,7 +165,7 @@ class Injection:
         claim = bundle_files.read_claim(self._bundle)[0] if self._claimed else ""
         if claim:
             bundle_files.write_claim(self._bundle, claim, init, start_time_of(init))
-        await self.cover_proc(init)
+        await self.cover(init)
 
     def release(self) -> None:
         """Release the layer, the claim and the staged files of a container that is gone.
@@ -166,8 +203,8 @@ class Injection:
         bundle_files.remove_staging(self._bundle)
         bundle_files.restore_spec(self._bundle)
 
-    async def cover_proc(self, pid: int) -> None:
-        """Cover the files of procfs that the container is not to see as they are.
+    async def cover(self, pid: int) -> None:
+        """Cover the files of procfs, and the nodes, that the container is not to see as they are.
 
         What came of it is written into the record; what could not be covered is no error.
 
@@ -177,25 +214,33 @@ class Injection:
         Raises:
             BundleUnusable: the record cannot be written.
         """
-        covers = self._proc_files()
+        covers = self._later("proc_files")
         if covers:
             sources = {file["path"]: file["source"] for file in covers}
             self._note(covers, await proc_cover.cover(pid, sources))
+        nodes = self._later("owned_nodes")
+        if nodes:
+            staging = os.path.join(self._bundle, bundle_files.STAGING)
+            self._note(nodes, await node_cover.cover(pid, nodes, staging))
 
-    async def uncover_proc(self, pid: int) -> None:
-        """Take away what :meth:`cover_proc` has mounted, for CRIU, which would refuse it.
+    async def uncover(self, pid: int) -> None:
+        """Take away what :meth:`cover` has mounted, for CRIU, which would refuse it.
 
         Args:
             pid: the container's init, which has not been reaped.
         """
-        covers = [file for file in self._proc_files() if file["state"] == proc_cover.COVERED]
-        paths = [file["path"] for file in covers]
-        self._note(covers, await proc_cover.uncover(pid, paths))
+        for name, uncover in (
+            ("proc_files", proc_cover.uncover),
+            ("owned_nodes", node_cover.uncover),
+        ):
+            covers = [each for each in self._later(name) if each["state"] == proc_cover.COVERED]
+            self._note(covers, await uncover(pid, [each["path"] for each in covers]))
 
-    def _proc_files(self) -> list[dict[str, str]]:
-        return [] if self._record is None else self._record["proc_files"]
+    def _later(self, name: str) -> list[dict[str, Any]]:
+        """What the record has to be covered."""
+        return [] if self._record is None else self._record[name]
 
-    def _note(self, covers: list[dict[str, str]], states: dict[str, str]) -> None:
+    def _note(self, covers: list[dict[str, Any]], states: dict[str, str]) -> None:
         covers = [file for file in covers if file["state"] != states[file["path"]]]
         if not covers:
             return

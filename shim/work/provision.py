@@ -18,6 +18,8 @@ from hooks.errors import DeviceHeld
 from hooks.node.host_setup import DRIVER
 from hooks.node.host_setup import TIMEOUT as MODULE_TIMEOUT
 from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
+from hooks.requests.policy import read_container
+from hooks.service import refuse_driver, refuse_held
 from hooks.sharing import is_limited, without_gpus
 from shim import bundle as bundle_files
 from shim import files
@@ -27,12 +29,13 @@ from shim.rootfs import mounts, proc_cover
 from shim.work import claims, layered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hooks.config import Config
     from hooks.engine import Injection, Inventory, Prepared
     from hooks.node.host_setup import MadeNodes
     from hooks.requests.policy import Verdict
+    from hooks.requests.request import Request
     from shim.log import Log
     from shim.rootfs.mounts import Mount
     from shim.work.layers import Layer
@@ -43,7 +46,7 @@ _NO_VERSION: Final = "0.0.0"
 _SOON: Final = 0.1  # seconds
 
 # What of the record is needed while the container runs: by Start, by execs, by a checkpoint.
-_FOR_LATER: Final = ("identity", "proc_files", "process")
+_FOR_LATER: Final = ("identity", "owned_nodes", "proc_files", "process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,14 @@ class Provision:
         spec = bundle_files.read_spec(self._bundle)
         case = self._decide(spec)
         mounted, layer, prepared = self._mount(spec, case, rootfs_mounts)
-        later = None
+        later, record = None, {}
         if case is not None:
             injection = self._inject(spec, case, runtime, prepared)
+            record = injection.record
             if case.verdict.allowed.wants_injection:
                 bundle_files.keep_spec(self._bundle)
                 # True when the container starts; of what cannot be covered the shim says so.
-                for file in injection.record["proc_files"]:
+                for file in (*injection.record["proc_files"], *injection.record["owned_nodes"]):
                     file["state"] = proc_cover.COVERED
                 self._write_record(injection)
                 bundle_files.write_spec(self._bundle, injection.spec)
@@ -118,6 +122,7 @@ class Provision:
             else:
                 # The spec stays as it is, and later execs get nothing.
                 self._write_record(injection)
+        self._refuse_drained(spec, case, record)
         value = {"mounted": mounted, "claimed": self._claimed, "later": later}
         return value, -1 if layer is None else layer.fd
 
@@ -143,11 +148,8 @@ class Provision:
         verdict = engine.judge(spec, request, config)
         for why in verdict.denials:
             self._warn("it does not get what it asks for", why)
-        seen = self._seen_ahead(config)
-        for command in engine.module_commands(config, verdict.allowed):
-            seen = None  # a module that is loaded now has changed the node since
-            if not self._load_module(command):
-                break
+        # A module that is loaded now has changed the node since.
+        seen = None if self._load_modules(config, verdict.allowed) else self._seen_ahead(config)
         case = _Case(config, verdict)
         if not engine.needs_inventory(verdict.allowed, config):
             return case
@@ -206,6 +208,20 @@ class Provision:
                 raise
             # We cannot take them away. It counts by its nodes.
             self._warn("it has what others have", str(error))
+
+    def _refuse_drained(
+        self, spec: dict[str, Any], case: _Case | None, record: Mapping[str, Any]
+    ) -> None:
+        """Refuse what has been taken out of service; the bundle shows by now what it would hold."""
+        config = load_config() if case is None else case.config
+
+        def find_inventory() -> Inventory:
+            known = None if case is None else case.inventory
+            return known or engine.load_inventory(config) or self._take_inventory(config)
+
+        # A privileged container lists every node of the host, and says nothing by that.
+        listed = () if read_container(spec).privileged else claims.listed(spec)
+        refuse_held(record, listed, config, find_inventory)
 
     def _seen_ahead(self, config: Config) -> Inventory | None:
         seen = self._ahead
@@ -283,6 +299,16 @@ class Provision:
             self._log.warning("the runtime does not tell its features", why=str(error))
             return _NO_VERSION
 
+    def _load_modules(self, config: Config, request: Request) -> bool:
+        """Load the kernel modules that a request needs; whether any had to be."""
+        commands = engine.module_commands(config, request)
+        if commands:
+            refuse_driver(config, request.source)
+        for command in commands:
+            if not self._load_module(command):
+                break
+        return bool(commands)
+
     def _load_module(self, command: Sequence[str]) -> bool:
         """Load one, or say why not; whether it makes sense to try the next."""
         name = command[-1]
@@ -299,6 +325,7 @@ class Provision:
         return True
 
     def _take_inventory(self, config: Config) -> Inventory:
+        refuse_driver(config)
         report: bytes | None = None
         try:
             _, report = self._link.run(engine.probe_command(config), config.nvml_timeout)

@@ -22,6 +22,7 @@ from tests.harness.cri_server import CriServer
 from tests.harness.kubelet_dra import Driver, KubeletDra, Reference
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -218,6 +219,22 @@ def test_no_device_is_given_to_two_claims_but_to_who_looks_after_it(place: Place
     for name in place.parts:
         assert error_of(place.driver, place.claim(name, name)) == ""
     place.driver.unprepare(one)
+    assert error_of(place.driver, other) == ""
+
+
+def test_a_gpu_that_is_out_of_service_goes_to_no_new_claim(place: Place) -> None:
+    claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[1])
+    assert error_of(place.driver, claim) == ""
+    config = ("--config", place.node.config_path)
+    for name in place.gpus:
+        nvshim("drain", *config, f"GPU-{name.removeprefix('gpu-')}")
+    assert "NVSHIM-E2715" in error_of(place.driver, other)
+    assert place.published(2) == {*place.parts}
+    assert error_of(place.driver, claim) == "", "who has it, keeps it"
+    assert error_of(place.driver, place.claim("part", place.parts[0])) == ""
+    for name in place.gpus:
+        nvshim("undrain", *config, f"GPU-{name.removeprefix('gpu-')}")
+    place.published(4)
     assert error_of(place.driver, other) == ""
 
 

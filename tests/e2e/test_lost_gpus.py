@@ -110,6 +110,39 @@ def test_all_gpus_lost_are_lost_and_not_given_for_want_of_an_answer(
     assert error["do"].startswith("reset the GPU")
 
 
+HANGS: Final = "it does not answer"
+CRASHES: Final = "NVML crashes when it is asked"
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("gpu1=hang", HANGS),
+        ("gpu1.nvmlDeviceGetMemoryInfo=hang", HANGS),
+        ("gpu1=crash", CRASHES),
+        ("gpu1.nvmlDeviceGetMemoryInfo=crash", CRASHES),
+    ],
+)
+def test_a_gpu_on_which_nvml_hangs_or_crashes_is_lost_alone(
+    nvml: Nvml, tmp_path: Path, fault: str, why: str
+) -> None:
+    nvml.suffers(fault)
+    assert [row["fault"] for row in nvml.listed()] == [None, why, None, None]
+    assert nvml.refusal("1", tmp_path)["found"] == f"it is lost: {why}"
+    given = nvml.asked_for("all", tmp_path).document["record"]["grant"]
+    assert [gpu["index"] for gpu in given["gpus"]] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("fault", ["gpu0=hang", "gpu0=crash"])
+def test_nor_are_the_mig_devices_of_others_forgotten(tmp_path: Path, fault: str) -> None:
+    gpus = [{"index": n, "mig": ["1g.10gb", "1g.10gb"]} for n in range(2)]
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.of(2, gpu=gpus)) as node:
+        nvml = Nvml(node)
+        nvml.suffers(fault)
+        given = nvml.asked_for("1:1", tmp_path).document["record"]["grant"]
+        assert [(each["gpu"], each["index"]) for each in given["mig_devices"]] == [(1, 1)]
+
+
 @pytest.mark.parametrize(
     "function",
     [

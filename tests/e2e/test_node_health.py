@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -16,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.gpu_agent import NVSHIM, GpuAgent, gpu_agent
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
@@ -26,56 +22,6 @@ if TYPE_CHECKING:
     from tests.harness.runtime import Runtime
 
 RESOURCE: Final = "nvidia.com/gpu"
-NVSHIM: Final = (sys.executable, "-m", "integration.cli")
-
-
-@dataclass
-class Agent:
-    """The agent, and what of the node a test moves."""
-
-    node: SimulatedNode
-    log: str
-    kernel: int
-
-    def lines(self) -> list[dict[str, Any]]:
-        with open(self.log, encoding="utf-8") as file:
-            # The last one may just be written.
-            return [json.loads(line) for line in file if line[:1] + line[-1:] == "{\n"]
-
-    def said(self, event: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines() if line["event"].startswith(event)]
-
-    def xid(self, index: int, number: int, text: str, *, pid: int = 0) -> None:
-        """The kernel's log names an error."""
-        bus = self.node.scenario.gpus[index].pci.rpartition(".")[0]
-        process = f"pid={pid}, name=sleep, " if pid else ""
-        line = f"4,1,2,-;NVRM: Xid (PCI:{bus}): {number}, {process}{text}\n"
-        os.write(self.kernel, line.encode())
-
-    def nvml(self, name: str, text: str) -> None:
-        """What NVML says from now on."""
-        with open(f"{self.node.state}/nvml-{name}", "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def nvshim(self, *words: str) -> tuple[int, Any]:
-        """The exit status and the answer of a command."""
-        line = [*NVSHIM, *words, "-o", "json", "--config", self.node.config_path]
-        done = subprocess.run(line, stdout=subprocess.PIPE, check=False)
-        return done.returncode, json.loads(done.stdout)["items"] if done.stdout else None
-
-    def listed(self) -> list[str]:
-        """The states of the GPUs, by `nvshim list`."""
-        # What the containers of this machine hold, of its other engines, is not asked.
-        words = ("list", "--containerd-state", self.node.state)
-        return [row["health"] for row in self.nvshim(*words)[1]]
-
-    def states(self) -> list[str]:
-        """The same by the agent's file: to be looked at often."""
-        try:
-            with open(f"{self.node.state}/health.json", encoding="utf-8") as file:
-                return [device["state"] for device in json.load(file)["devices"]]
-        except FileNotFoundError:
-            return []
 
 
 @pytest.fixture(scope="module")
@@ -97,28 +43,6 @@ def node(two: SimulatedNode) -> Iterator[SimulatedNode]:
             path.unlink()
 
 
-@contextmanager
-def agent(node: SimulatedNode, directory: Path, *more: str) -> Iterator[Agent]:
-    kmsg, log = directory / "kmsg", str(directory / "agent.log")
-    if not kmsg.exists():
-        os.mkfifo(kmsg)
-    kernel = os.open(kmsg, os.O_RDWR)
-    words = ("node", "--config", node.config_path, "--cdi-spec", "none", "--poll", "0.3")
-    with open(log, "w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            [*NVSHIM, *words, "--kernel-log", str(kmsg), "--log-format", "json", *more],
-            stderr=stderr,
-        )
-    try:
-        yield Agent(node, log, kernel)
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-        os.close(kernel)
-        with open(log, encoding="utf-8") as said:
-            sys.stderr.write(said.read())  # shown if the test fails
-
-
 def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
     runtime: Runtime, node: SimulatedNode, tmp_path: Path, configure: Callable[[str], None]
 ) -> None:
@@ -134,7 +58,7 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
         "--kubelet-socket", f"{kubelet_directory}/kubelet.sock",
         "--pod-resources", f"{kubelet_directory}/none.sock",
     )  # fmt: skip
-    with KubeletPlugins(kubelet_directory) as kubelet, agent(node, tmp_path, *options) as it:
+    with KubeletPlugins(kubelet_directory) as kubelet, gpu_agent(node, tmp_path, *options) as it:
         both = kubelet.wait_for(RESOURCE, 2)
         lost, other = node.scenario.gpus[0].uuid, node.scenario.gpus[1].uuid
         assert both == {lost, other}
@@ -154,6 +78,9 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
         it.nvml("faults", "gpu0=error:15")
         it.xid(0, 79, "GPU has fallen off the bus.", pid=container.pid)
         assert kubelet.wait_for(RESOURCE, 1) == {other}
+        # It stays in the list: so the kubelet shows allocatedResourcesStatus of pods that have it.
+        told_of = {name: each.health for name, each in kubelet.devices(RESOURCE).items()}
+        assert told_of == {lost: "Unhealthy", other: "Healthy"}
         (line,) = eventually(lambda: it.said("XID 79"), "it is told")
         assert (line["container"], line["known"]) == (title, "by its process")
         assert (line["severity"], line["gpu"]) == ("fatal", lost)
@@ -181,7 +108,7 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
     assert it.nvshim("health", "list")[0] == 1
 
 
-def is_heard_again(it: Agent, times: int) -> bool:
+def is_heard_again(it: GpuAgent, times: int) -> bool:
     return len(it.said("events of it are heard again")) == times
 
 
@@ -196,7 +123,7 @@ def test_a_lost_gpu_is_taken_back_and_given_again_though_nobody_asks(
         "--containerd-state", str(tmp_path), "--poll", "1000",
     )  # fmt: skip
     lost, other = (gpu.uuid for gpu in node.scenario.gpus)
-    with KubeletPlugins(directory) as kubelet, agent(node, tmp_path, *options) as it:
+    with KubeletPlugins(directory) as kubelet, gpu_agent(node, tmp_path, *options) as it:
         it.nvml("faults", fault)
         kubelet.wait_for(RESOURCE, 2)
         for n in range(2):
@@ -214,7 +141,7 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
 ) -> None:
     options = ("--kubelet-socket", "", "--containerd-state", str(tmp_path))
     uuid = node.scenario.gpus[1].uuid
-    with agent(node, tmp_path, *options) as it:
+    with gpu_agent(node, tmp_path, *options) as it:
         it.nvml("facts", "1 ecc-uncorrected 1\n")
 
         def is_heard() -> bool:
@@ -223,7 +150,7 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
 
         eventually(is_heard, "the error")
         eventually(lambda: it.states() == ["healthy", "unhealthy"], "it is written")
-    with agent(node, tmp_path, *options) as it:
+    with gpu_agent(node, tmp_path, *options) as it:
         eventually(lambda: it.said("a device is unhealthy"), "it is still so")
         assert it.nvshim("health", "clear", "GPU-")[0] == 1  # which of them?
         status, rows = it.nvshim("health", "clear", uuid[:-3])
@@ -245,16 +172,16 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
 def test_a_gpu_that_was_exchanged_is_said_to_be_gone_once(tmp_path: Path) -> None:
     options = ("--kubelet-socket", "", "--containerd-state", str(tmp_path))
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
-        with agent(node, tmp_path, *options) as it:
+        with gpu_agent(node, tmp_path, *options) as it:
             eventually(lambda: it.states() == ["healthy", "healthy"], "both are known")
         gone, new = node.scenario.gpus[1].uuid, "GPU-11111111-2222-4333-8444-555555555555"
         other = Scenario.parse({"gpus": 2, "model": "h100", "gpu": [{"index": 1, "uuid": new}]})
         changed = node.change(other)
-        with agent(changed, tmp_path, *options) as it:
+        with gpu_agent(changed, tmp_path, *options) as it:
             eventually(lambda: len(it.states()) == 3, "the new one is known as well")
             (line,) = eventually(lambda: it.said("a device is unhealthy"), "it is said")
             assert (line["device"], line["level"]) == (gone, "error")
-        with agent(changed, tmp_path, *options) as it:
+        with gpu_agent(changed, tmp_path, *options) as it:
             eventually(lambda: it.listed() == ["healthy", "healthy"], "it has begun again")
             it.xid(0, 31, "Ch 1, MMU Fault")
             eventually(lambda: it.said("XID 31"), "it watches over the devices")

@@ -260,6 +260,61 @@ async def test_a_driver_that_hangs_is_left_and_found_again(
     assert not said
 
 
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("gpu1=hang", "it does not answer, and others do"),
+        ("gpu1.nvmlDeviceGetTemperature=hang", "it does not answer, and others do"),
+        ("gpu1=crash", "NVML crashed: SIGSEGV, whenever it is asked"),
+        ("gpu1.nvmlDeviceGetTemperature=crash", "NVML crashed: SIGSEGV, whenever it is asked"),
+    ],
+)
+async def test_one_gpu_takes_no_other_with_it(
+    gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
+) -> None:
+    monkeypatch.setattr(sampling, "_GIVEN_UP", 3600.0)
+    seen, said = refresh(load_config(gpus.config_path), ""), list[str]()
+    children = Children(lambda _, event, **__: said.append(event))
+    sampler = NvmlSampler(lambda: seen, children, to_answer=3.0 * PATIENCE)
+    inits = Path(gpus.state, "nvml-inits")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.serve)
+        write(gpus, "faults", fault)
+        lost = {seen.gpus[1]: why}
+
+        async def sample() -> dict[str, str]:
+            answer = await sampler.sample(max_age=0)
+            assert not answer.failure
+            assert len(answer.gpus) == 4
+            return {gpu.uuid: gpu.lost for gpu in answer.gpus if gpu.lost}
+
+        assert await sample() == lost
+        inits.touch()
+        for _ in range(3):
+            assert await sample() == lost
+        # What was given up is not asked: nothing has crashed or hung again.
+        assert len(inits.read_bytes()) <= 1
+        write(gpus, "faults", "")
+        assert await sample() == lost
+        monkeypatch.setattr(sampler, "_leave_until", 0.0)
+        assert await sample() == {}
+        tasks.cancel_scope.cancel()
+    assert children_of(os.getpid()) == []
+    assert not said
+
+
+async def test_what_crashes_on_every_gpu_is_nvml(gpus: SimulatedNode) -> None:
+    seen = refresh(load_config(gpus.config_path), "")
+    sampler = NvmlSampler(lambda: seen, Children(lambda *_, **__: None), to_answer=3.0 * PATIENCE)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.serve)
+        write(gpus, "faults", "nvmlDeviceGetTemperature=crash")
+        answer = await sampler.sample(max_age=0)
+        assert answer.failure == "NVML crashed: SIGSEGV"
+        assert not answer.gpus
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_child_lets_go_when_the_driver_goes(gpus: SimulatedNode) -> None:
     async with monitored(gpus) as it:
         await begun(it, 13)

@@ -1,4 +1,4 @@
-"""Files of a container's procfs, covered between create and start, by the runtimes there are.
+"""What of a container is covered between create and start: its procfs, and nodes of devices.
 
 /proc/version stands in for a file of the driver: every kernel has it.
 """
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from shim.rootfs import node_cover
 from shim.rootfs.proc_cover import COVERED, UNCOVERED, cover, uncover
 from tests.harness import loop_backend
 from tests.harness.low_level import crun_for_this_host
@@ -265,3 +266,80 @@ async def test_odd_containers_are_left_alone(runtime: str, tmp_path: Path, stage
     gone = await cover(container.pid, {FILE: staged})
     assert gone == {FILE: "its mount namespace: no such file or directory"}
     assert mounts_of_host() == []
+
+
+# -- nodes of devices ------------------------------------------------------------------------
+
+# Every container has it, and whoever may open it can tell it from the one that it covers.
+NODE: Final = {
+    "path": "/dev/full", "type": "c", "major": 1, "minor": 7,
+    "fileMode": 0o640, "uid": 0, "gid": 44,
+}  # fmt: skip
+OPEN: Final = "stat -c '%u:%g %a %t:%T' /dev/full; (: </dev/full) && echo opened"
+
+
+def opens(spec: dict[str, Any], rootfs: str) -> None:
+    in_user_namespace(spec, rootfs)
+    spec["process"]["args"] = ["sh", "-c", OPEN]
+
+
+def shares(spec: dict[str, Any], rootfs: str) -> None:
+    opens(spec, rootfs)
+    shared(spec, rootfs)
+
+
+@pytest.mark.parametrize("change", [opens, shares])
+async def test_node_is_owned_by_who_has_its_numbers_in_the_container(
+    runtime: str, tmp_path: Path, change: Any
+) -> None:
+    before = os.stat("/dev/full")
+    with created(runtime, tmp_path, change) as container:
+        assert await node_cover.cover(container.pid, [NODE], str(tmp_path)) == {
+            "/dev/full": COVERED
+        }
+        (made,) = (tmp_path / "nodes").iterdir()
+        assert (made.stat().st_uid, made.stat().st_gid) == (200000, 200044)
+        assert tmp_path.joinpath("nodes").stat().st_mode & 0o777 == 0o700
+        assert container.run() == ["0:44 640 1:7", "opened"]
+    assert os.stat("/dev/full") == before
+    assert "/dev/full" not in Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+
+async def test_node_that_is_uncovered_is_the_hosts_again_and_can_be_covered_again(
+    runtime: str, tmp_path: Path
+) -> None:
+    with created(runtime, tmp_path, opens) as container:
+        for _ in range(2):
+            states = await node_cover.cover(container.pid, [NODE], str(tmp_path))
+            assert states == {"/dev/full": COVERED}
+            states = await node_cover.uncover(container.pid, ["/dev/full"])
+            assert states == {"/dev/full": UNCOVERED}
+        assert container.run() == ["65534:65534 666 1:7", "opened"]
+
+
+async def test_nothing_but_the_same_device_is_covered(runtime: str, tmp_path: Path) -> None:
+    def change(spec: dict[str, Any], rootfs: str) -> None:
+        opens(spec, rootfs)
+        os.symlink("full", f"{rootfs}/link")
+        os.symlink("/dev", f"{rootfs}/way")
+
+    paths = {
+        "/dev/zero": "it is another device, or none",
+        "/dev/pts": "it is another device, or none",
+        "/dev/none": "no such file or directory",
+        "/link": "too many levels of symbolic links",
+        "/way/full": "too many levels of symbolic links",
+    }
+    with created(runtime, tmp_path, change) as container:
+        nodes = [{**NODE, "path": path} for path in paths]
+        assert await node_cover.cover(container.pid, nodes, str(tmp_path)) == paths
+        assert container.run() == ["65534:65534 666 1:7", "opened"]
+
+
+async def test_ids_that_a_container_does_not_have_are_its_roots(
+    runtime: str, tmp_path: Path
+) -> None:
+    with created(runtime, tmp_path, opens) as container:
+        node = {**NODE, "gid": 70000}
+        await node_cover.cover(container.pid, [node], str(tmp_path))
+        assert container.run() == ["0:0 640 1:7", "opened"]

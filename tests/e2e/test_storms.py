@@ -101,6 +101,37 @@ def test_containerd_killed_while_containers_start_run_and_exit(runtime: Runtime,
     _remove_what_ctr_left(runtime, codes)
 
 
+def test_shims_answer_a_containerd_that_comes_back_within_its_budget(runtime: Runtime) -> None:
+    """It asks each for Connect and Pids, all at once, and gives it five seconds for all of it."""
+    containerd = runtime.containerd
+    flags = ("--detach", "--null-io")
+    starting = [
+        containerd.spawn_ctr(*runtime.words("sleep", "1000", name=name, flags=flags))
+        for name in [runtime.expect().name for _ in range(20)]
+    ]
+    assert [ctr.wait(100) for ctr in starting] == [0] * 20
+    tasks, shims = _tasks(runtime), containerd.shim_pids()
+    assert len(shims) == 20
+    containerd.kill()
+    before = sum(map(_processor_seconds, shims))
+    containerd.start()
+    assert _tasks(runtime) == tasks
+    assert containerd.shim_pids() == shims
+    # Not the clock, which also counts what others do. A hundred shims that share one processor,
+    # so that the last has to wait for all others, are in time with ease.
+    each = (sum(map(_processor_seconds, shims)) - before) / 20
+    assert 0 < each * 100 < 1
+
+
+def _processor_seconds(pid: int) -> float:
+    """What a process has used in all its threads."""
+    used = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+            used += int(file.read().split()[0])
+    return used / 1e9
+
+
 def test_containerd_killed_over_and_over_under_a_pod(runtime: Runtime) -> None:
     pod = new_name("pod")
     flags = ("--null-io", "--annotation", f"{GROUP}={pod}")

@@ -45,6 +45,7 @@ _RESOURCES: Final = {
         ("pods", "Pod", True),
     ],
     "apps/v1": [("daemonsets", "DaemonSet", True)],
+    "batch/v1": [("jobs", "Job", True)],
     "rbac.authorization.k8s.io/v1": [
         ("clusterroles", "ClusterRole", False),
         ("clusterrolebindings", "ClusterRoleBinding", False),

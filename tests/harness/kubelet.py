@@ -207,12 +207,19 @@ class Kubelet:
         log = os.path.join(pod_config.log_directory, config.log_path)
         return Container(self, container, spec, log)
 
-    def run_daemon_set(self, daemon_set: dict[str, Any], *, image: str) -> tuple[str, Container]:
-        """Run the pod that a DaemonSet has on this node.
+    def run_daemon_set(
+        self,
+        daemon_set: dict[str, Any],
+        *,
+        image: str,
+        answer: deviceplugin_pb2.ContainerAllocateResponse | None = None,
+    ) -> tuple[str, Container]:
+        """Run the pod that a DaemonSet has on this node, or a Job.
 
         Args:
             daemon_set: the manifest.
             image: what the engine calls its image.
+            answer: what a device plugin has answered for its container.
 
         Returns:
             The pod's id, and its one container.
@@ -227,7 +234,8 @@ class Kubelet:
             privileged=container["securityContext"].get("privileged", False),
         )
         volumes = {
-            volume["name"]: self._volume(volume, pod[1].metadata.uid) for volume in spec["volumes"]
+            volume["name"]: self._volume(volume, pod[1].metadata.uid)
+            for volume in spec.get("volumes", ())
         }
         config = pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name=container["name"]),
@@ -238,7 +246,7 @@ class Kubelet:
                 pb.KeyValue(key=each["name"], value=each["value"].encode())
                 for each in container.get("env", ())
             ],
-            mounts=list(_mounts(container["volumeMounts"], volumes)),
+            mounts=list(_mounts(container.get("volumeMounts", ()), volumes)),
             linux=pb.LinuxContainerConfig(
                 security_context=_security(container["securityContext"], host_pid=host_pid),
                 resources=pb.LinuxContainerResources(
@@ -246,6 +254,11 @@ class Kubelet:
                 ),
             ),
         )
+        if answer is not None:
+            self.record(pod, container["name"], answer)
+            config.annotations.update(answer.annotations)
+            for key, value in answer.envs.items():
+                config.envs.add(key=key, value=value.encode())
         return pod[0], self.start(pod, config, container)
 
     def _volume(self, volume: dict[str, Any], uid: str) -> str:

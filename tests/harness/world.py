@@ -195,8 +195,8 @@ class World:
     def _fill(self, node: SimulatedNode) -> None:
         os.mkdir(os.path.join(self._directory, "cover"))
         with open(node.config_path, encoding="utf-8") as file:
-            # Its state and layers are where a node's are.
-            lines = [line for line in file if not line.startswith(("state", "layers"))]
+            # Its state, layers and marks are where a node's are.
+            lines = [line for line in file if not line.startswith(("state", "layers", "drained"))]
         for name, text in (
             ("config.toml", "".join(lines)),
             ("containerd.toml", _CONTAINERD),

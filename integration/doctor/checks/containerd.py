@@ -24,8 +24,8 @@ def _files_of_ours(containerd: Containerd) -> dict[str, list[str]]:
     """Our handlers by name, with the files that have each."""
     found: dict[str, list[str]] = {}
     for file in containerd.files:
-        for name, kind in file.handlers:
-            if kind == RUNTIME_NAME:
+        for name, is_ours in file.handlers:
+            if is_ours:
                 found.setdefault(name, []).append(file.path)
     return found
 
@@ -62,7 +62,7 @@ def _no_handler(
         return
     if any(handler.is_ours for handler in containerd.handlers) or _files_of_ours(containerd):
         return
-    if docker is not None and any(r.runtime_type == RUNTIME_NAME for r in docker.runtimes):
+    if docker is not None and any(r.is_ours for r in docker.runtimes):
         return
     where = containerd.path if containerd.exists else f"{containerd.path}, which is not there"
     found = f"none of type {RUNTIME_NAME} in {where}"
@@ -218,7 +218,7 @@ def _taken_away(containerd: Containerd) -> Iterator[Trouble]:
         return
     in_effect = {handler.name for handler in containerd.handlers}
     for file in containerd.files:
-        lost = [n for n, kind in file.handlers if n not in in_effect and kind != RUNTIME_NAME]
+        lost = [n for n, is_ours in file.handlers if n not in in_effect and not is_ours]
         if file.imported and lost:
             later = [
                 f.path for f in containerd.files if f.imported and f is not file and f.handlers

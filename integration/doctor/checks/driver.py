@@ -1,9 +1,10 @@
-"""NVIDIA's driver, its GPUs, its device nodes and its services: D001 to D016."""
+"""NVIDIA's driver, its GPUs, its device nodes and its services: D001 to D017."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from hooks.node.drained import DRIVER
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
 
 if TYPE_CHECKING:
@@ -320,3 +321,28 @@ def _imex(driver: Driver) -> Iterator[Trouble]:
 def _platform(driver: Driver) -> Iterator[Trouble]:
     for fault in driver.platform_faults:
         yield Trouble(fault)
+
+
+@check(
+    "NVSHIM-D017",
+    WARNING,
+    "a device is out of service",
+    why=(
+        "A person has taken it out of service, or a reset that has not ended: no new container "
+        "gets it, and the kubelet counts it as unhealthy. Nothing but a person returns it."
+    ),
+    remedy="return it to service when the work is done",
+    command="nvshim undrain DEVICE",
+)
+def _drained(driver: Driver) -> Iterator[Trouble]:
+    for device, why, reset in driver.drained:
+        command = "nvshim undrain " + ("--driver" if device == DRIVER else device)
+        line = f"{device} is out of service {why}"
+        if reset:
+            yield Trouble(
+                f"{line}; a reset came so far: {reset}",
+                remedy="wait for the `nvshim reset` that runs, or run it again",
+                command=f"nvshim reset {device}",
+            )
+        else:
+            yield Trouble(line, command=command)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from integration.doctor.facts import NVIDIAS
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
-from shim import RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +63,7 @@ def _docker_runtime(docker: Docker) -> Iterator[Trouble]:
 def _docker_gpus(docker: Docker) -> Iterator[Trouble]:
     if docker.hook:
         return
-    mine = [runtime.name for runtime in docker.runtimes if runtime.runtime_type == RUNTIME_NAME]
+    mine = [runtime.name for runtime in docker.runtimes if runtime.is_ours]
     if mine:
         yield Trouble(f"the runtime {listed(mine)} is there, nvidia-container-runtime-hook is not")
 

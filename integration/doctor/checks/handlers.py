@@ -1,21 +1,23 @@
-"""Handlers as Kubernetes uses them: options, cgroup drivers, RuntimeClasses: D040 to D044, D046."""
+"""Handlers as Kubernetes uses them, and what they can do: D040 to D044, D046 to D048."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
-from shim import RUNTIME_NAME
+from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from integration.doctor.facts import Containerd, Handler, Kubernetes
 
-_RUNC: Final = "io.containerd.runc.v2"
 _CGROUPS: Final = (
     "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers"
 )
+# The releases that ask no handler but runc's type what it can do: from the first to before the
+# second.
+_ASKS_RUNC_ALONE: Final = (((2, 0, 0), (2, 2, 7)), ((2, 3, 0), (2, 3, 4)))
 _CLASSES: Final = "https://kubernetes.io/docs/concepts/containers/runtime-class/"
 
 
@@ -31,15 +33,24 @@ _CLASSES: Final = "https://kubernetes.io/docs/concepts/containers/runtime-class/
 )
 def _options(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
-        if handler.unknown_options:
-            yield Trouble(f"the handler {handler.name} has {listed(handler.unknown_options)}")
+        if not handler.unknown_options:
+            continue
+        found = f"the handler {handler.name} has {listed(handler.unknown_options)}"
+        if handler.runtime_type == RUNC_TYPE:
+            yield Trouble(
+                f"{found}, which containerd drops from a handler of the type {RUNC_TYPE}",
+                severity=WARNING,
+                remedy="remove them, or give the handler our type",
+            )
+        else:
+            yield Trouble(found)
 
 
 def _used(containerd: Containerd) -> Iterator[Handler]:
     """Handlers whose options matter: ours, and the default."""
     for handler in containerd.handlers:
         default = handler.name == containerd.default_handler
-        if handler.is_ours or (default and handler.runtime_type == _RUNC):
+        if handler.is_ours or (default and handler.runtime_type == RUNC_TYPE):
             yield handler
 
 
@@ -66,7 +77,10 @@ def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[T
                 remedy="set cgroupDriver: systemd for kubelet, or SystemdCgroup = false",
             )
         elif driver == "systemd" and not handler.systemd_cgroup:
-            # Ours goes by the cgroup's name, which is systemd's; runc's does not.
+            # Ours goes by the cgroup's name, which is systemd's; runc's does not. containerd hands
+            # the option of runc's type on to the kubelet.
+            if handler.is_ours and handler.runtime_type != RUNC_TYPE:
+                continue
             yield Trouble(
                 f"kubelet has systemd, the handler {handler.name} does not have "
                 "SystemdCgroup = true",
@@ -91,7 +105,11 @@ def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[T
 def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     if kubernetes.cgroup_driver:
         return  # then it is said of which is right
-    said = {h.name: bool(h.systemd_cgroup) for h in _used(containerd)}
+    said = {
+        h.name: bool(h.systemd_cgroup)
+        for h in _used(containerd)
+        if not (h.is_ours and h.systemd_cgroup is None)  # it goes by the cgroup's name
+    }
     if len(set(said.values())) > 1:
         yes = [name for name, systemd in said.items() if systemd]
         no = [name for name, systemd in said.items() if not systemd]
@@ -155,5 +173,51 @@ def _no_cri(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]
     where = f"disabled_plugins of {containerd.path}"
     if kubernetes.cgroup_driver:
         yield Trouble(f"{where} has the CRI, and there is a kubelet")
-    elif any(kind == RUNTIME_NAME for file in containerd.files for _, kind in file.handlers):
+    elif any(is_ours for file in containerd.files for _, is_ours in file.handlers):
         yield Trouble(f"{where} has the CRI, whose handlers are for nothing", severity=WARNING)
+
+
+@check(
+    "NVSHIM-D047",
+    NOTE,
+    "pods in user namespaces are refused under our handler",
+    why=(
+        "This containerd asks no handler but those of runc's type what it can do. Of ours it tells "
+        "the kubelet nothing, and that refuses pods with `hostUsers: false` or "
+        "`recursiveReadOnly: Enabled`."
+    ),
+    remedy="update containerd (2.2.7, 2.3.4 or later), or give the handler runc's type",
+    command=f"nvshim configure containerd --runtime-type {RUNC_TYPE}",
+    reference="https://github.com/containerd/containerd/pull/13504",
+)
+def _no_features(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
+    release = tuple(map(int, containerd.version.split("."))) if containerd.version else ()
+    if not kubernetes.cgroup_driver or not any(
+        first <= release < fixed for first, fixed in _ASKS_RUNC_ALONE
+    ):
+        return
+    silent = [h.name for h in containerd.handlers if h.is_ours and h.runtime_type != RUNC_TYPE]
+    if silent:
+        yield Trouble(
+            f"containerd {containerd.version} does not ask {listed(silent)} for user namespaces "
+            "and recursive read-only mounts"
+        )
+
+
+@check(
+    "NVSHIM-D048",
+    ERROR,
+    "a handler's sandboxes are not made by our shim",
+    why=(
+        "For a sandbox containerd takes the program of the handler's type, and does not look at "
+        "runtime_path: it starts runc's shim, which makes none."
+    ),
+    remedy='take sandboxer = "shim" from the handler, or give it our type',
+    command=f"nvshim configure containerd --runtime-type {RUNTIME_TYPE}",
+)
+def _sandboxes_elsewhere(containerd: Containerd) -> Iterator[Trouble]:
+    for handler in containerd.handlers:
+        if handler.is_ours and handler.runtime_type == RUNC_TYPE and handler.sandboxer == "shim":
+            yield Trouble(
+                f'the handler {handler.name} has the type {RUNC_TYPE} and sandboxer = "shim"'
+            )

@@ -26,8 +26,9 @@ from integration.doctor.observing.running import (
     read_file,
     run,
 )
+from integration.handlers import RUNC_TYPE, calls_our_shim
 from shim import PROGRAM, RUNTIME_NAME
-from shim.runtime.options import KNOWN_KEYS
+from shim.runtime.options import KNOWN_KEYS, RUNC_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -153,7 +154,8 @@ def _template(places: Places, path: str, distribution: str) -> str:
         is_directory = os.path.isdir(places.at(place))
         for file in _glob(places, f"{place}/*") if is_directory else [place]:
             with contextlib.suppress(OSError):
-                if RUNTIME_NAME in read_file(places.at(file)):
+                text = read_file(places.at(file))
+                if RUNTIME_NAME in text or PROGRAM in text:
                     return os.path.join(directory, name)
     return ""
 
@@ -176,7 +178,8 @@ def _read_files(places: Places, path: str) -> tuple[tuple[ConfigFile, ...], dict
                 path=file,
                 version=version if isinstance(version, int) else 0,
                 handlers=tuple(
-                    (n, str(_as_table(h).get("runtime_type") or "")) for n, h in handlers.items()
+                    (name, calls_our_shim(table.get("runtime_type"), table.get("runtime_path")))
+                    for name, table in ((n, _as_table(h)) for n, h in handlers.items())
                 ),
                 imported=imported,
                 root=file == path,
@@ -255,8 +258,10 @@ def _handler(places: Places, name: str, table: Any, search_path: tuple[str, ...]
     binary = str(options.get("BinaryName") or "")
     systemd = options.get("SystemdCgroup")
     unknown: Iterable[str] = ()
-    if kind == RUNTIME_NAME:
-        known = {key.lower() for key in KNOWN_KEYS}
+    if calls_our_shim(kind, path):
+        # Of a handler of runc's type, containerd itself reads them, as those that runc's shim has.
+        keys = RUNC_KEYS if kind == RUNC_TYPE else KNOWN_KEYS
+        known = {key.lower() for key in keys}
         unknown = [key for key in options if key.lower() not in known]
     return Handler(
         name=name,
@@ -268,6 +273,7 @@ def _handler(places: Places, name: str, table: Any, search_path: tuple[str, ...]
         systemd_cgroup=systemd if isinstance(systemd, bool) else None,
         unknown_options=tuple(unknown),
         annotations=tuple(map(str, _list(table.get("container_annotations")))),
+        sandboxer=str(table.get("sandboxer") or ""),
     )
 
 

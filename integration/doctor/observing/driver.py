@@ -15,6 +15,7 @@ from hooks.config import Platform
 from hooks.errors import DriverMismatch, InventoryError
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.device_nodes import read_majors
+from hooks.node.drained import read_drains
 from hooks.node.driver import find_driver
 from hooks.node.gpus import find_gpus, look_at_nodes, mark_excluded
 from hooks.node.host_setup import is_loaded, may_make_nodes, parse_parameters
@@ -91,6 +92,7 @@ def look_at_driver(places: Places) -> Driver:
         imex=_IMEX in read_majors(config),
         imex_channels=sum(name.startswith("channel") for name in channels),
         platform_faults=tuple(_platform_faults(config, platform)),
+        drained=tuple((each.device, each.why, each.reset) for each in read_drains(config)),
     )
 
 

@@ -57,7 +57,7 @@ def generate(
     driver: str, devices: Iterable[Device], inventory: Inventory, config: Config
 ) -> SpecFile | None:
     """The edits of each device, by its UUID; None if there is nothing to be had."""
-    uuids = tuple(device.uuid for device in devices if not device.lost)
+    uuids = tuple(device.uuid for device in devices if device.can_be_given)
     wish = generating.Wish(
         vendor=_vendor(driver),
         class_=_CLASS,
@@ -73,11 +73,11 @@ def generate(
         return None
 
 
-def keep(config: Config, driver: str, claim: Claim, every: SpecFile) -> bool:
+def keep(config: Config, driver: str, claim: Claim, every: SpecFile | None) -> bool:
     """Have the spec of a claim be there, as it should be.
 
     Args:
-        every: what :func:`generate` has made.
+        every: what :func:`generate` has made; None for nothing.
 
     Returns:
         Whether it had to be written.
@@ -87,18 +87,17 @@ def keep(config: Config, driver: str, claim: Claim, every: SpecFile) -> bool:
         CdiSpecUnwritten: it cannot be written.
         DraStateUnwritten: what is in its place cannot be read.
     """
-    by_uuid = {device.name: device for device in every.devices}
-    named = {}
-    for device in claim.devices:
-        if device.uuid not in by_uuid:
-            raise ClaimedDeviceMissing(
-                f"the device {device.device} of {claim}",
-                found="the driver does not have it now",
-                do="see `nvshim list` on the node",
-            )
-        name = f"{claim.uid}-{device.device}"
-        named[name] = replace(by_uuid[device.uuid], name=name)
-    spec = replace(every, devices=tuple(named.values()))
+    by_uuid = {device.name: device for device in every.devices} if every is not None else {}
+    gone = next((each for each in claim.devices if each.uuid not in by_uuid), None)
+    if every is None or gone is not None:
+        raise ClaimedDeviceMissing(
+            f"the device {(gone or claim.devices[0]).device} of {claim}",
+            found="the driver does not have it now",
+            do="see `nvshim list` on the node",
+        )
+    names = {f"{claim.uid}-{each.device}": by_uuid[each.uuid] for each in claim.devices}
+    devices = tuple(replace(device, name=name) for name, device in names.items())
+    spec = replace(every, devices=devices)
     tree = schema.to_tree(spec)
     # Names that begin with a digit, as a UID may, are younger than others.
     tree = {**tree, "cdiVersion": schema.minimum_version(tree)}

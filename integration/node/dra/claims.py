@@ -7,6 +7,7 @@ Rules
 - A device that another claim has, or is a part of what it has, is not given again: the scheduler's
   races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
   nothing from others.
+- What a person has taken out of service is not given. Who has it, keeps it.
 - A configuration for our driver has to be one that we know. Known are NVIDIA's ``GpuConfig`` and
   ``MigDeviceConfig`` that ask for nothing. Any other is an error: it would be a setting that is
   lost. Those for other drivers are theirs.
@@ -18,10 +19,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from hooks.node.drained import DRIVER
 from integration.node.dra.state import Claim, ClaimDevice
 from integration.node.errors import (
     ClaimConfigUnknown,
     ClaimedDeviceMissing,
+    DeviceDrained,
     DeviceTaken,
     ResourceClaimUnusable,
 )
@@ -29,9 +32,10 @@ from integration.node.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hooks.node.drained import Drain
     from integration.node.dra.devices import Device
 
-__all__ = ["Reference", "read_claim", "refuse_taken"]
+__all__ = ["Reference", "read_claim", "refuse_drained", "refuse_taken"]
 
 _PLAIN: Final = frozenset({"GpuConfig", "MigDeviceConfig"})
 _PLAIN_GROUP: Final = "resource.nvidia.com/"
@@ -128,6 +132,23 @@ def _check_config(config: Iterable[Mapping[str, Any]], driver: str, asked: str) 
                 f"{kind} of {version} is not known"
             )  # fmt: skip
             raise ClaimConfigUnknown(f"a configuration of {asked}", found=found)
+
+
+def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
+    """See that nothing of what a claim is to have is out of service.
+
+    Raises:
+        DeviceDrained: something is.
+    """
+    marks = {drain.device: drain for drain in drains}
+    for device in claim.devices:
+        drain = marks.get(device.uuid) or marks.get(device.gpu) or marks.get(DRIVER)
+        if drain is not None:
+            raise DeviceDrained(
+                f"the device {device.device} of {claim}",
+                found=f"is out of service {drain.why}",
+                do="have the pod made anew; it gets another device, or another node",
+            )
 
 
 def refuse_taken(

@@ -24,8 +24,8 @@ Rules
 - A device is called by its UUID, so that no other has its name when one is gone.
 - A GPU in MIG mode is not published, only its MIG devices.
 - What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
-- A device that is lost, or unhealthy, or that a device plugin has given, is left out of what is
-  published. It comes back by itself.
+- A device that is lost, unhealthy or out of service, or that a device plugin has given, is left out
+  of what is published. It comes back by itself.
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resource.k8s.io/v1.
 """
@@ -94,6 +94,7 @@ class Device:
         attributes: by their full names, as the API has them.
         capacity: quantities, by their full names.
         lost: whether it does not answer, or has no node.
+        drained: since when and why it is out of service; "" if it is in service.
     """
 
     name: str
@@ -102,6 +103,12 @@ class Device:
     attributes: Mapping[str, Mapping[str, str | int]] = field(hash=False)
     capacity: Mapping[str, str] = field(hash=False)
     lost: bool = False
+    drained: str = ""
+
+    @property
+    def can_be_given(self) -> bool:
+        """Whether a claim may get it, if nobody has it."""
+        return not self.lost and not self.drained
 
 
 def devices_of(
@@ -122,7 +129,9 @@ def devices_of(
             }
             memory = {f"{NVIDIA}/memory": _quantity(gpu.memory)} if gpu.memory else {}
             lost = bool(gpu.lost) or gpu.path not in inventory.nodes.usable
-            found.append(Device(_name(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, lost))
+            out = gpu.drained or inventory.drained
+            name = _name(gpu.uuid)
+            found.append(Device(name, gpu.uuid, gpu.uuid, attributes, memory, lost, out))
     by_index = {gpu.index: gpu for gpu in inventory.gpus}
     for mig in inventory.mig_devices:
         parent = by_index.get(mig.gpu)
@@ -136,7 +145,8 @@ def devices_of(
             **_common(parent, inventory, places or {}),
         }
         lost = bool(parent.lost) or parent.path not in inventory.nodes.usable
-        found.append(Device(_name(mig.uuid), mig.uuid, parent.uuid, attributes, {}, lost))
+        out = mig.drained or inventory.drained
+        found.append(Device(_name(mig.uuid), mig.uuid, parent.uuid, attributes, {}, lost, out))
     times = Counter(each.uuid for each in found)
     return tuple(each for each in found if each.uuid and times[each.uuid] == 1)
 
@@ -159,7 +169,7 @@ def publishable(
             for uuid in (device.uuid, device.gpu)
             if (condition := health.get(uuid)) is not None
         }
-        is_fit = not device.lost and all(state.is_given for state in states)
+        is_fit = device.can_be_given and all(state.is_given for state in states)
         if is_fit and not {device.uuid, device.gpu}.intersection(plugin_gave):
             word = State.SUSPECT if State.SUSPECT in states else State.HEALTHY
             attributes = {**device.attributes, "health": _text(word.value)}

@@ -13,6 +13,7 @@ Rules
   an agent that is killed at any step finds all that it may have told of.
 - Where the engine says that it reads no CDI names, nothing is prepared: pods would run, ready, and
   without their devices.
+- A device that is out of service goes to no new claim, also if the mark is younger than the look.
 - While NVML does not answer, what was known of the devices is known still.
 - What a kubelet has not taken back stays prepared, whatever becomes of the device.
 
@@ -32,10 +33,11 @@ import anyio.abc
 import anyio.to_thread
 
 from api.errors import NvshimError, one_line
+from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
 from integration.node.api_server import ApiServer
 from integration.node.dra import cdi, state
-from integration.node.dra.claims import Reference, read_claim, refuse_taken
+from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
 from integration.node.dra.devices import Place, devices_of, publishable
 from integration.node.dra.publishing import Publisher, claim_path
 from integration.node.dra.serving import Health, Serving
@@ -165,8 +167,11 @@ class _Driver:
                 if (condition := self._board.health.get(uuid)) is not None
                 and not condition.state.is_given
             ]
-            message = bad[0].reason if bad else "it does not answer" if device.lost else ""
-            yield Health(self._pool, device.name, not (bad or device.lost), message)
+            out = f"it is out of service {device.drained}" if device.drained else ""
+            why = [*(condition.reason for condition in bad), out]
+            why += ["it does not answer"] if device.lost else []
+            message = next(filter(None, why), "")
+            yield Health(self._pool, device.name, not bad and device.can_be_given, message)
 
     # Claims
 
@@ -191,6 +196,7 @@ class _Driver:
             claim = read_claim(found, reference, self._name, self._pool, self._devices)
             before = self._claims.get(claim.uid)
             if claim != before:
+                refuse_drained(claim, read_drains(self._config))
                 refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
                 self._claims[claim.uid] = claim
                 self._tell()
@@ -199,7 +205,7 @@ class _Driver:
                     refuse_taken(claim, (), await self._plugin_gave())
                     await self._save()
                 await self._heed_engine()
-                await self._keep_spec(claim)
+                await self._keep_spec(claim, leave=claim == before)
             except NvshimError:
                 if claim != before:
                     await self._put_back(claim, before)
@@ -294,24 +300,27 @@ class _Driver:
             if self._claims.get(claim.uid) is not claim:
                 return
             try:
-                await self._keep_spec(claim)
-            except ClaimedDeviceMissing:
-                return  # what is there is what its containers were made with
+                # What is there is what its containers were made with.
+                await self._keep_spec(claim, leave=True)
             except NvshimError as error:
                 self.fault("specs", str(error))
             else:
                 self.fault("specs", "")
 
-    async def _keep_spec(self, claim: Claim) -> None:
-        if self._edits is None:
-            raise ClaimedDeviceMissing(
-                f"the devices of {claim}",
-                found="the driver has none of them now",
-                do="see `nvshim list` on the node",
-            )
+    async def _keep_spec(self, claim: Claim, *, leave: bool = False) -> None:
+        """Have the spec of a claim be there.
+
+        Args:
+            leave: whether one that is there is enough, if its devices cannot be given anew.
+        """
+        leave = leave and claim not in self._missing()
         keep = partial(cdi.keep, self._config, self._name, claim, self._edits)
-        if await anyio.to_thread.run_sync(keep):
-            self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
+        try:
+            if await anyio.to_thread.run_sync(keep):
+                self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
+        except ClaimedDeviceMissing:
+            if not leave:
+                raise
 
     # What device plugins have given
 

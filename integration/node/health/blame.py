@@ -2,22 +2,22 @@
 
 Rules, the first that tells
 1. The process that the kernel's log names: of the container whose id its cgroup has in its path.
-   One that has ended already is looked for among those that were seen using a GPU not long ago. A
-   process that was started after the error is another with the same number.
+   That was read when the log was (:mod:`integration.node.monitor.processes`). One that had ended by
+   then is looked for among those that were seen not long ago
+   (:mod:`integration.node.ledger.lately`).
 2. The only container that holds the MIG device that the error is of, or one of them.
 3. The only container that holds the GPU, or a part of it.
 
-Otherwise nobody knows. How it is known is said with it: that somebody alone holds a GPU that fell
-off the bus does not make it their fault.
+Who held a device until a moment ago counts as a holder: errors are told late. Otherwise nobody
+knows. How it is known is said with it: that somebody alone holds a GPU that fell off the bus does
+not make it their fault.
 """
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from integration.node.ledger.cgroups import cgroups_in, own_cgroup
 
@@ -25,26 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from integration.inspection.bundles import Container
-    from integration.inspection.procfs import Procfs
     from integration.node.health.policy import Verdict
-    from integration.node.ledger.values import DeviceUse, Ledger
+    from integration.node.ledger.lately import Lately
+    from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import GpuEvent
 
-__all__ = ["Blame", "How", "Pids", "blame"]
-
-_MOST_PIDS: Final = 4096
-# Seconds that an ended process is remembered.
-_REMEMBERED: Final = 900.0
-# Seconds by which the kernel's times may differ: a process's beginning is told in hundredths.
-_SLACK: Final = 1.0
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
+__all__ = ["Blame", "How", "blame"]
 
 
 class How(StrEnum):
     """How it is known whose an error is."""
 
     PROCESS = "by its process"
+    ENDED = "by its process, which has ended"
     HOLDER = "only holder"
+    OUTSIDE = "by a process that is in no container"
     UNKNOWN = "unknown"
 
 
@@ -53,76 +48,45 @@ class Blame:
     """Whose an error is.
 
     Attributes:
-        titles: the containers, as people call them; none if nobody knows.
+        container: whose; None if it is nobody's, or nobody knows.
         how: how it is known.
     """
 
-    titles: tuple[str, ...] = ()
+    container: Container | None = None
     how: How = How.UNKNOWN
 
-
-class Pids:
-    """Which processes used GPUs lately, and of which containers they were."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[int, tuple[str, float]] = OrderedDict()
-
-    def remember(self, usage: Iterable[DeviceUse], now: float) -> None:
-        """Remember who uses GPUs now.
-
-        Args:
-            now: in seconds since boot.
-        """
-        for use in usage:
-            if use.holding is None:
-                continue
-            for pid in use.processes:
-                self._known[pid] = (use.holding.container.title, now)
-                self._known.move_to_end(pid)
-        while len(self._known) > _MOST_PIDS:
-            self._known.popitem(last=False)
-
-    def find(self, pid: int, now: float) -> str:
-        """The container that a process was of; "" if that is not known.
-
-        Args:
-            now: in seconds since boot.
-        """
-        title, when = self._known.get(pid, ("", 0.0))
-        return title if now - when <= _REMEMBERED else ""
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """What people call it; none if nobody knows."""
+        return () if self.container is None else (self.container.title,)
 
 
-def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, pids: Pids, procfs: Procfs) -> Blame:
+def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> Blame:
     """Whose an error is."""
     if event.pid:
-        cgroups = _cgroups_of(event, procfs)
-        container = _in(cgroups, (held.container for held in ledger.holdings))
-        if cgroups and container is None:
-            return Blame()  # it is there, and is of no container that holds a device
-        title = container.title if container else pids.find(event.pid, event.when)
-        if title:
-            return Blame((title,), How.PROCESS)
+        if event.cgroups:
+            holders = [each.container for each in (*ledger.holdings, *ledger.stopped)]
+            container = _in(event.cgroups, (*holders, *ledger.containers))
+            return Blame(container, How.PROCESS) if container else Blame(None, How.OUTSIDE)
+        container = lately.container_of(event.pid, event.when)
+        if container is not None:
+            return Blame(container, How.ENDED)
     if not verdict.certain:
         return Blame()
     narrow = [uuid for uuid in verdict.devices if uuid != verdict.gpu]
-    if verdict.gpu not in verdict.devices and (only := _only(ledger, narrow)):
+    if verdict.gpu not in verdict.devices and (only := _only(lately, narrow, event.when)):
         return only
-    return _only(ledger, [verdict.gpu]) or Blame()
+    return _only(lately, [verdict.gpu], event.when) or Blame()
 
 
-def _only(ledger: Ledger, uuids: Iterable[str]) -> Blame | None:
+def _only(lately: Lately, uuids: Iterable[str], when: float) -> Blame | None:
     """Who alone holds any of these devices; None if that is nobody, or are several."""
-    holders = {held.container.title for uuid in uuids for held in ledger.holders(uuid)}
-    return Blame((holders.pop(),), How.HOLDER) if len(holders) == 1 else None
-
-
-def _cgroups_of(event: GpuEvent, procfs: Procfs) -> str:
-    """Where the process is that an error names; "" if it has ended."""
-    status = procfs.status(event.pid)
-    # One that ends is in the root of every hierarchy of cgroup v1.
-    if status is None or status.is_zombie or status.start_time / _TICKS > event.when + _SLACK:
-        return ""
-    return procfs.text(event.pid, "cgroup")
+    found = {
+        held.container.bundle: held.container
+        for uuid in uuids
+        for held in lately.holders(uuid, when)
+    }
+    return Blame(next(iter(found.values())), How.HOLDER) if len(found) == 1 else None
 
 
 def _in(cgroups: str, containers: Iterable[Container]) -> Container | None:

@@ -39,6 +39,7 @@ from integration.node.health.machine import (
 from integration.node.health.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of
 from integration.node.health.values import State
 from integration.node.health.xids import Scope, Severity, about
+from shim.causes.xids import RECOVERY_ACTIONS, Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -379,7 +380,11 @@ def _told(book: Book, gpu: GpuSample, when: float, now: Moment, rules: Rules) ->
         book = _stepped(book, devices, Reset(), now, rules)
     book = replace(book, counters={**book.counters, gpu.uuid: counted})
     parts = {device.uuid for device in gpu.mig}
-    answer = Answer(pending=bool(gpu.rows_pending), failed=bool(gpu.rows_failed))
+    answer = Answer(
+        pending=bool(gpu.rows_pending),
+        failed=bool(gpu.rows_failed),
+        asks=_asked(gpu.recovery_action),
+    )
     # What was said before the last error proves nothing.
     proven = [
         uuid
@@ -387,6 +392,12 @@ def _told(book: Book, gpu: GpuSample, when: float, now: Moment, rules: Rules) ->
         if (uuid == gpu.uuid or uuid in parts) and when > book.conditions[uuid].last_error
     ]
     return _stepped(book, proven, answer, now, rules)
+
+
+def _asked(action: int | None) -> str | None:
+    """What NVML's recovery action has to be done with the device; what its users do is theirs."""
+    named = None if action is None else RECOVERY_ACTIONS.get(action)
+    return "" if named == Action.DRAIN else named
 
 
 def _went_back(

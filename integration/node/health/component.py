@@ -27,10 +27,9 @@ import anyio
 import anyio.to_thread
 
 from api.errors import one_line
-from integration.inspection.procfs import Procfs
 from integration.node.board import Unsampled
 from integration.node.health import requests, store
-from integration.node.health.blame import Pids, blame
+from integration.node.health.blame import blame
 from integration.node.health.book import (
     cleared,
     fell,
@@ -120,8 +119,6 @@ class _Ward:
         self._say = context.say
         self._policy = policy
         self._rules = rules_of(context.config)
-        self._pids = Pids()
-        self._procfs = Procfs()
         self._totals = dict(context.board.xids)
         self._sampled = -math.inf
         self._known_lost: dict[str, str] = {}
@@ -147,7 +144,6 @@ class _Ward:
                 tasks.start_soon(follow, self._look, "seen")
                 tasks.start_soon(follow, self._watched, "unwatched")
                 tasks.start_soon(follow, self._lost, "lost")
-                tasks.start_soon(follow, self._used, "usage")
                 tasks.start_soon(self._board.follow, self._sampled_by_others, "sample")
                 tasks.start_soon(self._ask)
                 tasks.start_soon(self._serve_requests)
@@ -161,7 +157,7 @@ class _Ward:
         if event.kind not in _KINDS:
             return
         verdict = judge(self._book, event, self._policy)
-        whose = blame(event, verdict, self._board.ledger, self._pids, self._procfs)
+        whose = blame(event, verdict, self._board.ledger, self._board.lately)
         verdict = replace(verdict, blamed=whose.titles)
         self._put(heard(self._book, event, verdict, _now(), self._rules))
         self._tell(event, verdict, whose)
@@ -241,9 +237,6 @@ class _Ward:
         before, self._known_lost = self._known_lost, dict(self._board.lost)
         lost = {gpu: why for gpu, why in self._known_lost.items() if gpu not in before}
         self._put(fell(self._book, lost, _now(), self._rules))
-
-    def _used(self) -> None:
-        self._pids.remember(self._board.usage, _now().boot)
 
     def _sampled_by_others(self) -> None:
         if self._board.sample is not None:

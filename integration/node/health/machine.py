@@ -21,6 +21,8 @@ Rules
   failure it is the first again.
 - NVML that is silent makes a device suspect, and after a while unhealthy: nobody would hear of
   what happens to it. One whose events cannot be had, but which answers, stays suspect.
+- What the driver itself says that a device needs to recover is obeyed, as with Xid 154: a reset or
+  more is a fatal error, and that it needs nothing any more is a reset.
 - What lasts (rows of memory that could not be remapped, or wait to be) counts when it begins. So
   who puts such a device back by hand has it back.
 - A person may put a device back; one that is lost stays unhealthy.
@@ -142,6 +144,7 @@ class Condition:
         unwatched: why its events cannot be had; "" if they can.
         pending: whether rows of its memory wait to be remapped.
         failed: whether rows could not be remapped.
+        asks: what the driver says that it needs to recover; "" for nothing.
         falls: how often it failed, one time after the other.
         fell: when it did so last.
     """
@@ -162,6 +165,7 @@ class Condition:
     unwatched: str = ""
     pending: bool = False
     failed: bool = False
+    asks: str = ""
     falls: int = 0
     fell: float = 0.0
 
@@ -213,10 +217,18 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """It answers, and says so much of its memory."""
+    """It answers, and says so much of its memory.
+
+    Attributes:
+        pending: whether rows of it wait to be remapped.
+        failed: whether rows could not be.
+        asks: what the driver says that the device needs to recover; "" for nothing, None if it does
+            not say.
+    """
 
     pending: bool = False
     failed: bool = False
+    asks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +288,7 @@ def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Con
 
 
 _OF_ROWS: Final = "reset the GPU; if it comes back, have it replaced"
+_ASKED: Final = "the driver says that it has to be recovered"
 _OF_PENDING: Final = "reset the GPU when it is free (nvidia-smi --gpu-reset)"
 
 
@@ -306,6 +319,12 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
     known = replace(condition, lost="", was_away=False, silent_since=None)
     if condition.was_away:
         # Whatever brought it back is the reset that it needed.
+        known = step(known, Reset(), now, rules)
+    if answer.asks is not None and answer.asks != known.asks:
+        known = replace(known, asks=answer.asks)
+        if answer.asks:
+            known = replace(known, last_error=now.boot)
+            return _bad(known, Need.RESET, _ASKED, now, rules, remedy=answer.asks)
         known = step(known, Reset(), now, rules)
     failed, pending = answer.failed and not known.failed, answer.pending and not known.pending
     known = replace(known, failed=answer.failed, pending=answer.pending)

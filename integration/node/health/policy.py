@@ -20,12 +20,12 @@ Source: internal/rm/health.go of NVIDIA's device plugin.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from integration.node.errors import XidListWrong
-from integration.node.health.xids import Remedy, Severity, Xid, about
+from integration.node.health.xids import Severity, Xid, about
+from shim.causes.xids import RECOVERY, Action, Remedy, recovery_asked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,7 +134,6 @@ def _numbers(variable: str, text: str) -> tuple[frozenset[int], frozenset[str]]:
 ECC_DOUBLE: Final = "ecc-double"
 XID: Final = "xid"
 DBE: Final = 48
-_RECOVERY: Final = 154
 
 TOGETHER: Final = 30.0
 """Seconds between two errors that tell of the same."""
@@ -191,28 +190,17 @@ def severity_of(
     was_contained = contained is not None and abs(event.when - contained) <= TOGETHER
     if event.xid == DBE and severity == Severity.FATAL and was_contained:
         return Severity.UNHEALTHY, remedy, False
-    if event.xid == _RECOVERY and severity == Severity.SUSPECT:
-        return _of_recovery(event.text)
+    if event.xid == RECOVERY and severity == Severity.SUSPECT:
+        asked = recovery_asked(event.text)
+        return _ACTIONS.get(asked, _ACTIONS[None])
     return severity, remedy, False
 
 
-# All of it, and at the end: before it stands the name that a process has chosen for itself, which
-# is too short to hold this.
-_TO: Final = re.compile(
-    r"recovery action changed from 0x[0-9a-f]+ \([^()]*\) to 0x[0-9a-f]+ \(([^()]*)\)\.?\s*$",
-    re.IGNORECASE,
-)
-_ACTIONS: Final[Mapping[str, tuple[Severity, Remedy, bool]]] = {
-    "none": (Severity.IGNORE, Remedy.NOTHING, True),
-    "gpu reset required": (Severity.FATAL, Remedy.RESET, False),
-    "drain and reset": (Severity.FATAL, Remedy.RESET, False),
-    "pf flr": (Severity.FATAL, Remedy.RESET, False),
-    "node reboot required": (Severity.FATAL, Remedy.REBOOT, False),
-    "drain p2p": (Severity.SUSPECT, Remedy.RESTART_APP, False),
+_ACTIONS: Final[Mapping[Action | None, tuple[Severity, Remedy, bool]]] = {
+    Action.NOTHING: (Severity.IGNORE, Remedy.NOTHING, True),
+    Action.RESET: (Severity.FATAL, Remedy.RESET, False),
+    Action.DRAIN_AND_RESET: (Severity.FATAL, Remedy.RESET, False),
+    Action.REBOOT: (Severity.FATAL, Remedy.REBOOT, False),
+    Action.DRAIN: (Severity.SUSPECT, Remedy.RESTART_APP, False),
+    None: (Severity.SUSPECT, Remedy.RESET, False),
 }
-
-
-def _of_recovery(text: str) -> tuple[Severity, Remedy, bool]:
-    found = _TO.search(text)
-    action = found[1].strip().lower() if found else ""
-    return _ACTIONS.get(action, (Severity.SUSPECT, Remedy.RESET, False))

@@ -172,7 +172,11 @@ def _condition(entry: Any) -> Condition | None:
         return None
     try:
         known = Condition(
-            **{each.name: _READ[str(each.type)](entry.get(each.name)) for each in fields(Condition)}
+            **{
+                each.name: _READ[str(each.type)](entry.get(each.name))
+                for each in fields(Condition)
+                if each.name in entry or each.name not in _NEWER
+            }
         )
     except ValueError:
         return None
@@ -181,6 +185,9 @@ def _condition(entry: Any) -> Condition | None:
         return None
     return known
 
+
+# What files of agents before this one do not have.
+_NEWER: Final = frozenset({"asks"})
 
 _FAR: Final = 1e12
 

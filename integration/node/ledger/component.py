@@ -37,6 +37,7 @@ from integration.node.ledger.holdings import (
     Allocated,
     holdings_of,
     stale_of,
+    stopped_of,
     unheld_of,
 )
 from integration.node.ledger.kubelet import allocated_by
@@ -103,6 +104,7 @@ def _ledger_of(
         if allocated is None
         else unheld_of(allocated, holdings, containers if _tells_nodes(inventory) else ()),
         denied=tuple(_denied(containers)),
+        stopped=stopped_of(containers, inventory),
         containers=containers,
     )
 

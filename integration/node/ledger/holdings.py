@@ -39,6 +39,7 @@ __all__ = [
     "has_stopped",
     "holdings_of",
     "stale_of",
+    "stopped_of",
     "unheld_of",
 ]
 
@@ -87,6 +88,20 @@ def holdings_of(
                 )
             )
     return tuple(found)
+
+
+def stopped_of(containers: Iterable[Container], inventory: Inventory | None) -> tuple[Holding, ...]:
+    """What those held whose init has ended.
+
+    Args:
+        inventory: what the node has; None if that is not known, and then only records tell.
+    """
+    held = (
+        Holding(each, *devices_of(each, inventory))
+        for each in containers
+        if not each.sandbox and has_stopped(each)
+    )
+    return tuple(each for each in held if each.devices)
 
 
 def _given_to(container: Container, allocated: Allocated | None) -> tuple[str, ...]:

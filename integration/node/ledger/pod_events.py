@@ -2,13 +2,14 @@
 
 ``kubectl describe pod`` then has what a person would otherwise look for in a node's log: that a
 container runs without a device that the kubelet has given it, or without one that its image asks
-for and nobody granted.
+for and nobody granted; and what its GPU suffered, which may be why it ended.
 
 Rules
 - Only where the cluster has given the agent a token, and the right to make events: without a token
   nothing is done, and a right that is missing is said once.
 - An event is made once for each container and cause, as long as its pod is there, however often the
-  container starts. What cannot be made now is tried again.
+  container starts. What cannot be made now is tried again. That the memory of a GPU is full is no
+  event: many programs take all of it on purpose.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -25,18 +26,24 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 
+from integration.node.causes.journal import GPU_MEMORY, told
+from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
+from shim.causes.record import Whose
+from shim.causes.sentence import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from integration.node.api_server import ApiServer
+    from integration.node.causes.journal import Entry, Key
     from integration.node.components import Context
     from integration.node.ledger.values import Ledger
 
-__all__ = ["run"]
+__all__ = ["Notice", "notices_of_faults", "run"]
 
 _AGAIN: Final = 60.0
+_RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
 _COMPONENT: Final = "nvshim-node"
 
 
@@ -61,15 +68,20 @@ def _make_event(api: ApiServer, namespace: str, event: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Notice:
-    """What is said on a pod."""
+class Notice:
+    """What is said on a pod.
+
+    Attributes:
+        cause: what it is about: two that differ in nothing but their message are one.
+    """
 
     namespace: str
     pod: str
     pod_uid: str
     container: str
     reason: str
-    message: str
+    cause: str
+    message: str = field(compare=False)
 
     def event(self, now: str) -> dict[str, Any]:
         """The event that says it.
@@ -99,24 +111,53 @@ class _Notice:
         }
 
 
-def _notices(ledger: Ledger) -> Iterator[_Notice]:
+def _notices(ledger: Ledger) -> Iterator[Notice]:
     """What there is to say on pods now."""
     for missing in ledger.missing:
-        yield _Notice(
+        yield Notice(
             missing.namespace, missing.pod, missing.pod_uid, missing.container, "DeviceMissing",
+            missing.device,
             f"container {missing.container} runs without {missing.device} ({missing.resource}), "
             "which the kubelet has given it; see that the pod names the shim's RuntimeClass, and "
             "`nvshim doctor` on the node",
         )  # fmt: skip
     for denied in ledger.denied:
-        yield _Notice(
+        yield Notice(
             denied.namespace, denied.pod, denied.pod_uid, denied.container, "DeviceDenied",
+            denied.why,
             f"container {denied.container} is not given what it asks for: {denied.why}",
         )  # fmt: skip
 
 
+_REASONS: Final = {
+    Whose.DEVICE: "GPUFailure",
+    Whose.HOST: "GPUFailure",
+    Whose.NEIGHBOUR: "GPUError",
+    Whose.APPLICATION: "GPUError",
+    Whose.UNCLEAR: "GPUError",
+}
+
+
+def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Notice]:
+    """What there is to say of faults that containers of pods had to do with.
+
+    Args:
+        since: seconds since the epoch; what was before, another agent has told.
+    """
+    for entry, fault in told(causes):
+        pod = entry.pod
+        if not pod or fault.kind == GPU_MEMORY or fault.at < since:
+            continue
+        reason = "GPUMemoryLimit" if fault.kind == MEMORY_LIMIT else _REASONS[fault.whose]
+        cause = "/".join((fault.kind, str(fault.code), fault.gpu, fault.whose, fault.action))
+        yield Notice(
+            pod["namespace"], pod["name"], pod.get("uid", ""), pod.get("container", ""), reason,
+            cause, sentence([fault]),
+        )  # fmt: skip
+
+
 async def run(context: Context) -> None:
-    """Make events of what is missing or denied, until cancelled."""
+    """Make events of what is missing or denied, and of faults, until cancelled."""
     options, board = context.options, context.board
     has_token = await anyio.Path(options.service_account).is_dir()
     if not options.api_server or not has_token:
@@ -124,15 +165,21 @@ async def run(context: Context) -> None:
     from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
 
     api = ApiServer(options.api_server, options.api_port, options.service_account)
-    told: set[_Notice] = set()
+    made: set[Notice] = set()
+    since = time.time() - _RECENT
     failed = ""
     while True:
-        version = board.version("ledger")
+        version = board.version("ledger", "causes")
         ledger = board.ledger
+        notices = {*_notices(ledger), *notices_of_faults(board.causes, since)}
         pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
-        told = {each for each in told if (each.namespace, each.pod, each.pod_uid) in pods}
+        made = {
+            each
+            for each in made
+            if each in notices or (each.namespace, each.pod, each.pod_uid) in pods
+        }
         line = ""
-        for each in sorted(set(_notices(ledger)) - told):
+        for each in sorted(notices - made):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             make = partial(_make_event, api, each.namespace, each.event(now))
             try:
@@ -140,8 +187,10 @@ async def run(context: Context) -> None:
             except EventNotMade as error:
                 line = str(error)
                 break
-            told.add(each)
+            made.add(each)
         if line and line != failed:
             context.say("warning", line)
         failed = line
-        await board.change("ledger", since=version, timeout=_AGAIN if line else float("inf"))
+        await board.change(
+            "ledger", "causes", since=version, timeout=_AGAIN if line else float("inf")
+        )

@@ -2,7 +2,8 @@
 
 Rules
 - A process is whose its cgroup says (:mod:`integration.node.ledger.cgroups`); one that is in no
-  container's is nobody's, and listed so.
+  container's is nobody's, and listed so. So is one that was started after NVML had named its
+  number: what the one before it used is not its.
 - NVML lists a process once as computing and once as drawing; it is one process, with one memory.
 - A container that holds a device and has no process on it uses nothing of it: that is said too. One
   that has a process on a device that it does not hold (a privileged one) is listed with it.
@@ -13,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +41,10 @@ _AMOUNTS: Final = (
 )  # fmt: skip
 
 
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_SLACK: Final = 0.1  # seconds: a process's beginning is told in hundredths
+
+
 async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
     """What each container uses of each device by a sample; it is posted on the board as well.
 
@@ -62,8 +68,15 @@ def owners_of(
     pids = {process.pid for process in sample.processes}
     if not pids:
         return {}
-    owners = Owners(containers, Procfs(proc))
-    return {pid: owners.of(pid) for pid in pids}
+    procfs = Procfs(proc)
+    owners = Owners(containers, procfs)
+    return {pid: owners.of(pid) if _is_it(procfs, pid, sample.when) else None for pid in pids}
+
+
+def _is_it(procfs: Procfs, pid: int, when: float) -> bool:
+    """Whether a process was there at a time, in seconds since boot, as far as that is known."""
+    status = procfs.status(pid)
+    return status is None or status.start_time / _TICKS <= when + _SLACK
 
 
 def usage_of(

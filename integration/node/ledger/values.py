@@ -91,6 +91,7 @@ class Ledger:
         unknown: why some containers could not be read, a line each.
         unheld: what the kubelet has given, and nobody has.
         denied: what containers of pods were not given.
+        stopped: what those held whose init has ended, and whose bundle is still there.
         containers: all that there are, with and without devices; they are not compared.
     """
 
@@ -99,6 +100,7 @@ class Ledger:
     unknown: tuple[str, ...] = ()
     unheld: tuple[Unheld, ...] = ()
     denied: tuple[Denied, ...] = ()
+    stopped: tuple[Holding, ...] = ()
     containers: tuple[Container, ...] = field(default=(), compare=False, repr=False)
 
     @property

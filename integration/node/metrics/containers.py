@@ -120,6 +120,10 @@ CONTAINERS: Final = Group("Containers", (
     _outside("nvshim_outside_gpu_processes",
              "How many processes of no known container use the device.",
              lambda use: len(use.processes)),
+    Family("nvshim_container_faults_total",
+           "Faults that containers had to do with, since the agent began: the kind, the number of "
+           "an Xid, and whose fault it was (device, host, neighbour, application, unclear).",
+           ("kind", "xid", "whose"), lambda moment: moment.board.counters.faults),
     single("nvshim_containers_unreadable",
            "How many containers there are of which it is not known what they hold.",
            lambda moment: len(moment.board.ledger.unknown)),

@@ -70,6 +70,7 @@ class Counters:
         updates: lists of devices that were sent to a kubelet, by resource.
         last_xids: when a GPU's driver last reported an error, in seconds since boot, by the GPU's
             UUID and the number. How many there were is the board's ``xids``.
+        faults: that containers had to do with, by kind, number ("" for none) and whose they were.
         restarts: how often a part of the agent was begun again, by its name.
         looks: at the node, by result; one that found something wrong has failed.
         looking: how long they took.
@@ -84,6 +85,7 @@ class Counters:
         self.registrations: dict[Labels, int] = {}
         self.updates: dict[Labels, int] = {}
         self.last_xids: dict[Labels, float] = {}
+        self.faults: dict[Labels, int] = {}
         self.restarts: dict[Labels, int] = {}
         self.looks: dict[Labels, int] = {}
         self.looking = Durations()
@@ -117,6 +119,10 @@ class Counters:
         if event.xid:
             key = _bounded(self.last_xids, (event.gpu, str(event.xid)))
             self.last_xids[key] = event.when
+
+    def faulted(self, kind: str, code: int, whose: str) -> None:
+        """A container had to do with a fault (:class:`shim.causes.record.Fault`)."""
+        _count(self.faults, (kind, str(code or ""), str(whose)))
 
     def restarted(self, part: str) -> None:
         """A part of the agent has ended, and is begun again."""

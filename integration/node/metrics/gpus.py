@@ -219,6 +219,16 @@ def _judged(name: str, meaning: str, value: Callable[[Condition], float | None])
     return Family(name, meaning, DEVICE, rows)
 
 
+def _drained(moment: Moment) -> Rows:
+    """Of devices that the inventory has; one whose UUID nobody knows goes by its address."""
+    drained = moment.board.seen.drained
+    return {
+        labels: uuid in drained
+        for uuid, labels in moment.names.device.items()
+        if uuid in moment.names.known or uuid in moment.names.mig
+    }
+
+
 def _holders(moment: Moment) -> Rows:
     holdings = moment.board.ledger.holdings
     held = Counter(uuid for each in holdings for uuid in {*each.devices, *each.gpus})
@@ -236,6 +246,9 @@ HEALTH: Final = Group("Health", (
     _judged("nvshim_device_last_xid",
             "The number of the last error that its state is founded on; 0 for none.",
             lambda health: health.xid),
+    Family("nvshim_device_out_of_service",
+           "Whether a person has taken a GPU or MIG device, or the driver, out of service.",
+           DEVICE, _drained),
     Family("nvshim_device_containers",
            "How many containers hold a GPU or MIG device; for a GPU, those with a part of it too.",
            DEVICE, _holders),

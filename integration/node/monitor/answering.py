@@ -1,7 +1,8 @@
 """Answering what the GPUs are like, in the child.
 
 It says ``{"ready": DRIVER}`` once NVML is up. Then it says one object for each line that it reads,
-and ends when there are no more::
+``{"given_up": {INDEX: WHY, …}, "alone": BOOLEAN, "patience": SECONDS}``, and ends when there are no
+more::
 
     {"driver": …, "gpus": [{"index": …, "uuid": …, …}, …], "notes": [WHAT WENT WRONG, …]}
 
@@ -10,6 +11,11 @@ with all of a GPU by the names and in the units of
 a GPU has why it does not. Before that it says ``{"beat": 1}`` now and then, as long as one question
 after the other is answered: so a driver that is slow is told from one that hangs. The agent checks
 the answer and makes a :class:`~integration.node.monitor.values.Sample` of it (:mod:`.samples`).
+
+No GPU takes the others with it. One that does not answer while others do is told as lost after
+``patience``, with "hangs" beside it: then this process is of no use any more. Where NVML crashes,
+GPUs are asked alone, one after the other, and ``{"asks": INDEX}`` is said before each, so that the
+agent knows which it was. What was given up is told as lost for that reason, and not asked.
 
 GPUs are asked at the same time, which NVML allows: a slow driver may take 0.1 s for each of some
 hundred questions. NVML takes no notice of a GPU that comes back, so after one was lost it is begun
@@ -24,6 +30,7 @@ Source: the NVML API, "Device Queries"; NVIDIA's MIG user guide, "Monitoring MIG
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -32,13 +39,16 @@ from typing import TYPE_CHECKING, Any
 from hooks.node.nvml_probe import GpuAsker, GpuLost, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _NOT_FOUND = 6  # nvmlReturn_t
 
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _SM_CLOCK, _MEMORY_CLOCK, _TEMPERATURE = 1, 2, 0
 _MIG_ENABLED = 1
+
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, of R550 and newer.
+_RECOVERY_ACTION = 230
 
 _MEMORY = ("memory_total_bytes", "memory_used_bytes")
 
@@ -86,13 +96,18 @@ def answer(nvml: Any, say: Callable[[dict[str, Any]], None]) -> None:
     asker = Asker(nvml, lambda: say({"beat": 1}))
     say({"ready": asker.driver()})
     lost = False
-    for _ in sys.stdin:
+    for line in sys.stdin:
         if lost:
             nvml.nvmlShutdown()
             nvml.nvmlInit()
-        told = asker.all()
+        question = json.loads(line)
+        given_up = {int(index): why for index, why in question["given_up"].items()}
+        if question["alone"]:
+            told = asker.each(given_up, lambda index: say({"asks": index}))
+        else:
+            told = asker.all(given_up, question["patience"])
         say(told)
-        lost = any("lost" in gpu for gpu in told["gpus"])
+        lost = any("lost" in gpu and gpu["index"] not in given_up for gpu in told["gpus"])
 
 
 class Asker:
@@ -109,23 +124,50 @@ class Asker:
         """The version that NVML is of."""
         return text_of(self._nvml.nvmlSystemGetDriverVersion())
 
-    def all(self) -> dict[str, Any]:
-        """What is to be said of all GPUs."""
-        count = min(self._nvml.nvmlDeviceGetCount(), _MOST_GPUS)
-        gpus = [_Gpu(self._nvml, index) for index in range(count)]
+    def all(self, given_up: Mapping[int, str], patience: float) -> dict[str, Any]:
+        """What is to be said of all GPUs, which are asked at the same time.
+
+        Args:
+            given_up: why some are not asked, by their indices.
+            patience: seconds after which those that do not answer are given up, if others do.
+        """
+        gpus = self._gpus(given_up)
         failed: list[Exception] = []
-        workers = _begin(gpus, failed)
-        answered = 0
-        for worker in workers:
-            while worker.is_alive():
-                worker.join(_BEAT)
-                before, answered = answered, sum(gpu.asker.answered for gpu in gpus)
-                if answered != before:
-                    self._beat()
+        workers = _begin([gpu for gpu in gpus if not gpu.done], failed)
+        answered, since = 0, time.monotonic()
+        while busy := [worker for worker in workers if worker.is_alive()]:
+            busy[0].join(_BEAT)
+            before, answered = answered, sum(gpu.asker.answered for gpu in gpus)
+            if answered != before:
+                since = time.monotonic()
+                self._beat()
+            elif time.monotonic() - since > patience and any(gpu.told_of_itself for gpu in gpus):
+                break
         if failed:
             raise failed[0]
+        return self._said(gpus)
+
+    def each(self, given_up: Mapping[int, str], asks: Callable[[int], None]) -> dict[str, Any]:
+        """What is to be said of all GPUs, which are asked one after the other.
+
+        Args:
+            given_up: why some are not asked, by their indices.
+            asks: called with the index of each that is, before.
+        """
+        gpus = self._gpus(given_up)
+        for index, gpu in enumerate(gpus):
+            if not gpu.done:
+                asks(index)
+                gpu.ask()
+        return self._said(gpus)
+
+    def _gpus(self, given_up: Mapping[int, str]) -> list[_Gpu]:
+        count = min(self._nvml.nvmlDeviceGetCount(), _MOST_GPUS)
+        return [_Gpu(self._nvml, index, given_up.get(index, "")) for index in range(count)]
+
+    def _said(self, gpus: list[_Gpu]) -> dict[str, Any]:
         notes = dict.fromkeys(note for gpu in gpus for note in gpu.asker.notes)
-        told = [gpu.told for gpu in gpus]
+        told = [gpu.told if gpu.done else gpu.hanging() for gpu in gpus]
         return {"driver": self.driver(), "gpus": told, "notes": [*notes][:_NOTES]}
 
 
@@ -156,12 +198,18 @@ class _Gpu:
     Attributes:
         told: what it has said.
         asker: who asks it.
+        done: whether it is not to be asked any more.
+        told_of_itself: whether it has answered everything.
     """
 
-    def __init__(self, nvml: Any, index: int) -> None:
+    def __init__(self, nvml: Any, index: int, given_up: str) -> None:
         self._nvml = nvml
         self.told: dict[str, Any] = {"index": index, "uuid": ""}
+        if given_up:
+            self.told["lost"] = given_up
         self.asker = GpuAsker(nvml, index)
+        self.done = bool(given_up)
+        self.told_of_itself = False
 
     def ask(self) -> None:
         """Ask it everything."""
@@ -169,6 +217,18 @@ class _Gpu:
             self._ask_all(self.asker.open(self.told))
         except GpuLost as error:
             self.told["lost"] = str(error)
+        else:
+            self.told_of_itself = True
+        self.done = True
+
+    def hanging(self) -> dict[str, Any]:
+        """What is said of it while it does not answer."""
+        return {
+            "index": self.told["index"],
+            "uuid": self.told["uuid"] or "",
+            "lost": "it does not answer, and others do",
+            "hangs": True,
+        }
 
     def _ask_all(self, handle: Any) -> None:
         """Ask everything of a GPU that is there.
@@ -192,6 +252,8 @@ class _Gpu:
         if throttle is None:
             throttle = ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         put(("throttle_reasons",), None if throttle is None else [throttle])
+        fields = ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
+        put(("recovery_action",), None if fields is None else [_value_of(fields[0])])
         mode = ask("nvmlDeviceGetMigMode", handle)
         devices = self._mig(handle) if mode is not None and mode[0] == _MIG_ENABLED else []
         told["mig"] = [device for _, device in devices]
@@ -275,3 +337,8 @@ class _Gpu:
             [each.pid, each.smUtil, each.memUtil, each.encUtil, each.decUtil]
             for each in newest.values()
         ]
+
+
+def _value_of(field: Any) -> int | None:
+    """The value of a field, an unsigned number; None if the driver does not have it."""
+    return int(field.value.uiVal) if field.nvmlReturn == 0 else None

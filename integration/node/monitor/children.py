@@ -15,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -30,11 +31,14 @@ from integration.node.errors import ChildFailed
 from integration.node.monitor import child as program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from integration.node.refresh import Seen
 
-__all__ = ["Child", "Children", "identity_of", "library_of"]
+__all__ = ["CRASHED", "Child", "Children", "identity_of", "library_of"]
+
+CRASHED: Final = "NVML crashed"
+"""How the reason begins of a child that a signal has ended."""
 
 _LONGEST: Final = 4 << 20
 _CHUNK: Final = 1 << 16
@@ -143,13 +147,16 @@ class Child:
         os.set_blocking(self._to.fileno(), False)
         os.set_blocking(self._from.fileno(), False)
 
-    def ask(self) -> None:
-        """Send an empty line, which is a question to one that answers.
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """Send a question to one that answers.
 
         That it has ended is told to whoever waits for its answer.
+
+        Args:
+            question: what JSON has; it fits into a pipe.
         """
         with suppress(BrokenPipeError):
-            self._to.write(b"\n")
+            self._to.write(json.dumps(question).encode() + b"\n")
 
     async def line(self, seconds: float) -> bytes:
         """The next line that it says.
@@ -204,7 +211,7 @@ class Child:
         if status is None:
             return "it has hung up"
         if status < 0:
-            return f"NVML crashed: {signal.Signals(-status).name}"
+            return f"{CRASHED}: {signal.Signals(-status).name}"
         return f"it ended with {status}"
 
     def _failed(self, found: Any) -> ChildFailed:

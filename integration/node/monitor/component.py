@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from integration.inspection.procfs import Procfs
 from integration.node.board import Unsampled
 from integration.node.errors import KernelLogUnusable
 from integration.node.monitor import letting_go
@@ -27,6 +28,7 @@ from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.events import Watch
 from integration.node.monitor.kernel_log import follow
 from integration.node.monitor.merging import Merger
+from integration.node.monitor.processes import Processes
 from integration.node.monitor.sampling import NvmlSampler
 from integration.node.refresh import Seen
 
@@ -44,7 +46,7 @@ _SAMPLES: Final = "monitor.samples"
 async def run(context: Context) -> None:
     """Watch the GPUs, until cancelled."""
     board, children = context.board, Children(context.say)
-    teller = Teller(board)
+    teller = Teller(board, reads_log=bool(context.options.kernel_log))
     to_answer = context.config.nvml_timeout
     watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)
 
@@ -88,6 +90,7 @@ async def _read_log(context: Context, teller: Teller) -> None:
         line = str(error)
     context.say("warning", line)
     board.fault(_KERNEL_LOG, line)
+    teller.reads_log = False
 
 
 def _with_uuid(event: GpuEvent, seen: Seen) -> GpuEvent:
@@ -99,18 +102,37 @@ def _with_uuid(event: GpuEvent, seen: Seen) -> GpuEvent:
 
 
 class Teller:
-    """Tells the board what both sources say, when it is time."""
+    """Tells the board what both sources say, when it is time.
 
-    def __init__(self, board: Board) -> None:
+    Args:
+        reads_log: whether the kernel's log is read.
+    """
+
+    def __init__(self, board: Board, *, reads_log: bool = True) -> None:
+        self.reads_log = reads_log
         self._board = board
+        self._processes = Processes(Procfs())
         self._merger = Merger()
         self._news = anyio.Event()
 
     def add(self, event: GpuEvent) -> None:
         """Take in what happened; what can be told at once is."""
-        self._merger.add(event, time.monotonic())
+        if event.pid and not event.cgroups:
+            event = replace(event, cgroups=self._processes.cgroups_of(event.pid, event.when))
+        self._merger.add(event, time.monotonic(), is_whole=self._is_whole(event))
         self._tell()
         self._news.set()
+
+    def _is_whole(self, event: GpuEvent) -> bool:
+        """Whether the other source knows nothing more of an event."""
+        if event.source == "nvml":
+            return not self.reads_log
+        if event.gpu_instance is not None:
+            return True
+        # NVML names the instance that older drivers' lines do not.
+        inventory = self._board.seen.inventory
+        gpus = () if inventory is None else inventory.gpus
+        return any(gpu.uuid == event.gpu and not gpu.mig for gpu in gpus)
 
     async def keep(self) -> None:
         """Tell what was held back, until cancelled."""

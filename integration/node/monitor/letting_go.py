@@ -4,7 +4,8 @@ A process that has NVML keeps the kernel module in use: no GPU can be reset, MIG
 switched, and the module cannot be removed. The agent lets go by itself when it is told to end, and
 when the driver's files go. For the rest there is a file, ``let-go`` in the agent's state directory:
 as long as it is there no child of the monitor's runs, and its first line is the reason that people
-are told. Only root can make it.
+are told. Only root can make it. The mark of something that is out of service can say the same
+(:mod:`hooks.node.drained`): `nvshim drain --let-go`, `nvshim drain --driver`, `nvshim reset`.
 
 Source: nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
 """
@@ -15,9 +16,11 @@ import os
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import one_line
+from hooks.node.drained import read_drains
 from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
+    from hooks.config import Config
     from integration.node.components import Context
 
 __all__ = ["FAULT", "FILE", "follow"]
@@ -33,10 +36,11 @@ _LONGEST: Final = 200
 
 async def follow(context: Context) -> NoReturn:
     """Let go of NVML while the file is there, until cancelled."""
-    board, directory = context.board, context.config.state
+    board, config = context.board, context.config
+    directory = config.state
     with Watcher(quiet=0) as watcher:
         while True:
-            why = _reason(os.path.join(directory, FILE))
+            why = _reason(os.path.join(directory, FILE)) or _reason_of_marks(config)
             if why != board.let_go:
                 board.post(let_go=why)
                 if why:
@@ -44,11 +48,17 @@ async def follow(context: Context) -> NoReturn:
                 else:
                     context.say("info", "NVML is asked again")
                     board.want_look()
-            await watcher.change({directory: ANY})
+            await watcher.change({directory: ANY, config.drained: ANY})
             line = f"{directory} is not watched: {watcher.deaf}" if watcher.deaf else ""
             if line and board.faults.get(FAULT) != line:
                 context.say("warning", line)
             board.fault(FAULT, line)
+
+
+def _reason_of_marks(config: Config) -> str:
+    """Why, if something is out of service for which NVML is to be let go."""
+    marks = (each for each in read_drains(config) if each.lets_go)
+    return next((one_line(f"{mark.name} is out of service {mark.why}") for mark in marks), "")
 
 
 def _reason(path: str) -> str:

@@ -8,7 +8,8 @@
 
 Rules
 - An Xid of one source is held for :data:`HOLD` seconds for that of the other with the same GPU and
-  number. Together they are one event; alone it is told as it is.
+  number. Together they are one event; alone it is told as it is. One to which the other could add
+  nothing is not held: whoever is told why a container ended should know it before that is over.
 - One whose other half was told alone not long ago is not told again: each error is counted once.
 - Of the same (GPU, number, instances, process) one is told at once. Those of the next second are
   told together when it is over: ``times`` says how many.
@@ -58,11 +59,12 @@ class Merger:
         self._told: dict[tuple[object, ...], float] = {}
         self._more: dict[tuple[object, ...], GpuEvent] = {}
 
-    def add(self, event: GpuEvent, now: float) -> None:
+    def add(self, event: GpuEvent, now: float, *, is_whole: bool = False) -> None:
         """Take one in.
 
         Args:
             now: seconds of any clock that goes on.
+            is_whole: whether the other source knows nothing more of it.
         """
         if event.kind != _XID or not event.gpu:
             self._tell(event, now)
@@ -73,6 +75,9 @@ class Merger:
             return
         self._alone = deque(each for each in self._alone if each.until > now)
         if _take(self._alone, event) is not None:
+            return
+        if is_whole:
+            self._told_alone(event, now)
             return
         self._held.append(_Lone(event, now + HOLD))
         while len(self._held) > _MOST:
@@ -103,7 +108,9 @@ class Merger:
         return min(times, default=None)
 
     def _tell_alone(self, now: float) -> None:
-        event = self._held.popleft().event
+        self._told_alone(self._held.popleft().event, now)
+
+    def _told_alone(self, event: GpuEvent, now: float) -> None:
         self._alone.append(_Lone(event, now + _LATE))
         while len(self._alone) > _MOST:
             self._alone.popleft()
@@ -112,7 +119,7 @@ class Merger:
     def _tell(self, event: GpuEvent, now: float) -> None:
         key: tuple[object, ...] = (event.kind, event.gpu, event.xid, *_facts(event))
         if len(self._told) >= _MOST and key not in self._told:
-            event = replace(event, pid=0, process="")
+            event = replace(event, pid=0, process="", cgroups="")
             key = (event.kind, event.gpu, event.xid, None, None, 0)
         if self._told.get(key, now) <= now and key not in self._more:
             self._told[key] = now + _QUIET
@@ -159,5 +166,6 @@ def _joined(one: GpuEvent, other: GpuEvent) -> GpuEvent:
         bus_id=log.bus_id or nvml.bus_id,
         pid=log.pid,
         process=log.process,
+        cgroups=log.cgroups,
         text=log.text or nvml.text,
     )

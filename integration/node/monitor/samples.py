@@ -60,6 +60,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "ecc_uncorrected": (0, _COUNT),
     "rows_pending": (0, 1),
     "rows_failed": (0, 1),
+    "recovery_action": (0, 255),
     "throttle_reasons": (0, (1 << 64) - 1),
 }
 """What of a GPU NVML may say, by the names of its sample: beyond these a number cannot be true."""

@@ -7,6 +7,10 @@ Rules
 - Each of the many questions to NVML has to be answered in time, of however many GPUs, or it is a
   failure, and the child is ended. After a failure NVML is left alone for a while, twice as long
   each time, and the failure stands for an answer.
+- No GPU takes the others with it. One that does not answer while others do, and one on which NVML
+  crashes, which is found by asking one after the other, is told as lost, and left alone for a
+  minute, or for as long as the driver holds a child that asked it. What crashes or hangs on all of
+  them is NVML.
 - When the driver or the GPUs change, the child is ended at once, in the middle of an answer if it
   must be, and the next question goes to a new one.
 """
@@ -16,19 +20,19 @@ from __future__ import annotations
 import math
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from integration.node.errors import ChildFailed
 from integration.node.monitor import words
 from integration.node.monitor.child import SAMPLES
-from integration.node.monitor.children import Children, identity_of, library_of
+from integration.node.monitor.children import CRASHED, Children, identity_of, library_of
 from integration.node.monitor.samples import sample_of
 from integration.node.monitor.values import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from integration.node.monitor.children import Child
     from integration.node.refresh import Seen
@@ -40,6 +44,11 @@ _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _TO_BEGIN: Final = 5.0
 _BEAT: Final = b'{"beat": 1}'
+# Of the time that an answer may take, how much one GPU may.
+_OF_ONE: Final = 0.6
+# Seconds until a GPU that was given up is asked again.
+_GIVEN_UP: Final = 60.0
+_MOST: Final = 256
 # So many times of what one question may take, all of them may take.
 _ALL: Final = 12
 
@@ -70,6 +79,9 @@ class NvmlSampler:
         self._asking = anyio.CancelScope()
         self._child: Child | None = None
         self._asked_of: tuple[object, ...] = ()
+        self._given_up: dict[int, str] = {}
+        self._leave_until = -math.inf
+        self._asks: int | None = None
         self._over = False
 
     async def sample(self, *, max_age: float) -> Sample:
@@ -107,14 +119,14 @@ class NvmlSampler:
                     sample = await self._ask()
                 if self._asking.cancelled_caught:
                     await self._end()
-                self._answer(sample)
+                self._tell(sample)
                 self._post(sample)
         finally:
             self._over = True
-            self._answer(_failed("the agent has stopped to ask NVML"))
+            self._tell(_failed("the agent has stopped to ask NVML"))
             await self._end()
 
-    def _answer(self, sample: Sample) -> None:
+    def _tell(self, sample: Sample) -> None:
         """Give all who wait the same answer."""
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE) if sample.failure else 0
         self._retry = _now() + self._pause
@@ -128,38 +140,92 @@ class NvmlSampler:
         gpus = seen.inventory.gpus if seen.inventory is not None else ()
         if self._asked_of != of:
             await self._end()
+            self._given_up = {}
         self._asked_of = of
         if not library:
             return _failed("; ".join(seen.faults) or "no driver with NVML, or no GPU")
+        if _now() > self._leave_until and not self._children.abandoned:
+            self._given_up = {}
         try:
-            if self._child is None:
-                self._child = self._children.start(SAMPLES, library)
-                line = await self._child.line(self._to_answer + _TO_BEGIN)
-                if "ready" not in words.parse(line):
-                    await self._end()
-                    return sample_of(line, _now(), {})
-            self._child.ask()
-            line = await self._answer_of(self._child)
+            line = await self._line(library, len(gpus))
         except ChildFailed as error:
             await self._end()
             return _failed(error.found or "NVML failed")
-        sample = sample_of(line, _now(), {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid})
-        if sample.failure:
+        known = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid}
+        sample = sample_of(line, _now(), known)
+        if hanging := _hanging(line):
+            self._give_up(hanging)
+        if sample.failure or hanging:
             await self._end()
         return sample
 
-    async def _answer_of(self, child: Child) -> bytes:
-        """What a child says once it has asked NVML everything.
+    async def _line(self, library: str, count: int) -> bytes:
+        """What is said of all GPUs; of those that were given up, why.
 
         Raises:
-            ChildFailed: NVML hangs.
+            ChildFailed: NVML hangs or crashes, and that is not one GPU's doing.
         """
+        try:
+            return await self._answer(library, alone=False)
+        except ChildFailed as error:
+            if self._child is None or not error.found.startswith(CRASHED):
+                raise
+            whole = error
+        while len(self._given_up) + 1 < count:
+            await self._end()
+            self._asks = None
+            try:
+                return await self._answer(library, alone=True)
+            except ChildFailed as error:
+                if not self._blame(f"{error.found}, whenever it is asked"):
+                    raise
+        self._given_up = {}
+        raise whole
+
+    def _blame(self, why: str) -> bool:
+        """Give up the GPU that was asked last; whether there is one that was not yet."""
+        if self._asks is None or self._asks in self._given_up:
+            return False
+        self._give_up({self._asks: why})
+        return True
+
+    def _give_up(self, gpus: Mapping[int, str]) -> None:
+        self._given_up = {**self._given_up, **gpus}
+        self._leave_until = _now() + _GIVEN_UP
+
+    async def _answer(self, library: str, *, alone: bool) -> bytes:
+        """What a child says once it has asked NVML everything.
+
+        Args:
+            alone: whether GPUs are asked one after the other.
+
+        Raises:
+            ChildFailed: NVML hangs or crashes. There is no child if it did so at its begin.
+        """
+        if self._child is None:
+            child = self._children.start(SAMPLES, library)
+            try:
+                line = await child.line(self._to_answer + _TO_BEGIN)
+            except BaseException:
+                await self._children.end(child)
+                raise
+            if "ready" not in words.parse(line):
+                await self._children.end(child)
+                return line
+            self._child = child
+        patience = self._to_answer * _OF_ONE
+        self._child.ask({"given_up": self._given_up, "alone": alone, "patience": patience})
         latest = _now() + _ALL * self._to_answer
-        while (line := await child.line(self._to_answer)) == _BEAT:
+        while True:
+            line = await self._child.line(self._to_answer)
+            asks = words.parse(line).get("asks") if alone else None
+            if isinstance(asks, int):
+                self._asks = asks
+            elif line != _BEAT:
+                return line
             if _now() > latest:
                 found = f"no whole answer within {_ALL * self._to_answer:g} s"
                 raise ChildFailed("samples of NVML", found=found)
-        return line
 
     async def _end(self) -> None:
         child, self._child = self._child, None
@@ -181,6 +247,16 @@ async def sampling(
         tasks.start_soon(sampler.serve)
         yield sampler
         tasks.cancel_scope.cancel()
+
+
+def _hanging(line: bytes) -> dict[int, str]:
+    """The GPUs that have not answered, by their indices; the child that said so still waits."""
+    gpus = [each for each in words.entries(words.parse(line).get("gpus"), _MOST) if _hangs(each)]
+    return {each["index"]: words.text(each.get("lost")) for each in gpus}
+
+
+def _hangs(gpu: Any) -> bool:
+    return isinstance(gpu, dict) and gpu.get("hangs") is True and isinstance(gpu.get("index"), int)
 
 
 def _failed(why: str) -> Sample:

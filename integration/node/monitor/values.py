@@ -86,6 +86,8 @@ class GpuSample:
         rows_failed: whether rows could not be remapped.
         throttle_reasons: NVML's bits of why its clocks are low.
         mig: its MIG devices.
+        recovery_action: what has to be done to recover it (nvmlDeviceGpuRecoveryAction_t); 0 for
+            nothing.
         lost: why it does not answer; "" if it does.
         missing: why NVML does not say something, by the name that the attribute has here.
     """
@@ -108,6 +110,7 @@ class GpuSample:
     rows_failed: bool | None = None
     throttle_reasons: int | None = None
     mig: tuple[DeviceSample, ...] = ()
+    recovery_action: int | None = None
     lost: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -169,6 +172,7 @@ class GpuEvent:
         source: "nvml" or "kernel".
         text: what was told besides, one line; it is printable.
         times: how many of the same this stands for; more than one in a storm of them.
+        cgroups: what /proc/PID/cgroup had when the log was read; "" if the process had ended.
     """
 
     when: float
@@ -183,3 +187,4 @@ class GpuEvent:
     source: str = "nvml"
     text: str = ""
     times: int = 1
+    cgroups: str = ""

@@ -42,7 +42,17 @@ def command_line(programs: Programs, environment: dict[str, str], **more: Any) -
         environment: all of its own; the command itself needs none.
         more: what else :mod:`integration.node.mps.launch` is told, by its words.
     """
-    wish = {"program": programs.control, "environment": environment, "root": programs.root}
+    return launch_line(programs.control, programs.root, environment, **more)
+
+
+def launch_line(program: str, root: str, environment: dict[str, str], **more: Any) -> list[str]:
+    """How a program of the driver's is started; arguments and what :func:`command_line` says.
+
+    Args:
+        program: its path below the root.
+        root: its root directory; "" for the host's.
+    """
+    wish = {"program": program, "environment": environment, "root": root}
     return [sys.executable, "-I", "-S", _LAUNCH, json.dumps({**wish, **more})]
 
 

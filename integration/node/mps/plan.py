@@ -4,7 +4,8 @@ Rules
 - Devices are in the order of their indices, and named by UUID: so what number a device has for the
   daemon is its place in that order, whatever else the node has.
 - A GPU that NVML cannot open is left out: CUDA sees none of those that come after one that it
-  cannot see. A daemon that has it already stays, for the sake of the others.
+  cannot see. So is one that is out of service. A daemon that has it already stays, for the sake of
+  the others.
 - Each share has an equal part of the memory, in whole MiB, and of the threads, in whole percent.
   Where NVML did not say how much memory there is, it is not limited.
 - How many may share a device at all was seen to when the resource was made
@@ -40,6 +41,7 @@ __all__ = [
     "Programs",
     "plan_of",
     "programs_of",
+    "where_programs_run",
 ]
 
 _MIB: Final = 1 << 20
@@ -146,7 +148,7 @@ def plan_of(resource: Resource, inventory: Inventory) -> Plan:
     shares = {uuid: total // replicas // _MIB for uuid, total in memory.items()}
     return Plan(
         resource=resource.name,
-        devices=tuple(uuid for uuid in memory if not gpus[uuid].lost),
+        devices=tuple(uuid for uuid in memory if not (gpus[uuid].lost or gpus[uuid].drained)),
         limits={uuid: share for uuid, share in shares.items() if share},
         others=frozenset(uuid for uuid, gpu in gpus.items() if uuid not in memory and not gpu.lost),
         percentage=100 // replicas,
@@ -179,20 +181,29 @@ def programs_of(driver: Driver) -> Programs:
             found=f"no {missing[0]} among the files of driver {driver.version} below {driver.root}",
             do="install it: Debian has it in nvidia-cuda-mps, Ubuntu in nvidia-compute-utils",
         )
+    root, libraries = where_programs_run(driver)
+    return Programs(
+        root=root,
+        control=sources[_CONTROL].removeprefix(root),
+        search=os.path.dirname(sources[_SERVER]).removeprefix(root),
+        libraries=libraries,
+    )
+
+
+def where_programs_run(driver: Driver) -> tuple[str, str]:
+    """The root directory of the driver's programs, and what is LD_LIBRARY_PATH for them.
+
+    Returns:
+        The root is "" for the host's; the other is "" where the loader knows by itself.
+    """
     loader = _LOADERS.get(driver.arch, "")
     apart = driver.root != "/" and bool(loader) and Witness(driver.root).file(loader) is not None
     root = driver.root if apart else ""
+    if driver.root == "/":
+        return root, ""  # the host's own loader knows where the host has its driver
     libraries = {
         os.path.dirname(library.source)
         for library in driver.libraries
         if library.row == _LIBCUDA and library.arch is driver.arch
     }
-    return Programs(
-        root=root,
-        control=sources[_CONTROL].removeprefix(root),
-        search=os.path.dirname(sources[_SERVER]).removeprefix(root),
-        # The host's own loader knows where the host has its driver.
-        libraries=""
-        if driver.root == "/"
-        else ":".join(sorted(path.removeprefix(root) for path in libraries)),
-    )
+    return root, ":".join(sorted(path.removeprefix(root) for path in libraries))

@@ -39,10 +39,12 @@ from typing import TYPE_CHECKING, Final
 
 from api.proto import deviceplugin_pb2 as pb
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.node.drained import DRIVER, read_drains
 from hooks.requests.glance import DEVICES, MOUNTS
 from integration.node.errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,
+    DeviceDrained,
     DeviceGone,
     DeviceUnknown,
     GrantIneffective,
@@ -112,6 +114,7 @@ def allocate(
         DeviceUnknown: the resource has no such id.
         TooManyShares: nobody is to get so many shares.
         DeviceGone: the node has no such device now.
+        DeviceDrained: it is out of service.
         CdiDeviceUnwritten: no CDI spec has the device.
         ChannelsMissing: the node lacks a required IMEX channel.
     """
@@ -119,6 +122,7 @@ def allocate(
     devices = _devices(resource, ids)
     for device in devices:
         _refuse_gone(device, ground.inventory)
+        _refuse_drained(device, ground)
     by_index = settings.device_id_strategy == DeviceIds.INDEX
     names = [device.index if by_index else device.uuid for device in devices]
     channels = _channels(ground)
@@ -181,6 +185,18 @@ def _refuse_gone(device: Device, inventory: Inventory | None) -> None:
         why = "the node does not have it any more"
     if inventory is None or not _has(inventory, device.uuid):
         raise DeviceGone(f"device {device.uuid}", found=why, do="have the pod made anew")
+
+
+def _refuse_drained(device: Device, ground: Ground) -> None:
+    """The kubelet hears of it a moment later, and the inventory may be as old as that."""
+    drains = {drain.device: drain for drain in read_drains(ground.config)}
+    drain = drains.get(device.uuid) or drains.get(device.gpu) or drains.get(DRIVER)
+    if drain is not None:
+        raise DeviceDrained(
+            f"device {device.uuid}",
+            found=f"is out of service {drain.why}",
+            do="have the pod made anew; it gets another device, or another node",
+        )
 
 
 def _has(inventory: Inventory, uuid: str) -> bool:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiNotGenerated
-from hooks.errors import CdiError
+from hooks.errors import CdiError, DeviceNodeMissing, NoGpus, OutOfService
 from hooks.words import DEFAULT_CAPABILITIES, Feature
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
@@ -140,7 +140,7 @@ def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -
     )
     try:
         return generating.generate(wish, inventory, config)
-    except CdiNotGenerated:
+    except (CdiNotGenerated, OutOfService, DeviceNodeMissing, NoGpus):
         return None
 
 

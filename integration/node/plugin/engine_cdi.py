@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from integration.node.plugin.allocation import CDI, PLUGIN
 from integration.node.plugin.values import DeviceList
-from shim import RUNTIME_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -73,7 +72,7 @@ def _is_heard(strategy: DeviceList, settings: Settings, engine: Engine | None) -
 
 def _hands_on(settings: Settings, engine: Engine | None) -> bool:
     annotation = f"{settings.cdi_annotation_prefix}{PLUGIN}"
-    return engine is not None and engine.hands_on(annotation, RUNTIME_NAME)
+    return engine is not None and engine.hands_on(annotation)
 
 
 def _sorted(strategies: Collection[DeviceList]) -> tuple[DeviceList, ...]:

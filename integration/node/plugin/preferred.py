@@ -12,8 +12,8 @@ Rules
   ``packed`` of which the most is; of one GPU likewise from the device. What is allocated is what
   is not free.
 - What has to be given is given in any case. Nothing that is not free is ever given.
-- What is free and not there any more is left out: a kubelet that has not heard of that yet fails a
-  pod for an error, and others would do.
+- What is free and not there any more, or not healthy any more, is left out as long as others do: a
+  kubelet that has not heard of that yet would fail a pod, or start one on a dead GPU.
 
 Source: go-gpuallocator gpuallocator/besteffort_policy.go; k8s-device-plugin
 internal/rm/allocate.go.
@@ -84,6 +84,11 @@ def preferred(
         )
     if size > len(free):
         raise TooFewAvailable(asked, found=f"{len(free)} are free", do="ask for fewer")
+    well = {id_ for id_ in free if known[id_].is_healthy}.union(needed)
+    if size <= len(well):
+        free = well
+    else:
+        needed = (*needed, *(id_ for id_ in known if id_ in well and id_ not in needed))
     if all(device.id == device.gpu for device in known.values()):
         devices = [device for id_, device in known.items() if id_ in free]
         return _nearest(devices, needed, size, topology or Topology())

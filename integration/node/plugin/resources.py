@@ -11,8 +11,8 @@ Rules
   up there too.
 - A device is called by its UUID, a share of it UUID::N. What has no UUID, or one that another has
   too, or is excluded by the configuration, is not told of at all.
-- What is lost, or has lost its node, stays and is unhealthy: the kubelet knows then that a pod has
-  it still. A MIG device is as healthy as its GPU at best.
+- What is lost, has lost its node, or is out of service stays and is unhealthy: the kubelet knows
+  then that a pod has it still. A MIG device is as healthy as its GPU at best.
 - Where MIG devices matter and NVML does not answer, nothing is known of them, which is an error:
   whoever asks keeps what was told before.
 - Shared devices may be some of a resource; then they are another resource, which is called
@@ -155,6 +155,7 @@ class _Node:
         self.nvml_failure = inventory.nvml_failure
         self.by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
         self._faults = inventory.nodes.faults
+        self._drained = inventory.drained
         self._health = health
         self._numa = numa
         self._mig: dict[int, list[MigDevice]] = {}
@@ -184,7 +185,7 @@ class _Node:
         )
 
     def part(self, gpu: Gpu, device: MigDevice) -> Device:
-        lost = any(path in self._faults for path in device.paths)
+        lost = device.drained or any(path in self._faults for path in device.paths)
         own = State.UNHEALTHY if lost else self._thought(device.uuid)
         return Device(
             id=device.uuid,
@@ -201,7 +202,7 @@ class _Node:
         return (device.uuid, device.index, self._former.get(device.uuid, device.uuid))
 
     def _state(self, gpu: Gpu) -> State:
-        if gpu.lost or gpu.path in self._faults:
+        if gpu.lost or gpu.drained or self._drained or gpu.path in self._faults:
             return State.UNHEALTHY
         return self._thought(gpu.uuid)
 

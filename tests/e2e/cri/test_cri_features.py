@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from typing import Any, Final
@@ -24,6 +26,14 @@ from tests.tools.parts import Parts
 pytestmark = pytest.mark.newest
 
 PROGRAM: Final = "containerd-shim-nvidia-v1"
+
+
+def ask(*arguments: str) -> Any:
+    """What ``nvshim`` answers."""
+    argv = [sys.executable, "-m", "integration.cli", *arguments, "-o", "json"]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    document = json.loads(done.stdout)
+    return document.get("items", document)
 
 
 def handler(shim_directory: str, runc: str) -> dict[str, Any]:
@@ -61,13 +71,21 @@ def test_a_handler_of_runcs_type_announces_what_runcs_does_and_gives_gpus(
     features = {each.name: each.features for each in told}
     assert features["nvidia"] == features["runc"]
     assert features["runc"].recursive_read_only_mounts
+    assert features["runc"].user_namespaces
     uuid = two_gpus.scenario.gpus[1].uuid
     pod = pods.run()
     container = pod.start(*IDLE, image=GLIBC, granted={"NVIDIA_VISIBLE_DEVICES": uuid})
     assert uuid in container.exec("nvidia-smi", "-L").stdout
     with open(os.path.join(container.bundle, "nvidia.json"), encoding="utf-8") as file:
         assert json.load(file)["request"]["devices"] == [uuid]
-    assert len(pod.shims) == 1
+    (shim,) = pod.shims
+    # Our commands know the shim and the container, whatever containerd calls their type.
+    where = ("--containerd-state", os.path.join(pods.containerd.directory, "state"))
+    (row,) = [each for each in ask("ps", *where) if each["pid"] == shim]
+    assert (row["kind"], row["id"]) == ("shim", pod.id)
+    assert {each["id"]: each["gpus"] for each in row["containers"]} == {container.id: [uuid]}
+    rows = ask("list", "--config", two_gpus.config_path, *where)
+    assert [[c["id"] for c in each["containers"]] for each in rows] == [[], [container.id]]
     mount = pb.Mount(
         host_path="/sys", container_path="/host-sys", readonly=True, recursive_read_only=True,
         propagation=pb.PROPAGATION_PRIVATE,

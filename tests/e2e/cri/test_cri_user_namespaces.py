@@ -10,7 +10,10 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.simulated import SimulatedNode
+from integration.simulated.tree import video_group
+from shim import PROGRAM
 from tests.harness.containerds import nothing_left
+from tests.harness.low_level import crun_for_this_host
 from tests.harness.pods import IDLE, Pods, containerd_for_pods
 from tests.harness.releases import UNSTABLE
 from tests.harness.runtime import OURS, STOCK
@@ -35,20 +38,30 @@ MAPPED: Final = pb.NamespaceOption(
 )
 
 
-@pytest.fixture(scope="module", params=["podsandbox", "shim"])
+@pytest.fixture(scope="module", params=["podsandbox", "shim", "runc", "crun"])
 def new_containerd(
-    request: pytest.FixtureRequest, shim_directory: str, shim_config: str
+    request: pytest.FixtureRequest, shim_directory: str, shim_config: str, workshop: str
 ) -> Iterator[CriContainerd]:
-    """A containerd that knows such pods; who holds them is either it or the shim."""
-    handlers: dict[str, Any] = {HANDLER: {"runtime_type": OURS, "sandboxer": request.param}}
-    plugin = CriPlugin(handlers, PAUSE, HANDLER)
+    """A containerd that knows such pods: held by it or by the shim, and made by runc or crun."""
+    parts = Parts.of_release(UNSTABLE)
+    handler: dict[str, Any] = {"runtime_type": OURS, "sandboxer": "podsandbox"}
+    if request.param == "shim":
+        handler["sandboxer"] = "shim"
+    elif request.param != "podsandbox":
+        # For such pods containerd 2.1 takes any table of options for runc's.
+        program = (
+            crun_for_this_host(workshop, parts.crun) if request.param == "crun" else parts.runc
+        )
+        handler |= {"runtime_type": STOCK, "runtime_path": os.path.join(shim_directory, PROGRAM)}
+        handler["options"] = {"BinaryName": program}
+    plugin = CriPlugin({HANDLER: handler}, PAUSE, HANDLER)
     with containerd_for_pods(
         busybox(),
         glibc(),
         pause(),
         shim_directory=shim_directory,
         shim_config=shim_config,
-        parts=Parts.of_release(UNSTABLE),
+        parts=parts,
         cri=plugin,
     ) as containerd:
         yield containerd
@@ -86,3 +99,38 @@ def test_container_of_such_a_pod_has_its_gpu(
     assert done.code == 0, done.stderr
     assert done.stdout.count("UUID: GPU-") == 1
     assert done.lines[1:] == ["/dev/nvidia1", "0"]
+
+
+# Nobody has the driver's kernel module here. So a node that may be opened says ENXIO, and one that
+# may not EACCES (by its mode) or EPERM (by the container's device rules).
+OPEN: Final = """
+for node in /dev/nvidia1 /dev/nvidiactl /dev/dri/card1 /dev/dri/renderD129; do
+    stat -c '%n %u:%g %a' $node
+    said=$( (: <>$node) 2>&1 ); echo "${said##*: }"
+done
+"""
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_nodes_of_such_a_pod_can_be_opened(
+    pods: Pods, two_gpus: SimulatedNode, configure: Callable[..., None], user: int
+) -> None:
+    configure(node=two_gpus)
+    security = pb.LinuxContainerSecurityContext(
+        namespace_options=MAPPED, run_as_user=pb.Int64Value(value=user)
+    )
+    granted = {"NVIDIA_VISIBLE_DEVICES": two_gpus.scenario.gpus[1].uuid}
+    container = pods.run(namespaces=MAPPED).start(
+        *IDLE,
+        image=GLIBC,
+        security=security,
+        env={"NVIDIA_DRIVER_CAPABILITIES": "all"},
+        granted=granted,
+    )
+    done = container.exec("sh", "-c", OPEN)
+    nodes, opened = done.lines[::2], done.lines[1::2]
+    assert set(opened) == {"No such device or address"}, done
+    video = video_group()
+    assert [line.split()[1:] for line in nodes[2:]] == [[f"0:{video}", "660"]] * 2
+    # The node's own are as they were.
+    assert os.stat(f"{two_gpus.dev}/dri/card1").st_gid == video

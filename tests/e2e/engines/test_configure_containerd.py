@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from integration.engines import ContainerdOptions, apply, dump, plan, plan_removal
+from integration.engines import ContainerdOptions, apply, dump, plan, plan_removal, wanted
 from integration.engines.dump import Containerd, differences, handlers, pruned
 from integration.engines.errors import (
     ChangedByHand,
@@ -31,10 +31,13 @@ from integration.engines.errors import (
     HandlerInUse,
     HandlerTaken,
     NotOurs,
+    ShimNotFound,
     WriteFailed,
 )
 from integration.engines.programs import run
 from integration.engines.undo import View
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
+from shim import PROGRAM
 from tests.harness.nvshim import nvshim
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK
@@ -243,7 +246,9 @@ def test_nothing_but_our_table_differs_and_removal_is_the_exact_inverse(
     ours = handlers(after)["nvidia"]
     assert ours["runtime_type"] == "io.containerd.nvidia.v1"
     systemd = root in {"gke", "version 1", "version 3", "kubeadm"}
-    assert ours.get("options", {}).get("SystemdCgroup", False) is systemd
+    # containerd 2 would take the options for runc's: see integration.engines.wanted.
+    has_option = systemd and release != UNSTABLE
+    assert ours.get("options", {}).get("SystemdCgroup", False) is has_option
     assert ("ConfigPath" in ours.get("options", {})) is (systemd and release == "installed")
     if release == UNSTABLE:
         written = node.read(
@@ -304,6 +309,56 @@ def test_who_says_nothing_of_a_wish_does_not_undo_it(
     assert node.files() == configured
     apply(plan_removal(node.options()))
     assert node.files() == {"config.toml": theirs}
+
+
+@pytest.mark.newest
+def test_handler_of_containerd_2_has_options_only_if_they_are_asked_for(
+    make: Callable[..., Node],
+) -> None:
+    node = make(UNSTABLE, GKE)
+    for asked, options in ((None, {}), (True, {"SystemdCgroup": True}), (None, {})):
+        apply(plan(node.options(systemd_cgroup=asked)))
+        assert handlers(node.dump())["nvidia"].get("options", {}) == options
+
+
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
+def test_handler_of_runcs_type_names_our_program_and_stays_until_another_is_asked_for(
+    make: Callable[..., Node], release: str
+) -> None:
+    node = make(release, GKE)
+    files = node.files()
+    program = f"/opt/tree/{PROGRAM}"
+    apply(plan(node.options(runtime_type=RUNC_TYPE, shim=program)))
+    ours = handlers(node.dump())["nvidia"]
+    assert (ours["runtime_type"], ours["runtime_path"]) == (RUNC_TYPE, program)
+    # containerd reads these options itself: there is no other file that it would drop the path of.
+    assert ours["options"]["SystemdCgroup"] is True
+    assert not ours["options"].get("ConfigPath")
+    assert "handlers" not in node.files()
+    assert plan(node.options()).files == ()
+    apply(plan(node.options(runtime_type=RUNTIME_TYPE)))
+    ours = handlers(node.dump())["nvidia"]
+    assert (ours["runtime_type"], ours["runtime_path"]) == (RUNTIME_TYPE, program)
+    apply(plan(node.options(runtime_type=RUNC_TYPE)))
+    apply(plan_removal(node.options()))
+    assert node.files() == files
+
+
+def test_handler_of_runcs_type_is_known_by_the_programs_name_alone(
+    make: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make("trixie", GKE)
+    monkeypatch.setattr(wanted, "PATH", str(tmp_path / "bin"))
+    refused(node, ShimNotFound, "no containerd-shim-nvidia-v1 in", runtime_type=RUNC_TYPE)
+    refused(node, ShimNotFound, "/opt/x is not called", runtime_type=RUNC_TYPE, shim="/opt/x")
+    program = tmp_path / "bin" / PROGRAM
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    apply(plan(node.options(runtime_type=RUNC_TYPE)))
+    assert handlers(node.dump())["nvidia"]["runtime_path"] == str(program)
+    shutil.rmtree(node.records)
+    assert "handler nvidia calls our shim, too" in plan_removal(node.options()).notes[0]
+    refused(node, HandlerTaken, f"calls {program}")
 
 
 @pytest.mark.newest

@@ -11,6 +11,7 @@ from typing import Final
 
 from integration.errors import TreeError
 from integration.tree import Tree, read_tree, verify, write_tree
+from integration.verify.program import NAME as PROBE
 from shim.forkserver.launcher import SOURCES, compile_native, tree_text
 from tests.tools.dist import interpreter, modules, share
 from tests.tools.dist.inputs import Inputs
@@ -121,6 +122,7 @@ def _make_programs(tree: str, inputs: Inputs) -> None:
         (f"bin/{PROGRAM}", launcher, "TREE"),
         ("bin/nvshim", own, "NVSHIM"),
         ("runtime/bin/python3", own, "PYTHON3"),
+        (f"runtime/bin/{PROBE}", [os.path.join(source, "integration", "verify", "probe.c")], ""),
     )
     for path, sources, define in programs:
         compile_native(os.path.join(tree, path), compiler="gcc", sources=sources, define=define)

@@ -20,6 +20,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.verify.program import NAME as PROBE
 from tests.tools.dist.archive import PROJECT
 from tests.tools.dist.modules import OURS
 from tests.tools.dist.project import Project
@@ -34,7 +35,7 @@ SPDX: Final = "share/sbom.spdx.json"
 
 _LICENSE: Final = "Apache-2.0"
 _OURS: Final = ("bin", *(f"lib/{name}" for name in OURS), "share/systemd", "share/kubernetes")
-_OUR_PROGRAM: Final = "runtime/bin/python3"  # made of entry.c
+_OUR_PROGRAMS: Final = ("runtime/bin/python3", f"runtime/bin/{PROBE}")  # entry.c, probe.c
 _UNKNOWN: Final = "NOASSERTION"
 
 
@@ -210,7 +211,7 @@ def _relationship(one: str, kind: str, other: str) -> dict[str, str]:
 
 
 def _our_files(tree: str) -> list[_File]:
-    paths = [_OUR_PROGRAM, "share/LICENSE"]
+    paths = [*_OUR_PROGRAMS, "share/LICENSE"]
     for top in _OURS:
         for above, _, names in os.walk(os.path.join(tree, top)):
             inside = os.path.relpath(above, tree)

@@ -56,6 +56,7 @@ _TABLES: Final = {
         container     Container?      null for a config.json
         record        object?         what nvidia.json of the bundle has, or would have
         given         Given?          what it has that the shim has not given
+        end           End?            how it, or the attempt before it, ended by a fault of a GPU
         nothing       string?         why nothing was injected
         differences   Difference[]?   in the spec; null if not asked for, or not known
         notes         string[]        for people
@@ -79,6 +80,13 @@ _TABLES: Final = {
         findings      Finding[]   the worst first
     """,
     "CheckList": "items  Check[]  what the doctor looks for",
+    "Verification": """
+        node          VerifiedNode  which node it is
+        passed        boolean     whether no check failed
+        counts        object      of passed, failed and skipped
+        seconds       number      that it took
+        checks        Verified[]  in their order
+    """,
     HOLDINGS: "items  Holding[]  the containers that hold a device",
     "LedgerCheck": """
         holdings      Holding[]   those that are stale or orphans
@@ -87,6 +95,7 @@ _TABLES: Final = {
         foreign       Foreign[]?  processes on a GPU in no container; null if NVML does not say
         unknown       string[]    why containers could not be read
     """,
+    "FaultList": "items  Fault[]  what containers had to do with, the oldest first",
     "ClaimList": "items  Claim[]  by which [sharing] limits who may have a device",
     "Released": "released  string[]  the claims that were removed",
     "InstallationStatus": """
@@ -132,6 +141,17 @@ _TABLES: Final = {
         faults        object[]    files that cannot be used
     """,
     "CdiCheckList": "items  CdiCheck[]  a file each",
+    "Drain": """
+        devices       OutOfService[]  what was taken out of service
+        holders       DrainHolder[]  everyone who holds any of it
+        free          boolean     whether nobody has to be waited for
+    """,
+    "Undrain": "devices  OutOfService[]  what is in service again, as it was before",
+    "Reset": """
+        device        string      UUID of the GPU, or its PCI address
+        name          string      what people call it
+        in_service    boolean     false if it had been out of service before
+    """,
     HEALTH: "items  Health[]  what the node agent thinks of each device",
     "SimulatedNodeList": "items  object[]  as SimulatedNode",
     "ScenarioList": "items  Scenario[]  that are shipped",
@@ -168,6 +188,7 @@ _TABLES: Final = {
         health        string?     healthy, suspect, unhealthy, recovering; null without an agent
         health_reason string?     why it is not healthy
         fault         string?     what a look at the node shows
+        out_of_service string?    since when and why a person has taken it out of service
         excluded      boolean     by the configuration
         containers    Holder[]?   that have it; null if the caller may not know
     """,
@@ -210,6 +231,30 @@ _TABLES: Final = {
     "Served": """
         +Container
         gpus          string[]    UUIDs that it has
+        cause         string?     the fault of a GPU that ended it; null if it runs, or for none
+    """,
+    "End": """
+        id            string      of the container that ended
+        namespace     string      of containerd
+        ended         number      seconds since the epoch
+        exit_status   integer     its own
+        told_status   integer     that the engine was told
+        cause         string      in a line
+        gpus          string[]    UUIDs that it had
+        faults        FaultFields[]  the oldest first
+    """,
+    "FaultFields": """
+        at            number      seconds since the epoch
+        kind          string      xid, gpu-lost, gpu-memory, mps, driver-lost, host-memory, …
+        code          integer     the number of the Xid; 0 for other kinds
+        name          string      in words
+        gpu           string      UUID or PCI address; empty for none
+        mig           string      UUID of the MIG device; empty for none
+        pid           integer     on the host; 0 if it is not known
+        whose         device|host|neighbour|application|unclear  whose fault it is
+        sure          boolean     whether that is known
+        action        string      what the node or its owner has to do; empty for nothing
+        source        string      agent, or kernel log
     """,
     "Memory": """
         pss_bytes     integer     with its part of what it shares
@@ -278,6 +323,26 @@ _TABLES: Final = {
         command       string      what to type; empty for nothing
         reference     string      where to read more; empty for nowhere
     """,
+    "VerifiedNode": """
+        version       string      of this program
+        gpus          object[]    index, model, mig, lost
+        driver        string      its version
+        engine        string      containerd or cri-o
+        engine_version string     that it says
+        handler       string      that pods named
+        kubelet       boolean     whether there is one
+        policy        string      the mode of the policy
+    """,
+    "Verified": """
+        name          string      of the check
+        title         string      what it checks
+        outcome       passed|failed|skipped  how it ended
+        told          string?     what was seen, or why it was left out
+        expected      string?     of a check that failed
+        seen          string?     in place of that
+        do            string?     what to do about it
+        seconds       number      that it took
+    """,
     "Holding": """
         +Container
         bundle        string      of the container
@@ -286,6 +351,7 @@ _TABLES: Final = {
         gpus          string[]    UUIDs of the GPUs of which they are
         stale         string?     what of the driver that it was made with is gone
         orphan        string?     why nobody seems to know of it
+        fault         string?     what happened to its GPUs lately
     """,
     "Unheld": """
         namespace     string      of the pod
@@ -307,6 +373,23 @@ _TABLES: Final = {
         pid           integer     of the process
         name          string?     of its program
         devices       string[]    UUIDs
+    """,
+    "Fault": """
+        id            string      of the container
+        namespace     string      containerd's
+        pod           object?     its namespace and name
+        name          string?     of the container
+        at            number      seconds since the epoch
+        kind          string      xid, gpu-lost, gpu-memory, mps, memory-limit, ...
+        xid           integer?    the number of an Xid
+        what          string      for people
+        gpu           string?     UUID, or PCI address
+        mig           string?     UUID of the MIG device
+        pid           integer?    the process, in the node's pid namespace
+        whose         device|host|neighbour|application|unclear  whose fault it was to the container
+        sure          boolean     whether that is known
+        do            string?     what has to be done
+        source        string      who has told of it
     """,
     "Claim": """
         claim         string      its name
@@ -349,12 +432,30 @@ _TABLES: Final = {
         valid         boolean     whether there are but warnings
         findings      object[]    what, weight, device, subject, found
     """,
+    "OutOfService": """
+        device        string      UUID, PCI address, or driver
+        name          string      what people call it
+        since         number?     seconds since the epoch
+        reason        string?     why, by who has done it
+        reset         string?     how far a reset is
+        lets_go       boolean     whether the node agent closes NVML
+        why           string      since when and why, in a line
+    """,
+    "DrainHolder": """
+        kind          container|process|mps|persistenced|agent|module|kernel  what it is
+        name          string      what people call it
+        pid           integer?    a process of it
+        devices       string[]    names of what it holds
+        container     Container?  that it is, or is a process of
+        do            string      how it lets go
+    """,
     "Health": """
         uuid          string      of the device
         kind          gpu|mig     what it is
         gpu           string      UUID of its GPU
         state         healthy|suspect|unhealthy|recovering  what the agent thinks
         given         boolean     whether containers get it
+        out_of_service string?    since when and why a person has taken it out of service
         since         number?     seconds since the epoch
         reason        string?     why
         xid           integer?    the last error of the driver that counted

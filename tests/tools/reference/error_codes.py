@@ -45,7 +45,7 @@ the project.
 """
 
 # How many of the remedies that the code has for an error are told.
-_REMEDIES: Final = 3
+_REMEDIES: Final = 2
 
 # Run by path, and define no error.
 _SCRIPTS: Final = ("__main__", "nvml_probe")
@@ -77,7 +77,7 @@ def page() -> str:
     """The page of all errors."""
     advice = remedies()
     every = every_error()
-    left = [kind for kind in every if not _is_inside(kind)]
+    left = [kind for kind in every if not _is_inside(kind) and not _is_branch(kind, advice)]
     parts = [_HEAD]
     for prefix, title, head in _SECTIONS:
         # A longer prefix comes before a shorter one of the same beginning.
@@ -111,6 +111,11 @@ def _is_inside(kind: type[NvshimError]) -> bool:
     return kind.__module__.startswith(rooms) or kind.code.startswith("NVSHIM-E00")
 
 
+def _is_branch(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> bool:
+    """Whether only others that hang on it are raised."""
+    return bool(kind.__subclasses__()) and not _advice(kind, advice)
+
+
 def _anchor(kind: type[NvshimError]) -> str:
     return f'<span id="{kind.code.lower()}"></span>{code(kind.code)}'
 
@@ -118,8 +123,8 @@ def _anchor(kind: type[NvshimError]) -> str:
 def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> list[str]:
     """What is said where it is raised, and what the class says if nothing is said there."""
     by_itself = getattr(kind, "remedy", "")
-    every = (*advice.get(kind.__name__, ()), *((by_itself,) if by_itself else ()))
-    return list(dict.fromkeys(every))
+    every = dict.fromkeys((*advice.get(kind.__name__, ()), *((by_itself,) if by_itself else ())))
+    return [text for text in every if not any(text in other for other in every if other != text)]
 
 
 def _meaning(kind: type[NvshimError]) -> str:

@@ -53,14 +53,18 @@ def page() -> str:
             prose(xid.meaning),
             code(xid.severity.value),
             _SCOPES[xid.scope],
+            xid.whose.value if xid.ends else "",
             prose(xid.remedy.value),
         )
         for xid in XIDS.values()
     ]
-    head = ("XID", "name", "meaning", "severity", "of", "what to do")
+    head = ("XID", "name", "meaning", "severity", "of", "fault", "what to do")
     return (
         f"{_HEAD}\n{severities}\n"
         "A person can put a device back at any time: `nvshim health clear`.\n\n"
         "Of a GPU in MIG mode an error is of the instance that it names, or of the whole GPU: the "
-        f"column *of*.\n\n{table(head, rows)}"
+        "column *of*.\n\n"
+        "The column *fault* says whose it is by the number alone, when the end of a container is\n"
+        "explained. It is empty for errors that end no container.\n\n"
+        f"{table(head, rows)}"
     )

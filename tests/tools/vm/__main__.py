@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--guest", action="append", help=f"one of {', '.join(GUESTS)}; all if none")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds for each guest (1800)")
+    parser.add_argument("--timeout", type=float, default=7200, help="seconds for each guest (7200)")
     parser.add_argument(
         "command", nargs="+", help="what to run, with the checkout as its directory"
     )

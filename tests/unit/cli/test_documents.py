@@ -104,6 +104,8 @@ COMMANDS: Final = (
     "devices create CONFIG --dry-run",
     "cdi list CONFIG SPECS",
     "cdi validate CONFIG SPECS",
+    "drain 1 CONFIG WHERE --reason fan",
+    "undrain all CONFIG",
     "simulate show NODE",
     "simulate list",
     "simulate scenarios",

@@ -24,9 +24,13 @@ COMPONENTS: Final = (
 )
 FILES: Final = (
     "bin/nvshim", "lib/shim/__init__.py", "lib/shim/__pycache__/__init__.cpython-313.pyc",
-    "lib/anyio/__init__.py", "runtime/bin/python3", "runtime/bin/python", "share/LICENSE",
+    "lib/anyio/__init__.py", "runtime/bin/python3", "runtime/bin/nvshim-probe",
+    "runtime/bin/python", "share/LICENSE",
 )  # fmt: skip
-OURS: Final = {"bin/nvshim", "lib/shim/__init__.py", "runtime/bin/python3", "share/LICENSE"}
+OURS: Final = {
+    "bin/nvshim", "lib/shim/__init__.py", "runtime/bin/nvshim-probe", "runtime/bin/python3",
+    "share/LICENSE",
+}  # fmt: skip
 
 
 @pytest.fixture

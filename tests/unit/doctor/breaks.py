@@ -31,6 +31,7 @@ EVIDENCE: Final = "/was-run"
 PCI: Final = "/sys/bus/pci/devices"
 NVIDIAS: Final = "/usr/bin/nvidia-container-runtime"
 PROGRAM: Final = "/usr/local/bin/containerd-shim-nvidia-v1"
+RUNCS_TYPE: Final = f'io.containerd.runc.v2"\nruntime_path = "{PROGRAM}"'
 RUNTIMES: Final = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes'
 
 
@@ -148,6 +149,16 @@ def in_k3s(tree: Tree) -> None:
 
 def no_handler(tree: Tree) -> None:
     tree.change(CONTAINERD, HANDLER, "")
+
+
+def of_runcs_type(more: str = "", options: str = OPTIONS) -> Break:
+    """Our handler, as a containerd needs it that asks runc's type alone."""
+
+    def change(tree: Tree) -> None:
+        tree.change(CONTAINERD, 'io.containerd.nvidia.v1"', RUNCS_TYPE + more)
+        tree.change(CONTAINERD, OPTIONS, options)
+
+    return change
 
 
 def handler_in(path: str, imports: str = "imports") -> Break:

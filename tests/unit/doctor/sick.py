@@ -27,6 +27,7 @@ from tests.unit.doctor.breaks import (
     in_version_1,
     module_of_another_version,
     no_handler,
+    of_runcs_type,
     older_version,
     other_driver_container,
     other_numbers,
@@ -38,6 +39,7 @@ from tests.unit.doctor.breaks import (
     unpackaged,
     uvm_elsewhere,
     without,
+    without_containerd,
 )
 from tests.unit.doctor.trees import (
     BUNDLE,
@@ -65,6 +67,14 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "module of another version": (
         module_of_another_version,
         "D002", ERROR, "550.54.14",
+    ),
+    "a device out of service": (
+        text("/var/lib/containerd-shim-nvidia/drained/GPU-7", '{"reason": "fan", "since": 1}'),
+        "D017", WARNING, "since 1970-01-01T00:00:01Z: fan",
+    ),
+    "a reset that was interrupted": (
+        text("/var/lib/containerd-shim-nvidia/drained/GPU-7", '{"reset": "nvidia-smi resets it"}'),
+        "D017", WARNING, "a reset came so far: nvidia-smi resets it",
     ),
     "a driver container beside": (other_driver_container, "D003", NOTE, "550.54.14"),
     "no GPU in procfs": (without("/proc/driver/nvidia/gpus"), "D004", ERROR, "2 on the PCI bus"),
@@ -199,15 +209,26 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "a misspelt option": (
         changed(CONTAINERD, "SystemdCgroup", "SystemdCgroups"), "D040", ERROR, "SystemdCgroups",
     ),
+    "an option that containerd drops": (
+        of_runcs_type(options=f'{OPTIONS}CriuPath = "/opt/criu"\n'), "D040", WARNING, "CriuPath",
+    ),
+    "a containerd that does not ask": (
+        changed("/usr/bin/containerd", "v2.3.5", "v2.2.6"), "D047", NOTE, "does not ask nvidia",
+    ),
+    "a sandboxer that is runc's": (
+        # Debian 12's containerd knows no sandboxer.
+        all_of(of_runcs_type('\nsandboxer = "shim"'), without_containerd),
+        "D048", ERROR, "sandboxer",
+    ),
     "kubelet has cgroupfs": (
         changed(KUBELET, "systemd", "cgroupfs"), "D041", ERROR, "SystemdCgroup = true",
     ),
     "our handler has cgroupfs": (
-        changed(CONTAINERD, OPTIONS, ""), "D041", WARNING, "nvidia",
+        of_runcs_type(options=""), "D041", WARNING, "nvidia",
     ),
     "no systemd": (without("/run/systemd/system"), "D041", ERROR, "does not run"),
     "handlers differ": (
-        all_of(without(KUBELET), changed(CONTAINERD, OPTIONS, "")),
+        all_of(without(KUBELET), changed(CONTAINERD, OPTIONS, "SystemdCgroup = false\n")),
         "D042", WARNING, "runc",
     ),
     "a class without a handler": (

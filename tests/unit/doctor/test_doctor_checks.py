@@ -20,17 +20,22 @@ from tests.unit.doctor.breaks import (
     ELSEWHERE_ONLY,
     EVIDENCE,
     MODULES,
+    OPTIONS,
+    PROGRAM,
     RUNTIMES,
     in_version_1,
     module_of_another_version,
+    of_runcs_type,
     without_containerd,
 )
 from tests.unit.doctor.sick import ELSEWHERE, ERROR, NOTE, SICK, WARNING
 from tests.unit.doctor.trees import (
     CONTAINERD,
     CONTAINERD_PID,
+    DAEMON,
     DROP_IN,
     HANDLER,
+    KUBELET,
     SERVER_PID,
     Healthy,
     Tree,
@@ -253,3 +258,40 @@ def test_own_handler_of_containerd_that_a_drop_in_takes_away_is_named(tree: Tree
     tree.write(DROP_IN, f"version = 2\n{HANDLER}")
     (finding,) = found(tree, "D045")
     assert f"own handler runc is lost to {DROP_IN}" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("version", "is_silent"),
+    [
+        ("1.7.30", False), ("2.0.0", True), ("2.2.6", True), ("2.2.7", False), ("2.3.0", True),
+        ("2.3.3", True), ("2.3.4", False), ("2.4.0", False),
+    ],
+)  # fmt: skip
+def test_user_namespaces_need_runcs_type_where_containerd_asks_no_other(
+    tree: Tree, version: str, *, is_silent: bool
+) -> None:
+    tree.change("/usr/bin/containerd", "v2.3.5", f"v{version}")
+    assert bool(found(tree, "D047")) is is_silent
+    of_runcs_type()(tree)
+    assert found(tree, "D047") == []
+
+
+def test_handler_of_runcs_type_that_calls_our_shim_is_ours(tree: Tree) -> None:
+    of_runcs_type()(tree)
+    codes = [f"D0{number}" for number in (31, 32, 36, 37, 40, 41, 44, 45, 48, 53)]
+    examination = examine(tree.places(), choose(codes))
+    assert examination.findings == ()
+    assert not isinstance(examination.node.containerd, Unseen)
+    assert examination.node.containerd is not None
+    assert [h.name for h in examination.node.containerd.handlers if h.is_ours] == ["nvidia"]
+    # Without its path it is runc's.
+    tree.change(CONTAINERD, f'runtime_path = "{PROGRAM}"\n', "")
+    tree.remove(DAEMON)
+    assert {each.code for each in found(tree, "D031")} == {"NVSHIM-D031"}
+
+
+def test_handler_of_our_type_needs_no_option_for_cgroups(tree: Tree) -> None:
+    tree.change(CONTAINERD, OPTIONS, "")
+    assert found(tree, "D041") == []
+    tree.remove(KUBELET)
+    assert found(tree, "D042") == []

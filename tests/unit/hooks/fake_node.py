@@ -102,6 +102,7 @@ class Node:
             sys=str(self.sys),
             state=str(base / "state"),
             layers=str(base / "layers"),
+            drained=str(base / "drained"),
             nvml_timeout=5.0,
         )
         for directory in (self.driver, self.dev, self.proc, self.sys):

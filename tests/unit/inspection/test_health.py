@@ -73,7 +73,8 @@ def test_the_command_lists_and_says_by_its_status_whether_all_are_given(
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["items"]
     assert rows[0] == {
         "uuid": uuid_of(0), "kind": "gpu", "gpu": uuid_of(0), "state": "unhealthy",
-        "given": False, "since": 2.0, "reason": "XID 79: the GPU has fallen off the bus",
+        "given": False, "out_of_service": None, "since": 2.0,
+        "reason": "XID 79: the GPU has fallen off the bus",
         "xid": 79, "containers": [],
         "do": "reboot the node; if it comes back, have the GPU replaced",
     }  # fmt: skip

@@ -218,6 +218,12 @@ def test_a_file_that_is_wrong_already_is_not_edited(ours: Path) -> None:
         change(ours, "policy.mode", "strict")
 
 
+def test_a_table_that_is_written_in_a_line_takes_no_other_key(ours: Path) -> None:
+    ours.write_text('policy = { mode = "strict" }\n')
+    with pytest.raises(SettingRefused, match="Cannot"):
+        change(ours, "policy.denied", "fail")
+
+
 def test_links_owner_and_mode_are_kept(ours: Path, tmp_path: Path) -> None:
     os.chmod(ours, 0o640)
     if os.geteuid() == 0:

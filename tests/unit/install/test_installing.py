@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from hooks.config import Config
+from hooks.node.drained import Drain
+from integration.drain import marks
 from integration.engines import undo
 from integration.install import effects, leaving
 from integration.install.effects import Workshop
@@ -172,12 +174,16 @@ def test_a_purge_removes_what_has_our_names_and_nothing_else(tmp_path: Path) -> 
     gone_boot = layers / ("0" * 8 + "-" + "a" * 64)
     gone_boot.mkdir(mode=0o700)
     config.write_text("")
-    settings = Config(state=str(state), layers=str(layers))
+    drained = layers.parent / "drained"
+    settings = Config(state=str(state), layers=str(layers), drained=str(drained))
+    marks.put(settings, Drain("GPU-0"))
+    (state / "drained.lock").unlink()
     assert leaving.purge(settings, in_use=True, config_path=str(config)) == [str(layers)]
     assert (config.exists(), (state / "inventory.json").exists()) == (True, True)
     assert not gone_boot.exists()
+    assert os.listdir(drained) == ["GPU-0"], "what runs on goes by it"
     gone = leaving.purge(settings, in_use=False, config_path=str(config))
-    assert gone == [str(config)]
+    assert gone == [str(drained), str(config)]
     assert sorted(os.listdir(state)) == ["mine"]
     assert sorted(os.listdir(tmp_path)) == ["etc", "state"]
     assert os.listdir(tmp_path / "etc") == []

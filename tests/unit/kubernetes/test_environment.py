@@ -37,6 +37,7 @@ from integration.kubernetes.settings import Settings
         ("TOOLKIT_PID_FILE", "/run/x.pid", "pid_file", "/run/x.pid"),
         ("NVSHIM_DRIVER_TIMEOUT", "2.5", "driver_timeout", 2.5),
         ("NVSHIM_REPLACE", "true", "replace", True),
+        ("NVSHIM_RUNTIME_TYPE", "io.containerd.runc.v2", "runtime_type", "io.containerd.runc.v2"),
     ],
 )
 def test_a_variable_sets_what_it_names(name: str, text: str, field: str, value: Any) -> None:

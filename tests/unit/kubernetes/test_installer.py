@@ -22,6 +22,7 @@ import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.engine import Engine
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.kubernetes import installer
 from integration.kubernetes.errors import HostUnusable, InstallerRunning
 from integration.kubernetes.host import Host
@@ -29,7 +30,7 @@ from integration.kubernetes.installer import STAGING, Installer
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import FILE, Log, State
 from integration.tree import read_tree, write_tree
-from shim import RUNTIME_NAME, VERSION
+from shim import PROGRAM, RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
 from tests.tools.images import busybox, unpack
@@ -213,6 +214,11 @@ def test_each_wish_becomes_an_option(node: Node) -> None:
         assert words in configure
     node.run(set_default=False, enable_cdi=False)
     assert "--no-set-default --no-enable-cdi" in node.calls.splitlines()[-1]
+    node.run(runtime_type=RUNTIME_TYPE)
+    assert f"--runtime-type {RUNTIME_TYPE} --output" in node.calls.splitlines()[-1]
+    node.run(runtime_type=RUNC_TYPE, bindir="/opt/bin")
+    words = f"--runtime-type {RUNC_TYPE} --shim /opt/bin/{PROGRAM}"
+    assert words in node.calls.splitlines()[-1]
 
 
 def test_an_engine_that_is_to_be_left_alone_is(node: Node) -> None:

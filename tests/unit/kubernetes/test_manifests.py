@@ -24,6 +24,7 @@ from integration.node.dra.devices import publishable
 from integration.node.metrics.address import parse_address
 from integration.node.plugin.settings import Source
 from integration.node.plugin.values import Settings as PluginSettings
+from integration.verify.program import NAME as PROBE
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
@@ -523,3 +524,68 @@ def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> Non
     assert values["toolkit"] == {"enabled": False}
     assert values["operator"]["runtimeClass"] == Settings().runtime_name
     assert values["devicePlugin"] == {"enabled": False}
+
+
+# -- the Job that verifies --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict[str, dict[str, Any]]:
+    kubectl = Kubectl.of_release(RENDERS)
+    documents = _documents(kubectl("kustomize", os.path.join(MANIFESTS, "verify")))
+    return {each["metadata"]["name"]: each for each in documents}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_jobs_are_valid_in_every_version_of_the_api(
+    jobs: dict[str, dict[str, Any]], version: str
+) -> None:
+    assert set(jobs) == {"verify", "verify-gpu", "verify-no-gpu"}
+    for job in jobs.values():
+        kubernetes_validate.validate(job, version, strict=True)
+        assert job["metadata"]["namespace"] == "containerd-shim-nvidia"
+        spec = job["spec"]["template"]["spec"]
+        assert (job["spec"]["backoffLimit"], spec["restartPolicy"]) == (0, "Never")
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["containers"][0]["image"] == f"{NAME}:{VERSION}"
+
+
+def test_kubectl_would_apply_the_jobs(jobs: dict[str, dict[str, Any]]) -> None:
+    kubectl = Kubectl.of_release(RENDERS)
+    with Discovery() as server:
+        said = kubectl(
+            "apply", "--dry-run=client", "--validate=false", "-f", "-",
+            server=server.url, stdin=yaml.safe_dump_all(jobs.values()),
+        )  # fmt: skip
+        assert said.count("created (dry run)") == len(jobs), said
+        assert server.changes == []
+
+
+def test_the_job_of_the_node_runs_where_the_agent_does_and_writes_in_one_place(
+    jobs: dict[str, dict[str, Any]], rendered: dict[str, list[dict[str, Any]]]
+) -> None:
+    spec = jobs["verify"]["spec"]["template"]["spec"]
+    agent = _pod(rendered["not-default"], "node-agent")
+    assert spec["affinity"]["nodeAffinity"] == agent["affinity"]["nodeAffinity"]
+    assert spec["tolerations"] == agent["tolerations"]
+    (container,) = spec["containers"]
+    assert container["args"] == ["node-exec", "--", "verify"]
+    _parses(container["args"])
+    writable = [each["mountPath"] for each in container["volumeMounts"] if "readOnly" not in each]
+    assert writable == ["/host/run/containerd-shim-nvidia"]
+
+
+def test_the_pods_of_users_are_as_users_have_them_and_count_what_they_request(
+    jobs: dict[str, dict[str, Any]], rendered: dict[str, list[dict[str, Any]]]
+) -> None:
+    runtime_class = _one(rendered["not-default"], "RuntimeClass")["metadata"]["name"]
+    for name, count in (("verify-gpu", 1), ("verify-no-gpu", 0)):
+        spec = jobs[name]["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        assert spec["runtimeClassName"] == runtime_class
+        assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == count
+        assert container["command"] == [f"/nvshim/runtime/bin/{PROBE}", "count"]
+        assert container["args"] == [str(count)]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert "volumes" not in spec
+        assert "env" not in container

@@ -52,7 +52,7 @@ async def test_how_one_ended_is_told_though_it_lets_go_of_its_pipes_before() -> 
     try:
         with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
             await child.line(20)
-        child.ask()
+        child.ask({})
         with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
             await child.line(20)
     finally:
@@ -95,6 +95,6 @@ def test_a_gpu_that_answers_no_question_is_lost(error: int, lost: str | None) ->
             raise NvmlError(error)
         return 30
 
-    first, second = Asker(nvml(answer)).all()["gpus"]
+    first, second = Asker(nvml(answer)).all({}, 5.0)["gpus"]
     assert (first["uuid"], first["temperature_celsius"], first.get("lost")) == ("GPU-0", 30, None)
     assert (second["uuid"], second.get("lost")) == ("GPU-1", lost)

@@ -45,6 +45,15 @@ def test_both_halves_are_one_event_as_soon_as_they_are_there() -> None:
         assert (event.source, event.when, event.times) == ("nvml", 1.0, 1)
 
 
+def test_one_to_which_the_other_adds_nothing_is_told_at_once_and_once() -> None:
+    merger = Merger()
+    merger.add(log(), 0.0, is_whole=True)
+    assert merger.due(0.0) == [log()]
+    merger.add(nvml(), 0.2)
+    assert merger.wake() is None
+    assert merger.due(10.0) == []
+
+
 def test_one_alone_is_told_after_a_moment() -> None:
     for alone in (nvml(), log()):
         assert told((0.0, alone)) == [(HOLD, alone)]

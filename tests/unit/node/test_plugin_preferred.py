@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from integration.node.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
+from integration.node.health.values import State
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.topology import Between, Topology
 from integration.node.plugin.values import TIME_SLICING, Allocation, Device, Resource
@@ -255,6 +257,20 @@ def test_what_cannot_be_is_an_error(
 
 def test_what_is_not_there_any_more_is_left_out() -> None:
     assert choose(gpus(4), 1, free=(*names(7), *names(2), "x")) == names(2)
+
+
+def test_what_is_not_healthy_any_more_is_left_out_as_long_as_others_do() -> None:
+    whole = gpus(4)
+    dead = tuple(
+        replace(device, state=State.UNHEALTHY) if device.index in {"0", "2"} else device
+        for device in whole.devices
+    )
+    resource = replace(whole, devices=dead)
+    assert choose(resource, 1) == names(1)
+    assert choose(resource, 2) == names(1, 3)
+    assert set(choose(resource, 3)) > set(names(1, 3))
+    assert choose(resource, 2, required=names(2)) == names(2, 1)
+    assert choose(resource, 1, free=names(0, 2)) == names(0)
 
 
 def test_what_is_named_twice_counts_once() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -117,6 +118,16 @@ def test_a_uuid_that_two_devices_have_is_handed_out_for_neither() -> None:
     assert ids(twins, Settings()) == {"nvidia.com/gpu": ["GPU-2"]}
     cut = node(gpu(0, mig=True), mig=(part(0, 0, uuid="MIG-x"), part(0, 1, uuid="MIG-x")))
     assert ids(cut, MIXED) == {}
+
+
+def test_what_is_out_of_service_is_told_of_and_unhealthy() -> None:
+    (whole,) = resources_of(node(gpu(0, drained="fan"), gpu(1)), Settings())
+    assert [device.is_healthy for device in whole.devices] == [False, True]
+    there = node(gpu(0, mig=True), mig=(part(0, 0, drained="fan"), part(0, 1)))
+    (cut,) = resources_of(there, MIXED)
+    assert [device.is_healthy for device in cut.devices] == [False, True]
+    (none,) = resources_of(replace(there, drained="570 comes"), MIXED)
+    assert not any(device.is_healthy for device in none.devices)
 
 
 # -- MIG ---------------------------------------------------------------------------------------

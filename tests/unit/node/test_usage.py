@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -91,6 +92,18 @@ def test_whatever_procfs_says_is_read(text: str, path: str) -> None:
 
 def test_nobody_is_looked_for_without_processes() -> None:
     assert owners_of(Sample(1.0), [A], "/nonexistent") == {}
+
+
+def test_a_process_that_was_started_after_the_sample_used_nothing_of_it(tmp_path: Path) -> None:
+    cgroup = f"0::/kubepods/{A.id}\n"
+    for pid, started in ((A.pid, 1.0), (11, 50.0)):
+        (tmp_path / str(pid)).mkdir()
+        ticks = int(started * os.sysconf("SC_CLK_TCK"))
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) S 1 {'0 ' * 17}{ticks} {'0 ' * 9}")
+        (tmp_path / str(pid) / "cgroup").write_text(cgroup)
+    for when, owner in ((60.0, A), (40.0, None)):
+        sample = Sample(when, processes=(ProcessUse(11, GPU, COMPUTE, 1 << 30),))
+        assert owners_of(sample, [A], str(tmp_path)) == {11: owner}
 
 
 # -- the join --------------------------------------------------------------------------------

@@ -41,11 +41,15 @@ def _read(*names: str) -> str:
 
 def test_everything_that_says_the_version_says_the_same() -> None:
     project = tomllib.loads(_read("pyproject.toml"))["project"]
-    base = yaml.safe_load(_read(MANIFESTS, "base", "kustomization.yaml"))
+    images = [
+        image
+        for name in ("base", "verify")
+        for image in yaml.safe_load(_read(MANIFESTS, name, "kustomization.yaml"))["images"]
+    ]
     changes = re.search(r"^## (\S+) \(", _read("CHANGELOG.md"), re.MULTILINE)
     assert changes
     assert {
-        project["version"], changes[1], *(image["newTag"] for image in base["images"])
+        project["version"], changes[1], *(image["newTag"] for image in images)
     } == {VERSION}  # fmt: skip
     said = subprocess.check_output(
         [sys.executable, "-m", "integration.cli", "--version"], cwd=REPOSITORY, text=True

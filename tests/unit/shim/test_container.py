@@ -41,6 +41,7 @@ class _Resources:
 
     cgroup = None
     own_pid_namespace = True
+    has_gpus = False
 
     class runtime:  # noqa: N801
         @staticmethod
@@ -96,7 +97,9 @@ async def test_an_exit_is_published_though_its_output_fails(tmp_path: Any) -> No
         def report(kind: Any, *_: object, **__: object) -> None:
             reported.append(kind.__name__)
 
-        Exits(context, resources, Operations(), report=report, init=init, execs={}).watch_init()
+        Exits(
+            context, resources, Operations(), report=report, init=init, execs={}, bundle=""
+        ).watch_init()
     assert reported == ["TaskExit"]
     assert init.state is State.STOPPED
 

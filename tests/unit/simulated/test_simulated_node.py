@@ -42,6 +42,7 @@ def test_the_configuration_names_the_nodes_roots(two: SimulatedNode) -> None:
         f'sys = "{here}/sys"\n'
         f'state = "{here}/state"\n'
         f'layers = "{here}/layers"\n'
+        f'drained = "{here}/drained"\n'
     )
     for path in (two.driver_root, two.dev, two.proc, two.sys, two.state):
         assert os.path.isdir(path)

@@ -80,6 +80,22 @@ def test_a_containerd_that_says_bootstrap_gets_version_3_in_the_directory_it_wan
     assert (done.returncode, done.stdout) == (0, expected.SerializeToString())
 
 
+def test_extensions_and_fields_that_a_later_containerd_adds_do_no_harm(program: Program) -> None:
+    bundle = program.bundle("web-1")
+    known = bootstrap_pb2.BootstrapParams.FromString(_bootstrap(program, bundle))
+    known.extensions.add().value.CopyFrom(
+        AnyMessage(type_url="containerd.types.MountCapabilities", value=b"\x0a\x05erofs")
+    )
+    known.extensions.add()
+    # Field 15, a string; and of a sub-message as well.
+    added = b"\x7a\x05later"
+    done = program.start(bundle, stdin=known.SerializeToString() + added)
+    answer = bootstrap_pb2.BootstrapResult.FromString(done.stdout)
+    assert (answer.version, answer.protocol) == (3, "ttrpc"), done
+    # What a caller does not know it does not get: the answer has the three old fields alone.
+    assert [field.number for field, _ in answer.ListFields()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("change", [{"instance_id": "web-2"}, {"namespace": "other"}])
 def test_parameters_for_somebody_else_are_not_taken_for_bootstrap(
     program: Program, change: dict[str, str]

@@ -102,3 +102,29 @@ def test_while_nvml_does_not_answer_a_spec_stays_if_all_of_it_is_there(
     assert keep_specs(BY_CDI, mute, config).devices == before.devices
     os.unlink(path_of("gpu", config))
     assert keep_specs(BY_CDI, mute, config).devices < before.devices
+
+
+def test_what_is_out_of_service_or_lost_is_in_no_spec(config: Config, inventory: Inventory) -> None:
+    """Nor is it an error if that is everything: the kubelet is told of devices all the same."""
+    mig = inventory.mig_devices[0].uuid
+    whole, cut = inventory.gpus
+    drained = replace(inventory, gpus=(replace(whole, drained="fan"), cut))
+    specs = keep_specs(BY_CDI, drained, config)
+    assert specs.devices == {f"{VENDOR}/gpu={name}" for name in (mig, "all")}
+    assert specs.fault == ""
+    parts = tuple(replace(each, drained="fan") for each in inventory.mig_devices)
+    paths = (whole.path, cut.path)
+    lost = replace(
+        inventory.nodes,
+        usable={p: n for p, n in inventory.nodes.usable.items() if p not in paths},
+        faults=dict.fromkeys(paths, "it is lost"),
+    )
+    for nothing in (
+        replace(drained, mig_devices=parts),
+        replace(inventory, drained="570 comes"),
+        replace(inventory, nodes=lost),
+    ):
+        keep_specs(BY_CDI, inventory, config)
+        specs = keep_specs(BY_CDI, nothing, config)
+        assert (specs.devices, specs.fault) == (frozenset(), "")
+        assert os.listdir(config.cdi_spec_dirs[-1]) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hooks.errors import (
     MigModeGpu,
     MigUnknown,
     NoGpus,
+    OutOfService,
     UnknownDevice,
 )
 from hooks.node.inventory import Inventory, take_inventory
@@ -174,3 +176,42 @@ def test_none_needs_no_gpu_but_a_loaded_module(bare_node: Node) -> None:
     (bare_node.proc / "devices").unlink()
     with pytest.raises(DeviceNodeMissing, match="not loaded"):
         decide(request, take_inventory(bare_node.config, None))
+
+
+@pytest.mark.parametrize(
+    ("marked", "devices", "gets"),
+    [
+        ("1:0", "all", ["0", "1:1"]),
+        ("1:0", "1:1", ["1:1"]),
+        ("1", "all", ["0"]),
+        ("0", "all", ["1:0", "1:1"]),
+        ("0", "none", []),
+    ],
+)
+def test_what_is_out_of_service_is_left_out_of_all(
+    mixed: Node, marked: str, devices: str, gets: list[str]
+) -> None:
+    grant = granted(_drained(taken(mixed), marked), devices)
+    assert names(grant) == gets
+    if devices == "all":
+        which = f"MIG device {marked} " if ":" in marked else f"GPU {marked} "
+        told = [note for note in grant.notes if "is out of service fan" in note]
+        assert [note.startswith(which) for note in told] == [True]
+
+
+@pytest.mark.parametrize(
+    ("marked", "devices"), [("1:0", "1:0"), ("1", "1:0"), ("0", "0"), ("0", uuid_of(0))]
+)
+def test_what_is_out_of_service_cannot_be_named(mixed: Node, marked: str, devices: str) -> None:
+    with pytest.raises(OutOfService, match="is out of service fan"):
+        granted(_drained(taken(mixed), marked), devices)
+
+
+def _drained(inventory: Inventory, marked: str) -> Inventory:
+    """An inventory with something out of service, a GPU with its MIG devices."""
+    gpus = (replace(g, drained="fan" * (str(g.index) == marked)) for g in inventory.gpus)
+    parts = (
+        replace(d, drained="fan" * (marked in {str(d.gpu), f"{d.gpu}:{d.index}"}))
+        for d in inventory.mig_devices
+    )
+    return replace(inventory, gpus=tuple(gpus), mig_devices=tuple(parts))

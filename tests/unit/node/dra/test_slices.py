@@ -103,12 +103,20 @@ def test_what_is_not_known_is_no_attribute() -> None:
         ({"uuid": ""}, named(GPUS[1], *PARTS)),
         ({"uuid": GPUS[1]}, named(*PARTS)),  # two of one name
         ({"lost": "it fell off the bus"}, named(GPUS[1], *PARTS)),
+        ({"drained": "since noon"}, named(GPUS[1], *PARTS)),
         ({"minor": 9}, named(GPUS[1], *PARTS)),  # it has no node
     ],
 )
 def test_what_cannot_be_given_is_not_published(change: dict[str, Any], left: set[str]) -> None:
     gpus = (replace(NODE.gpus[0], **change), *NODE.gpus[1:])
     assert {each.name for each in publishable(devices_of(replace(NODE, gpus=gpus)), {})} == left
+
+
+def test_what_is_out_of_service_is_not_published() -> None:
+    one = tuple(replace(each, drained="since noon") for each in NODE.mig_devices[:1])
+    node = replace(NODE, mig_devices=(*one, *NODE.mig_devices[1:]))
+    assert {each.name for each in publishable(devices_of(node), {})} == named(*GPUS[:2], PARTS[1])
+    assert publishable(devices_of(replace(NODE, drained="since noon")), {}) == ()
 
 
 def test_an_unhealthy_gpu_and_its_parts_are_not_published_and_come_back() -> None:

@@ -139,7 +139,8 @@ async def agent(config: Config, **options: Any) -> AsyncIterator[Agent]:
 
 def held(name: str, device: str, gpu: str) -> Holding:
     pod = Pod("research", "train")
-    container = Container(f"id-{name}", "k8s.io", "/b", pod, name, "p", sandbox=False, pid=1)
+    bundle = f"/b/{name}"
+    container = Container(f"id-{name}", "k8s.io", bundle, pod, name, "p", sandbox=False, pid=1)
     return Holding(container, (device,), (gpu,))
 
 
@@ -197,7 +198,7 @@ async def test_the_other_source_names_the_instance_and_spares_the_rest(config: C
 @pytest.fixture
 def process(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
     """Makes a process that is in the cgroup of a container of that id."""
-    monkeypatch.setattr("integration.node.health.component.Procfs", lambda: Procfs(config.proc))
+    monkeypatch.setattr("integration.node.monitor.component.Procfs", lambda: Procfs(config.proc))
 
     def make(container_id: str) -> int:
         directory = Path(config.proc, "7")

@@ -12,7 +12,8 @@ from hooks.config import Config, load_config
 from hooks.errors import WrongConfigValue
 from integration.node.errors import XidListWrong
 from integration.node.health.policy import policy_of
-from integration.node.health.xids import XIDS, Remedy, Severity, about
+from integration.node.health.xids import XIDS, Severity, about
+from shim.causes.xids import Remedy
 
 if TYPE_CHECKING:
     from pathlib import Path

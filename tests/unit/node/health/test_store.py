@@ -49,6 +49,19 @@ def ill() -> Book:
     return heard(known, event, verdict, Moment(2, 200), Rules())
 
 
+def test_what_an_agent_before_this_one_did_not_write_is_as_nothing(config: Config) -> None:
+    store.write(config, ill())
+    with open(store.path_of(config), encoding="utf-8") as file:
+        document = json.load(file)
+    for device in document["devices"]:
+        del device["asks"]
+    with open(store.path_of(config), "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    found = store.read(config)
+    assert found.fault == ""
+    assert found.book.conditions == ill().conditions
+
+
 def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path: Path) -> None:
     store.write(config, ill())
     found = store.read(config)

@@ -171,4 +171,5 @@ def _counters() -> Counters:
     counters.restarted("plugin")
     counters.looked(0.2, faults=False)
     counters.happened(GpuEvent(9.0, "xid", gpu_uuid(0), xid=31))
+    counters.faulted("xid", 79, "device")
     return counters

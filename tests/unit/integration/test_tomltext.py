@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from integration.engines import tomltext
-from integration.engines.tomltext import Kind
+from integration import tomltext
 from integration.engines.undo import View, Written, undo_edits
+from integration.tomltext import Kind
 
 HARD: Final = '''\
 # imports = ["not this one"]
@@ -230,3 +230,26 @@ def test_every_edit_of_every_document_has_its_inverse(text: str) -> None:
             assert undo_edits(
                 "f", written, around.format("{}").replace("{}", written.after), False
             ) == around.replace("{}", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "table", "after"),
+    [
+        ("", (), "k = 1\n"),
+        ("", ("t",), "[t]\nk = 1\n"),
+        ("\ufeffa = 2\r\n", (), "\ufeffa = 2\r\nk = 1\r\n"),
+        ("# mine\n[t] # its\n", (), "# mine\nk = 1\n[t] # its\n"),
+        ("[t]\n\ta = 2 # two\n\n[u]\n", ("t",), "[t]\n\ta = 2 # two\n\tk = 1\n\n[u]\n"),
+        ("[t]\nk = [ # one\n 2,\n] # it\n", ("t",), "[t]\nk = 1 # it\n"),
+        ("[t]", ("t",), "[t]\n  k = 1"),
+        ("t.a = 2\n[u]\nk = 3\n", ("u", "v w"), 't.a = 2\n[u]\nk = 3\n\n[u."v w"]\nk = 1\n'),
+    ],
+)
+def test_a_value_is_set_wherever_its_table_is(
+    text: str, table: tuple[str, ...], after: str
+) -> None:
+    assert tomltext.with_value(text, table, "k", 1) == after
+    at: Any = tomltext.parse(after)
+    for part in table:
+        at = at[part]
+    assert at["k"] == 1

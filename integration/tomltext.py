@@ -35,6 +35,7 @@ __all__ = [
     "statements",
     "to_key",
     "to_value",
+    "with_value",
 ]
 
 _SPACE: Final = " \t"
@@ -206,24 +207,39 @@ def set_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str | 
 
     Args:
         text: the document.
-        table: in which the key is to be.
+        table: in which the key is to be; none for the document itself.
         key: which.
         value: what :func:`to_value` can write.
 
     Returns:
         None if there is neither the key nor the header of its table.
     """
-    header = None
+    place, margin = None, ""
     for statement in statements(text):
+        before = text[text.rfind("\n", 0, statement.start) + 1 : statement.start].lstrip(_MARK)
+        if place is None and not table:  # before the first table
+            place = statement.start - len(before)
         if statement.kind is Kind.KEY and statement.path == (*table, key):
-            begin, end = statement.value
-            return text[:begin] + to_value(value) + text[end:]
+            old = statement.value
+            return text[: old[0]] + to_value(value) + text[old[1] :]
         if statement.kind is Kind.TABLE and statement.table == table:
-            header = statement
-    if header is None:
+            place, margin = statement.end, f"{before}  "
+        elif statement.kind is Kind.KEY and statement.table == table and place is not None:
+            place, margin = statement.end, before
+    if place is None and table:
         return None
-    indentation = text[text.rfind("\n", 0, header.start) + 1 : header.start]
-    return insert_line(text, header.end, f"{indentation}  {to_key(key)} = {to_value(value)}")
+    place = len(text) if place is None else place
+    return insert_line(text, place, f"{margin}{to_key(key)} = {to_value(value)}")
+
+
+def with_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str:
+    """As :func:`set_value`; a table that is not there is made, at the end."""
+    changed = set_value(text, table, key, value)
+    if changed is not None:
+        return changed
+    gap = "\n" if text else ""
+    made = append(text, f"{gap}[{to_key(*table)}]\n{to_key(key)} = {to_value(value)}")
+    return made if _is_ended(made) else made + line_ending(made)
 
 
 def cut(text: str, path: tuple[str, ...], note: str = "") -> str:
@@ -266,7 +282,7 @@ def line_ending(text: str) -> str:
 
 
 def to_value(value: Any) -> str:
-    """A string, boolean, or list of strings as TOML has it.
+    """A string, boolean, number, or list of these as TOML has it.
 
     Args:
         value: which; a string without surrogates.

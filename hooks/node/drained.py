@@ -1,0 +1,163 @@
+"""Devices that are out of service: a file each in ``drained``, a directory that outlives a boot.
+
+Rules
+- A file is named by what is out of service: the UUID of a GPU or MIG device, the PCI address of a
+  GPU without one, or :data:`DRIVER` for all that the driver does. Its content says why; one that
+  cannot be read says less, and counts all the same.
+- A GPU that is out of service takes its MIG devices with it. A MIG device can be so by itself.
+- A UUID names a card, not a slot: another card in its place is in service. While a GPU has no UUID,
+  as after it fell off the bus, it is known by the address that it had.
+- Whoever takes a device out of service marks it first and lists its holders afterwards; whoever
+  makes a container leaves what makes it a holder (its record, its spec) in the bundle first, and
+  looks for marks afterwards. So each container is refused, or seen by whoever waits.
+- The directory is normally absent, so that looking for it costs one failing system call.
+
+Only root can write there. Nothing of it is a container's word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import quote, unquote
+
+from hooks.config import Config
+from hooks.errors import OutOfService
+from hooks.node.gpus import Gpu, MigDevice
+
+DRIVER: Final = "driver"
+"""The name of the driver's mark."""
+
+_LONGEST: Final = 1 << 16
+_FAR: Final = 1e11  # nor is it NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A mark: something is out of service.
+
+    Attributes:
+        device: a UUID, a PCI address, or :data:`DRIVER`.
+        bus_id: PCI address of the GPU that it is, or is a part of; "" for none.
+        reason: why, for people; "" if nobody said.
+        since: when it began, in seconds since the epoch; 0 if that is not known.
+        lets_go: whether the node agent is to close NVML meanwhile.
+        reset: how far a reset of it is; "" if none has begun.
+        stays: whether it is out of service by a person's word, and stays so after its reset.
+    """
+
+    device: str
+    bus_id: str = ""
+    reason: str = ""
+    since: float = 0.0
+    lets_go: bool = False
+    reset: str = ""
+    stays: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "the driver" if self.device == DRIVER else self.device
+
+    @property
+    def why(self) -> str:
+        """Since when and why, for people."""
+        when = time.strftime("since %Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
+        told = ": ".join(filter(None, (when if self.since else "", self.reason)))
+        return told or "without a word of why"
+
+
+def path_of(config: Config, device: str) -> str:
+    """Where the mark of a device is."""
+    # UUIDs of MIG devices of older drivers have slashes in them.
+    return os.path.join(config.drained, quote(device, safe=":"))
+
+
+def read_drains(config: Config) -> tuple[Drain, ...]:
+    """What is out of service, by name."""
+    try:
+        names = os.listdir(config.drained)
+    except OSError:
+        return ()
+    # A name that begins with a dot is that of a file that is being written.
+    return tuple(_read(config, unquote(name)) for name in sorted(names) if name[:1] != ".")
+
+
+def _read(config: Config, device: str) -> Drain:
+    try:
+        fd = os.open(path_of(config, device), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            known = json.loads(os.read(fd, _LONGEST))
+        finally:
+            os.close(fd)
+        return Drain(
+            device,
+            bus_id=str(known.get("bus_id", "")),
+            reason=str(known.get("reason", "")),
+            since=since if 0 < (since := float(known.get("since", 0))) < _FAR else 0.0,
+            lets_go=known.get("lets_go") is True,
+            reset=str(known.get("reset", "")),
+            stays=known.get("stays") is True,
+        )
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return Drain(device)
+
+
+def mark_drained(
+    gpus: tuple[Gpu, ...], mig_devices: tuple[MigDevice, ...], drains: Iterable[Drain]
+) -> tuple[tuple[Gpu, ...], tuple[MigDevice, ...]]:
+    """The devices, those marked that are out of service."""
+    by_name = {drain.device: drain for drain in drains}
+    if not by_name:
+        return gpus, mig_devices
+    by_address = {drain.bus_id: drain for drain in by_name.values() if _is_gpu(drain)}
+    marked = []
+    for gpu in gpus:
+        drain = by_name.get(gpu.uuid or gpu.bus_id)
+        if drain is None and not gpu.uuid:
+            drain = by_address.get(gpu.bus_id)
+        marked.append(gpu if drain is None else replace(gpu, drained=drain.why))
+    of_gpu = {gpu.index: gpu.drained for gpu in marked}
+    parts = []
+    for device in mig_devices:
+        drain = by_name.get(device.uuid)
+        why = of_gpu.get(device.gpu) or ("" if drain is None else drain.why)
+        parts.append(replace(device, drained=why) if why else device)
+    return tuple(marked), tuple(parts)
+
+
+def _is_gpu(drain: Drain) -> bool:
+    return drain.device != DRIVER and not drain.device.startswith("MIG-")
+
+
+def driver_of(drains: Iterable[Drain]) -> str:
+    """Why the driver is out of service; "" if it is in service."""
+    return next((drain.why for drain in drains if drain.device == DRIVER), "")
+
+
+def driver_refusal(asked: str, why: str) -> OutOfService:
+    """The error for a container that asks for anything of a driver that is out of service.
+
+    Args:
+        asked: in the words of the request; "" if there are none.
+        why: since when and why it is.
+    """
+    return OutOfService(
+        asked or "what the container asks of the driver",
+        found=f"cannot be given: the driver is out of service {why}",
+        do="wait for it, or return it to service: `nvshim undrain --driver`",
+    )
+
+
+def refusal(device: Gpu | MigDevice) -> OutOfService:
+    """The error for a container that names a device that is out of service."""
+    name = device.index if isinstance(device, Gpu) else f"{device.gpu}:{device.index}"
+    return OutOfService(
+        str(device),
+        found=f"is out of service {device.drained}",
+        do=f"name another, or return it to service: `nvshim undrain {name}`",
+    )

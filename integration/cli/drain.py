@@ -1,0 +1,160 @@
+"""``nvshim drain``: take a GPU, a MIG device or the driver out of service."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from integration.cli import exits
+from integration.cli.options import configured, located, with_output
+from integration.cli.output import Column, Output, counted
+from integration.cli.progress import Progress
+from integration.drain.serving import Wish, answer_of, drain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hooks.config import Config
+
+__all__ = ["command", "ending", "show", "wish_of"]
+
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_TIME: Final = re.compile(r"(\d{1,6})([smhd]?)", re.ASCII)
+_EVER: Final = "ever"
+
+
+class _Time(click.ParamType[float]):
+    """How long something may take: "90", "90s", "5m", "2h"."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """In seconds."""
+        if isinstance(value, float):
+            return value
+        if value == _EVER:
+            return math.inf
+        found = _TIME.fullmatch(str(value))
+        if found is None:
+            self.fail(f"{value!r} is no time: write 90, 90s, 5m or 2h", param, ctx)
+        return float(int(found[1]) * _UNITS[found[2]])
+
+
+def ending(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``--reason``, ``--wait``, ``--force`` and ``--grace``.
+
+    Args:
+        command: the function that needs them.
+    """
+    reason = click.option(
+        "--reason", metavar="TEXT", default="", help="Why, for whoever is refused the device."
+    )
+    wait = click.option(
+        "--wait", type=_Time(), is_flag=False, flag_value=_EVER, metavar="[TIME]",
+        help="Wait until nobody holds it; so long at most: 90s, 5m, 2h.",
+    )  # fmt: skip
+    force = click.option(
+        "--force", is_flag=True,
+        help="End the containers that hold it: SIGTERM, and after the grace period SIGKILL.",
+    )  # fmt: skip
+    grace = click.option(
+        "--grace", type=_Time(), default="30s", show_default=True, metavar="TIME",
+        help="How long they have to end.",
+    )  # fmt: skip
+    return reason(wait(force(grace(command))))
+
+
+def wish_of(
+    *, reason: str, wait: float | None, force: bool, grace: float, lets_go: bool,
+    states: tuple[str, ...], proc: str,
+) -> Wish:  # fmt: skip
+    """What the options say."""
+    if force and wait is None:
+        wait = math.inf
+    return Wish(
+        reason=" ".join(reason.split()), seconds=wait, grace=grace if force else None,
+        lets_go=lets_go, states=states, proc=proc,
+    )  # fmt: skip
+
+
+_HOLDERS: Final = (
+    Column("HELD BY", "name"),
+    Column("KIND", "kind"),
+    Column("PID", "pid", right=True),
+    Column("HOLDS", "devices"),
+    Column("LETS GO BY", "do"),
+)
+
+
+def show(output: Output, answer: Mapping[str, Any]) -> None:
+    """Show what is out of service and who holds it; a person reads first what matters.
+
+    Args:
+        answer: of :func:`integration.drain.serving.answer_of`.
+    """
+    if output.form.is_document:
+        output.document(answer)
+        return
+    for device in answer["devices"]:
+        click.echo(f"{device['name']} is out of service {device['why']}")
+    holders: Sequence[Mapping[str, Any]] = answer["holders"]
+    if holders:
+        output.table(holders, _HOLDERS)
+    if not answer["free"]:
+        click.echo(f"not free: {counted(len(holders), 'holder')}; --wait waits for all of them")
+    elif holders:
+        click.echo("free, but for the node agent: --let-go before a reset by hand or a MIG change")
+    else:
+        click.echo("free")
+
+
+@click.command("drain")
+@with_output
+@configured
+@located
+@click.argument("devices", nargs=-1, metavar="[GPU|MIG DEVICE]...")
+@click.option("--driver", is_flag=True, help="The driver, and so every device that it has.")
+@ending
+@click.option(
+    "--let-go", "lets_go", is_flag=True,
+    help="Have the node agent close NVML, and so every GPU, until the device is in service again."
+    "  --driver does so by itself.",
+)  # fmt: skip
+def command(
+    output: Output,
+    config: Config,
+    *,
+    devices: tuple[str, ...],
+    driver: bool,
+    wait: float | None,
+    **more: Any,
+) -> None:
+    r"""Take devices out of service: no new container gets them, until `nvshim undrain`.
+
+    The shim refuses who asks for them by name, `all` is the others, and the kubelet hears that they
+    are unhealthy. Running containers go on, and are listed with everybody else who holds a device.
+    It outlives restarts of the node. A device is named by index (3, 3:0), UUID or PCI address.
+
+    With --wait the exit status is 3 if somebody still holds one when the time is up.
+
+    \b
+    nvshim drain 3 --reason "fan is replaced" --wait=10m
+    nvshim drain 3 --force --grace=60s     ends the containers that hold it
+    nvshim drain --driver --wait           before an update of the driver
+    """
+    if not devices and not driver:
+        raise click.UsageError("Name a device, or --driver.")
+    if devices and driver:
+        raise click.UsageError("--driver is every device: name none beside it.")
+    wish = wish_of(wait=wait, **more)
+    with Progress(output) as progress:
+        result = drain(config, devices, wish, progress.say)
+    answer = answer_of(result)
+    show(output, answer)
+    if wish.seconds is not None and not answer["free"]:
+        click.get_current_context().exit(exits.FOUND)

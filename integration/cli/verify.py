@@ -1,0 +1,159 @@
+"""``nvshim verify``: try out whether this node does what it is for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from api.errors import NvshimError, printable
+from integration.cli import exits
+from integration.cli.kinds import ERROR
+from integration.cli.options import configured, with_output
+from integration.cli.output import Format, counted, document_of, is_coloured, serialized
+from integration.cli.progress import Progress
+from integration.cli.tables import folded
+from integration.errors import fields_of
+from integration.verify.checks import CHECKS
+from integration.verify.outcomes import Outcome
+from integration.verify.running import Asked, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hooks.config import Config
+    from integration.cli.output import Output
+
+__all__ = ["command"]
+
+_STYLES: Final[dict[str, dict[str, Any]]] = {
+    Outcome.PASSED: {"fg": "green"},
+    Outcome.FAILED: {"fg": "red", "bold": True},
+    Outcome.SKIPPED: {"dim": True},
+}
+_NAMES: Final = [check.name for check in CHECKS]
+# What is pasted into an issue: as wide everywhere, whatever the terminal is.
+_WIDTH: Final = 80
+_INDENT: Final = 18
+
+
+@click.command("verify")
+@with_output
+@configured
+@click.option(
+    "--handler", default="nvidia", show_default=True, help="The engine's handler that pods name."
+)
+@click.option(
+    "--cri-socket", metavar="SOCKET", default="",
+    help="Where the engine serves the CRI.  [default: where engines are known to]",
+)  # fmt: skip
+@click.option(
+    "--only", multiple=True, type=click.Choice(_NAMES),
+    help="Make this check alone; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--skip", multiple=True, type=click.Choice(_NAMES),
+    help="Leave this check out; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--restart-agent",
+    is_flag=True,
+    help="Have the node agent end, and see that whoever starts it again loses nothing.",
+)
+def command(
+    output: Output,
+    config: Config,
+    *,
+    handler: str,
+    cri_socket: str,
+    only: Sequence[str],
+    skip: Sequence[str],
+    restart_agent: bool,
+) -> None:
+    r"""Try out whether pods on this node get their GPUs.
+
+    It makes some pods by the engine's CRI, with GPUs and without, and sees what is in them; it asks
+    the kubelet for the device plugin's devices. It needs no registry and no image, and leaves
+    nothing. The report has no secrets, no names of hosts, and 80 columns.
+
+    The exit status is 0 if all that could be checked is as it should be, 1 if a check failed, and 2
+    if nothing could be checked.
+
+    \b
+    nvshim verify                     make every check
+    nvshim verify --only gpu          make one
+    nvshim verify --restart-agent     with a restart of the node agent
+    """
+    checks = [c for c in CHECKS if c.name not in skip and (not only or c.name in only)]
+    asked = Asked(handler, cri_socket, checks, restart_agent)
+    try:
+        with Progress(output) as progress:
+            found = verify(config, asked, progress.say)
+    except NvshimError as error:
+        _tell(error, output.form)
+        click.get_current_context().exit(exits.USAGE)
+    failed = found.count(Outcome.FAILED)
+    document = {
+        "node": found.node,
+        "passed": not failed,
+        "counts": {str(outcome): found.count(outcome) for outcome in Outcome},
+        "seconds": found.seconds,
+        "checks": [_document(asdict(result)) for result in found.results],
+    }
+    output.text("\n".join(_lines(document, coloured=is_coloured(output.stream))), document)
+    if failed:
+        click.get_current_context().exit(exits.FAILED)
+
+
+def _document(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as a program reads it: what is not told is null."""
+    return {key: None if value == "" else value for key, value in result.items()}
+
+
+def _tell(error: NvshimError, form: Format) -> None:
+    if form.is_document:
+        sys.stderr.write(serialized(document_of(ERROR, {"error": fields_of(error)}), form))
+    else:
+        sys.stderr.write(f"{error}\n")
+
+
+def _lines(document: Mapping[str, Any], *, coloured: bool) -> Iterator[str]:
+    """The report as people read and paste it."""
+    node, counts = document["node"], document["counts"]
+    yield from _folded("nvshim  ", f"{node['version']}, policy {node['policy']}")
+    yield from _folded("GPUs    ", f"{_gpus(node)}; driver {node['driver']}")
+    kubelet = "with a kubelet" if node["kubelet"] else "without a kubelet"
+    engine = f"{node['engine']} {node['engine_version']}, handler {node['handler']}, {kubelet}"
+    yield from _folded("engine  ", engine)
+    yield ""
+    for check in document["checks"]:
+        outcome = check["outcome"]
+        head, *more = _folded(f"{outcome:<8}{check['name']:<10}", check["told"] or check["title"])
+        if coloured:
+            head = click.style(outcome, **_STYLES[outcome]) + head[len(outcome) :]
+        yield head
+        yield from more
+        if outcome == Outcome.FAILED:
+            for key in ("expected", "seen", "do"):
+                yield from _folded(" " * _INDENT + f"{key}: ", check[key], indent=_INDENT + 2)
+    yield ""
+    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome)
+    yield f"{counted(sum(counts.values()), 'check')}: {told}; {document['seconds']:g} s"
+
+
+def _folded(head: str, text: str, *, indent: int = 0) -> list[str]:
+    """A text behind a head, in lines of which the later ones are indented."""
+    space = indent or len(head)
+    first, *more = folded(printable(text), _WIDTH - max(space, len(head)))
+    return [f"{head}{first}".rstrip(), *(f"{' ' * space}{line}" for line in more)]
+
+
+def _gpus(node: Mapping[str, Any]) -> str:
+    models: dict[str, int] = {}
+    for gpu in node["gpus"]:
+        kind = gpu["model"] or "of an unknown model"
+        kind += " (MIG)" if gpu["mig"] else ""
+        models[kind + (" (lost)" if gpu["lost"] else "")] = models.get(kind, 0) + 1
+    return ", ".join(f"{count} x {kind}" for kind, count in models.items()) or "none"

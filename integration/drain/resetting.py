@@ -1,0 +1,191 @@
+"""Resetting a GPU: nobody gets it, nobody holds it, nvidia-smi resets it, and it has to answer.
+
+::
+
+    mark: draining ─▶ nobody holds it ─▶ mark: resetting ─▶ nvidia-smi ─▶ mark: proving ─▶ NVML
+                                                                                     mark removed
+
+Rules
+- The mark says how far it is, so that whoever is interrupted leaves a GPU that is out of service,
+  and a word of why. The same command goes on from there.
+- What fails leaves the GPU out of service, with the reason in the mark.
+- A GPU that a person had taken out of service before stays so, with that person's reason.
+- The node agent lets go of NVML meanwhile, and with it of all GPUs: nvidia-smi resets none that
+  anybody has open.
+- nvidia-smi is the driver's. A driver root that is a system of its own, as in a driver container,
+  is its root.
+- A proof is NVML's answer, asked anew: it has the GPU, and can open it.
+
+Source: nvidia-smi(1), "--gpu-reset".
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from api.errors import NvshimError, one_line
+from hooks import engine
+from hooks.node.drained import Drain
+from integration.drain import marks
+from integration.drain.errors import ResetFailed, ResetUnproven, StillHeld
+from integration.inventory import ask
+from integration.node.mps.control import launch_line
+from integration.node.mps.plan import where_programs_run
+from integration.timeouts import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from integration.drain.holders import Holder
+    from integration.drain.targets import Target
+
+__all__ = ["DRAINING", "PROVING", "RESETTING", "Reset"]
+
+DRAINING: Final = "waits for its holders"
+RESETTING: Final = "nvidia-smi resets it"
+PROVING: Final = "it has to prove that it lives"
+
+_PROGRAM: Final = "nvidia-smi"
+_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+_TO_RESET: Final = 180.0 * PATIENCE
+_TO_PROVE: Final = 30.0 * PATIENCE
+_PAUSE: Final = 0.5
+
+
+class Reset:
+    """The reset of one GPU.
+
+    Args:
+        target: the GPU.
+        config: where the driver, and the mark, are.
+        reason: why, for people; "" if nobody said.
+        say: told in one line what is being done.
+    """
+
+    def __init__(
+        self, target: Target, config: Config, reason: str, say: Callable[[str], None]
+    ) -> None:
+        self._target = target
+        self._config = config
+        self._say = say
+        gpu = target.gpu
+        assert gpu is not None  # noqa: S101 - the caller has seen to it
+        self._gpu = gpu
+        mark = Drain(target.device, bus_id=gpu.bus_id, lets_go=True, reset=DRAINING)
+        marks.put(config, replace(mark, reason=reason or "reset"))
+
+    def run(self, wait: Callable[[], Sequence[Holder]], inventory: Inventory) -> bool:
+        """Do it.
+
+        Args:
+            wait: waits until nobody holds it, and says who still does.
+            inventory: what the node has; it says where nvidia-smi is.
+
+        Returns:
+            Whether the GPU is in service again; it is not if a person had taken it out before.
+
+        Raises:
+            StillHeld: somebody holds it.
+            ResetFailed: nvidia-smi did not reset it.
+            ResetUnproven: it does not answer as it should.
+            MarkUnwritten: the mark cannot be written.
+        """
+        holders = wait()
+        if holders:
+            names = ", ".join(each.name for each in holders)
+            raise StillHeld(
+                f"to reset {self._target.name}",
+                found=f"{names} still {'holds' if len(holders) == 1 else 'hold'} it; it is out of "
+                "service, and was not reset",
+                do=f"run it again, with --force, or `nvshim undrain {self._target.words}`",
+            )
+        try:
+            self._step(RESETTING)
+            self._reset(inventory)
+            self._step(PROVING)
+            self._prove()
+        except (ResetFailed, ResetUnproven) as error:
+            self._step(f"it failed: {one_line(error.found)}")
+            raise
+        return marks.finish(self._config, self._target.device)
+
+    def _step(self, step: str) -> None:
+        marks.step(self._config, self._target.device, step)
+        self._say(f"{self._target.name}: {step}")
+
+    def _reset(self, inventory: Inventory) -> None:
+        asked = f"to reset {self._target.name}"
+        program = next((f.source for f in inventory.driver.files if f.row == _PROGRAM), "")
+        if not program:
+            raise ResetFailed(
+                asked,
+                found=f"no {_PROGRAM} among the files of driver {inventory.driver.version} below "
+                f"{inventory.driver.root}",
+                do="install it: Debian has it in nvidia-smi, Ubuntu in nvidia-utils",
+            )
+        arguments = ["--gpu-reset", "-i", self._gpu.bus_id]
+        root, libraries = where_programs_run(inventory.driver)
+        environment = {"PATH": _PATH} | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
+        argv = [program, *arguments]
+        if root:
+            argv = launch_line(
+                program.removeprefix(root), root, environment,
+                arguments=arguments, dev=self._config.dev,
+            )  # fmt: skip
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=environment, timeout=_TO_RESET, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise ResetFailed(
+                asked,
+                found=f"{_PROGRAM} has not ended after {_TO_RESET:g} s",
+                do="see the kernel's log, and reboot the node",
+            ) from error
+        except OSError as error:
+            raise ResetFailed(
+                asked, found=f"{program}: {error.strerror}", do="see that it can be executed"
+            ) from error
+        if done.returncode:
+            said = one_line(done.stdout.decode(errors="replace")) or "nothing"
+            raise ResetFailed(
+                asked,
+                found=f"{_PROGRAM} ended with status {done.returncode} and said: {said}",
+                do="do what it says, and run it again; some GPUs are reset by a reboot alone",
+            )
+
+    def _prove(self) -> None:
+        deadline = time.monotonic() + _TO_PROVE
+        while True:
+            why = self._what_is_wrong()
+            if not why:
+                return
+            if time.monotonic() > deadline:
+                raise ResetUnproven(
+                    f"{self._target.name} after its reset",
+                    found=f"does not answer as it should: {why}",
+                    do="see the kernel's log for Xid lines; reset it again, or reboot the node",
+                )
+            time.sleep(_PAUSE)
+
+    def _what_is_wrong(self) -> str:
+        config = self._config
+        try:
+            report = ask(engine.probe_command(config), config.nvml_timeout)
+            inventory = engine.take_inventory(config, report)
+        except NvshimError as error:
+            return str(error)
+        if inventory.nvml_failure:
+            return inventory.nvml_failure
+        gpu = next((each for each in inventory.gpus if each.bus_id == self._gpu.bus_id), None)
+        if gpu is None:
+            return f"there is no GPU at {self._gpu.bus_id}"
+        if self._gpu.uuid and gpu.uuid != self._gpu.uuid:
+            return f"there is another GPU at its address, {gpu.uuid or 'which has no UUID'}"
+        return gpu.lost or inventory.nodes.faults.get(gpu.path, "")

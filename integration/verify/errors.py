@@ -1,0 +1,69 @@
+"""What keeps a node from being verified at all.
+
+Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
+
+    IntegrationError
+    └── VerifyError          E267x  a node that is tried out
+        ├── EngineMissing    E2670
+        ├── ImageMissing     E2671
+        ├── ProbeMissing     E2672
+        ├── VerifyRunning    E2673
+        ├── VerifyUnusable   E2674
+        └── NothingVerified  E2675
+"""
+
+from __future__ import annotations
+
+from api.errors import Status
+from integration.errors import IntegrationError
+
+
+class VerifyError(IntegrationError):
+    """Base of what keeps a node from being verified."""
+
+
+class EngineMissing(VerifyError):
+    """No engine serves the CRI here, so no pod can be made."""
+
+    code = "NVSHIM-E2670"
+    status = Status.NOT_FOUND
+    remedy = "start containerd or CRI-O, or name its socket with --cri-socket"
+
+
+class ImageMissing(VerifyError):
+    """The engine has no image at all, and pods are made of one that is there."""
+
+    code = "NVSHIM-E2671"
+    status = Status.NOT_FOUND
+    remedy = "run any pod once, which has the engine get the image of pause containers"
+
+
+class ProbeMissing(VerifyError):
+    """The program that runs in the containers is not where this installation has it."""
+
+    code = "NVSHIM-E2672"
+    status = Status.NOT_FOUND
+    remedy = "install that version again; in a checkout, run `make setup`"
+
+
+class VerifyRunning(VerifyError):
+    """Somebody verifies this node already; two would remove each other's pods."""
+
+    code = "NVSHIM-E2673"
+    status = Status.ALREADY_EXISTS
+    remedy = "wait for its end"
+
+
+class VerifyUnusable(VerifyError):
+    """There is no place for the logs of the pods, or whoever asks is not root."""
+
+    code = "NVSHIM-E2674"
+    status = Status.FAILED_PRECONDITION
+    remedy = "run it as root"
+
+
+class NothingVerified(VerifyError):
+    """None of the checks that were asked for can be made on this node."""
+
+    code = "NVSHIM-E2675"
+    status = Status.FAILED_PRECONDITION

@@ -1,0 +1,212 @@
+"""What is known of containers with GPUs that did not end with 0, kept beyond their bundles.
+
+containerd removes a bundle as soon as it has taken notice of the end, in a pod at once. So what
+``nvshim explain`` and ``nvshim ps`` tell of it is in ``STATE/ended/NAMESPACE/CONTAINER.json``, of
+root alone::
+
+    {"version": 1, "id": "…", "namespace": "k8s.io", "name": "main",
+     "pod": {"namespace": "research", "name": "train-0", "uid": "…"}, "gpus": ["GPU-…"],
+     "ended": 1790000000.5, "exit_status": 134, "told_status": 85,
+     "cause": "GPU failure: …", "faults": [{…}]}
+
+Rules
+- ``faults`` are those of :mod:`shim.causes.record`; ``cause`` tells them in a line.
+- ``exit_status`` is the container's own, and ``told_status`` what containerd was told.
+- A fault that is known only after the end is added by whoever learns of it (:func:`add_faults`).
+  Until then ``faults`` and ``cause`` are empty.
+- :data:`MOST_ENDED` of a namespace are kept: of those with faults the newest, then of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from shim import files
+from shim.causes.record import as_rows, faults_of, most_telling
+from shim.causes.sentence import sentence
+from shim.errors import BundleUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from shim.causes.record import Fault
+
+__all__ = [
+    "MOST_ENDED",
+    "add_faults",
+    "forget_ended",
+    "identity_of",
+    "list_ended",
+    "read_ended",
+    "write_ended",
+]
+
+MOST_ENDED: Final = 64
+"""Containers of a namespace of containerd that are remembered."""
+
+VERSION: Final = 1
+_DIRECTORY: Final = "ended"
+_SUFFIX: Final = ".json"
+_LARGEST: Final = 32 << 10
+
+_NAMES: Final = ("io.kubernetes.cri.container-name", "nerdctl/name")
+_POD: Final = {
+    "namespace": "io.kubernetes.cri.sandbox-namespace",
+    "name": "io.kubernetes.cri.sandbox-name",
+    "uid": "io.kubernetes.cri.sandbox-uid",
+}
+
+
+def identity_of(namespace: str, container_id: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What a container is called: the first four keys that this module's head lists.
+
+    Args:
+        namespace: containerd's.
+        spec: its config.json, decoded.
+    """
+    annotations = spec.get("annotations")
+    said = annotations if isinstance(annotations, dict) else {}
+    pod = {key: str(said.get(name, "")) for key, name in _POD.items()}
+    return {
+        "id": container_id,
+        "namespace": namespace,
+        "name": next((str(said[name]) for name in _NAMES if said.get(name)), ""),
+        "pod": pod if pod["name"] else None,
+    }
+
+
+def write_ended(
+    state: str, container: Mapping[str, Any], faults: Iterable[Fault], cause: str
+) -> None:
+    """Remember how a container ended.
+
+    Args:
+        state: the directory ``state`` of the configuration.
+        container: the other keys that this module's head lists.
+        faults: that ended it.
+        cause: these in a line.
+
+    Raises:
+        InvalidIdentifier: its namespace or id could not safely become part of a path.
+        BundleUnusable: it cannot be written.
+    """
+    path = _path_of(state, container["namespace"], container["id"])
+    rows = as_rows(most_telling(faults))
+    document = {"version": VERSION, **container, "cause": cause, "faults": rows}
+    try:
+        for directory in (state, os.path.join(state, _DIRECTORY), os.path.dirname(path)):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise BundleUnusable(f"to write {path}", found=files.reason(error)) from error
+    files.write(path, json.dumps(document).encode() + b"\n")
+    _forget_oldest(os.path.dirname(path))
+
+
+def read_ended(state: str, namespace: str, container_id: str) -> dict[str, Any] | None:
+    """What is remembered of a container; None if nothing is, or if it is malformed.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+    """
+    return _read(_path_of(state, namespace, container_id))
+
+
+def list_ended(state: str) -> Iterator[dict[str, Any]]:
+    """What is remembered of all containers, by namespace and id.
+
+    Args:
+        state: the directory ``state`` of the configuration; it need not be there.
+    """
+    top = os.path.join(state, _DIRECTORY)
+    for namespace in _listed(top):
+        for name in _listed(os.path.join(top, namespace)):
+            document = _read(os.path.join(top, namespace, name)) if _is_record(name) else None
+            if document is not None:
+                yield document
+
+
+def add_faults(
+    state: str, namespace: str, container_id: str, faults: Iterable[Fault], node: str = ""
+) -> bool:
+    """Add faults that became known after the end of a container, and tell its cause anew.
+
+    Args:
+        state: the directory ``state`` of the configuration.
+        namespace: containerd's.
+        faults: to be added; what was said before of the same one is said anew.
+        node: the node's name.
+
+    Returns:
+        Whether anything is remembered of the container.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        BundleUnusable: it cannot be written.
+    """
+    document = read_ended(state, namespace, container_id)
+    if document is None:
+        return False
+    known = [*{(f.at, f.kind, f.code, f.pid): f for f in (*faults_of(document), *faults)}.values()]
+    status, told = document["exit_status"], document["told_status"]
+    cause = sentence(known, document["ended"], node, None if status == told else status)
+    write_ended(state, document, known, cause)
+    return True
+
+
+def forget_ended(state: str, namespace: str, container_id: str) -> None:
+    """Forget a container, if it is remembered: another has its id.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        OSError: the file cannot be removed.
+    """
+    files.remove(_path_of(state, namespace, container_id))
+
+
+def _path_of(state: str, namespace: str, container_id: str) -> str:
+    files.check_id(namespace, "namespace")
+    files.check_id(container_id)
+    return os.path.join(state, _DIRECTORY, namespace, f"{container_id}{_SUFFIX}")
+
+
+def _is_record(name: str) -> bool:
+    return name.endswith(_SUFFIX) and not name.startswith(".")
+
+
+_KEYS: Final = {
+    "id": str, "namespace": str, "name": str, "gpus": list, "exit_status": int,
+    "told_status": int, "cause": str, "faults": list,
+}  # fmt: skip
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    try:
+        document = files.parse_object(files.read(path, _LARGEST), path)
+    except BundleUnusable:
+        return None  # not there, or being removed
+    ended = document.get("ended")
+    if document.get("version") != VERSION or not isinstance(ended, int | float):
+        return None
+    is_whole = all(isinstance(document.get(key), kind) for key, kind in _KEYS.items())
+    return document if is_whole and isinstance(document.get("pod"), dict | None) else None
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _forget_oldest(directory: str) -> None:
+    paths = [os.path.join(directory, name) for name in _listed(directory) if _is_record(name)]
+    if len(paths) > MOST_ENDED:
+        for path in sorted(paths, key=_worth)[:-MOST_ENDED]:
+            files.remove(path)
+
+
+def _worth(path: str) -> tuple[bool, float]:
+    document = _read(path)
+    return (False, 0.0) if document is None else (bool(document["faults"]), document["ended"])

@@ -1,0 +1,158 @@
+r"""Xids in the kernel's log, which names the process that NVML does not.
+
+The driver writes, over the years and by what it knows::
+
+    NVRM: Xid (0000:03:00): 14, Channel 00000001
+    NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus.
+    NVRM: Xid (PCI:0000:01:00): 31, pid=1234, name=python3, Ch 00000008, intr 00000000. MMU Fault
+    NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception
+    NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9)
+    NVRM: Xid (PCI:0000:3b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a, Graphics Exception
+
+Rules
+- A record counts if its facility is the kernel's (0). What a program writes into the log has
+  another one, which the kernel sees to.
+- A line counts if it names a GPU by its address. Very old drivers have some without, of which
+  nobody could say whose they are; and a program that calls itself ``NVRM: Xid: 79,`` and ends by
+  a segmentation fault has the kernel write a line that begins so. With an address it is longer
+  than a name can be.
+- A container chooses the name of its process, up to fifteen letters of any kind, and so the text
+  after it. The GPU, the number and the process id come before it, and are the kernel's own; what
+  comes after them is for people, and nothing is decided by it.
+
+Source: Documentation/ABI/testing/dev-kmsg; kernel_rc.c and error_cont.c of NVIDIA's open kernel
+modules (krcReportXid), dmesg output in bug reports for what the older ones wrote.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from api.errors import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LoggedXid", "parse_record", "read_xids"]
+
+_FACILITY_SHIFT: Final = 3
+_RECORD: Final = re.compile(
+    r"(\d{1,10}),(?:\d{1,20},(\d{1,18}),)?[^;]{0,200};(.*)", re.DOTALL | re.ASCII
+)
+_XID: Final = re.compile(r"NVRM: Xid \(([^()]{1,64})\): (\d{1,5})(?:, ?(.*))?")
+_BUS: Final = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
+_INSTANCE: Final = re.compile(r"(GPU-C?I):(\d{1,3})")
+_PROCESS: Final = re.compile(r"pid='?(\d{1,10}|<unknown>)'?(?:, name=(.*?))?(?:, (.*)|$)")
+_UNKNOWN: Final = "<unknown>"
+_MOST_PIDS: Final = 1 << 22
+
+# Letters of a name that are kept; the kernel's own have fifteen.
+_LONGEST_NAME: Final = 64
+
+ROOM: Final = 1 << 16
+"""Bytes that a read of the log needs room for: each gives one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedXid:
+    """An Xid as a line of the log has it.
+
+    Attributes:
+        at: when it was logged, in seconds by the kernel's clock for its log; 0 if it does not say.
+        bus_id: PCI address of the GPU without its function ("0000:18:00").
+        xid: the number.
+        gpu_instance: of a GPU in MIG mode; None if the line names none.
+        compute_instance: likewise.
+        pid: of the process, in the host's pid namespace; 0 if it is not known.
+        process: what that calls itself; nothing is decided by it.
+        text: the rest, for people.
+    """
+
+    at: float
+    bus_id: str
+    xid: int
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    pid: int = 0
+    process: str = ""
+    text: str = ""
+
+
+def parse_record(record: str) -> LoggedXid | None:
+    """The Xid that a record of the log tells of; None if it is of something else.
+
+    Args:
+        record: its first line: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT".
+    """
+    parts = _RECORD.fullmatch(record)
+    if parts is None or int(parts[1]) >> _FACILITY_SHIFT:
+        return None
+    match = _XID.fullmatch(parts[3].rstrip())
+    bus = _BUS.match(match[1]) if match is not None else None
+    if match is None or bus is None:
+        return None
+    instances = {name: int(number) for name, number in _INSTANCE.findall(match[1])}
+    rest, pid, name = match[3] or "", 0, ""
+    process = _PROCESS.match(rest)
+    if process is not None:
+        pid = 0 if process[1] == _UNKNOWN else int(process[1])
+        name = "" if process[2] in {None, _UNKNOWN} else process[2]
+        rest = process[3] or ""
+    return LoggedXid(
+        at=int(parts[2] or 0) / 1e6,
+        bus_id=f"{int(bus[1], 16):04x}:{bus[2].lower()}",
+        xid=int(match[2]),
+        gpu_instance=instances.get("GPU-I"),
+        compute_instance=instances.get("GPU-CI"),
+        pid=pid if pid <= _MOST_PIDS else 0,
+        process=one_line(name[:_LONGEST_NAME]),
+        text=one_line(rest),
+    )
+
+
+def read_xids(path: str, seconds: float) -> Iterator[LoggedXid]:
+    """The Xids that the log has now, the oldest first. Never waits.
+
+    Args:
+        path: of the log: /dev/kmsg, or a pipe that has the same lines.
+        seconds: after which the rest is left unread.
+
+    Raises:
+        OSError: it cannot be read.
+        TimeoutError: the rest is left unread.
+    """
+    deadline = time.monotonic() + seconds
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        kind = os.fstat(fd).st_mode
+        if not (stat.S_ISCHR(kind) or stat.S_ISFIFO(kind)):
+            raise OSError(errno.EINVAL, "neither a device nor a pipe", path)
+        rest = b""
+        while time.monotonic() < deadline:
+            try:
+                read = os.read(fd, ROOM)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Records that were dropped before they were read; one that has no room.
+                if error.errno in {errno.EPIPE, errno.EINVAL}:
+                    continue
+                raise
+            if not read:
+                return
+            *lines, rest = (rest + read).split(b"\n")
+            rest = rest[-ROOM:]
+            for line in lines:
+                # Of some thousand records few are the driver's.
+                xid = parse_record(line.decode(errors="replace")) if b"NVRM: Xid" in line else None
+                if xid is not None:
+                    yield xid
+    finally:
+        os.close(fd)
+    raise TimeoutError(errno.ETIMEDOUT, f"not read to its end within {seconds} s", path)

@@ -1,0 +1,132 @@
+"""The termination message of a container of Kubernetes: a file of the host, mounted into it.
+
+The kubelet makes a file for each attempt, ``ROOT/pods/UID/containers/NAME/`` and eight hexadecimal
+digits, and has it mounted at the container's ``terminationMessagePath``. When the container has
+ended, it tells the last 4096 bytes of that file as the container's message.
+
+Rules
+- The mount is found by its destination: what the annotation ``terminationMessagePath`` says, if
+  the engine hands it on, or ``/dev/termination-log``. A mount at another place is found by the
+  kubelet's name for its source. Of several the last counts, since it lies over the others.
+- A mount that is read-only is not written to: the container could not, either.
+- The text comes behind what the container wrote, on a line of its own, if both have room within
+  4096 bytes. What the container wrote is never cut or replaced.
+- If the file is empty and the policy is known to be FallbackToLogsOnError, it stays empty: the
+  kubelet tells the end of the log, which has the same line.
+- The container has ended, but it may have had the source's directory as a volume. So no link is
+  followed below the kubelet's own directory, and nothing is written but to a regular file with one
+  name. The open waits for no FIFO and no device.
+
+Source: the kubelet's pkg/kubelet/kuberuntime (makeMounts, getTerminationMessage); openat2(2).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.image.openat2 import open_without_links
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LARGEST", "append", "find_message_file"]
+
+LARGEST: Final = 4096
+"""Bytes of the file that the kubelet tells."""
+
+_DEFAULT: Final = "/dev/termination-log"
+_PATH: Final = "io.kubernetes.container.terminationMessagePath"
+_POLICY: Final = "io.kubernetes.container.terminationMessagePolicy"
+_FALLBACK: Final = "FallbackToLogsOnError"
+_OF_KUBELET: Final = re.compile(r"(/.*)?/(pods/[^/]+/containers/[^/]+/[0-9a-f]{8})", re.ASCII)
+
+
+def find_message_file(spec: Mapping[str, Any]) -> tuple[str, bool]:
+    """The file of the host that has a container's termination message.
+
+    Args:
+        spec: config.json, decoded.
+
+    Returns:
+        Its path, "" if there is none; and whether it is to stay empty if it is.
+    """
+    annotations = spec.get("annotations")
+    annotations = annotations if isinstance(annotations, dict) else {}
+    wanted = {_DEFAULT, annotations.get(_PATH)}
+    mounts = spec.get("mounts")
+    binds = [m for m in mounts if _is_writable_bind(m)] if isinstance(mounts, list) else []
+    found = [m["source"] for m in binds if os.path.normpath(m["destination"]) in wanted]
+    found = found or [m["source"] for m in binds if _OF_KUBELET.fullmatch(m["source"])]
+    return (found[-1] if found else ""), annotations.get(_POLICY) == _FALLBACK
+
+
+def append(path: str, text: str, *, unless_empty: bool = False) -> bool:
+    """Write a line behind what a container has left as its termination message.
+
+    Args:
+        path: of the host's file.
+        text: the line, without an end.
+        unless_empty: leave an empty file empty.
+
+    Returns:
+        Whether it was written; if not, there is no room or the file is to stay empty.
+
+    Raises:
+        OSError: it cannot be; then the file is as it was.
+    """
+    fd = _open(path)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise OSError(errno.EINVAL, "is not a regular file with one name", path)
+        size = status.st_size
+        if not size and unless_empty:
+            return False
+        begun = bool(size) and os.pread(fd, 1, size - 1) != b"\n"
+        line = b"\n" * begun + text.encode(errors="replace") + b"\n"
+        if size + len(line) > LARGEST:
+            return False
+        _write_whole(fd, line, size)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _write_whole(fd: int, line: bytes, size: int) -> None:
+    """Write all of a line behind a file's content, or nothing (OSError)."""
+    written = 0
+    try:
+        written = os.pwrite(fd, line, size)
+    finally:
+        if written < len(line):
+            os.ftruncate(fd, size)
+    if written < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _is_writable_bind(mount: object) -> bool:
+    if not isinstance(mount, dict):
+        return False
+    source, destination = mount.get("source"), mount.get("destination")
+    options = mount.get("options") or []
+    if not (isinstance(source, str) and isinstance(destination, str) and source.startswith("/")):
+        return False
+    is_bind = mount.get("type") == "bind" or "bind" in options or "rbind" in options
+    return is_bind and not {"ro", "rro"}.intersection(map(str, options))
+
+
+def _open(path: str) -> int:
+    """Open a file of the kubelet's, whose own directory may be a link; or another without links."""
+    path = os.path.normpath(path)
+    of_kubelet = _OF_KUBELET.fullmatch(path)
+    root, below = (of_kubelet[1] or "/", of_kubelet[2]) if of_kubelet else ("/", path[1:])
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+        return open_without_links(directory, below, flags)
+    finally:
+        os.close(directory)

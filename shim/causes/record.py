@@ -1,0 +1,282 @@
+"""Faults of one container's GPUs, in a file that the node agent writes and the shim reads.
+
+The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, of root alone::
+
+    {"version": 1,
+     "pod": {"namespace": "research", "name": "train-0"},
+     "faults": [{"at": 1790000000.25, "kind": "xid", "code": 79, ...}]}
+
+Rules
+- ``pod`` may be missing. Keys that are not known are ignored, so that either side may be newer.
+- It has :data:`MOST` faults, the oldest first. Of more, those that say most are kept
+  (:func:`by_weight`), so a storm of an application's faults does not hide the device's.
+- It is written beside its place and renamed. The reader never waits, and reads no link.
+- A text is one line without control characters, and bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from api.errors import one_line
+from shim import files
+from shim.errors import BundleUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = [
+    "KERNEL_LOG",
+    "MOST",
+    "Fault",
+    "Whose",
+    "as_rows",
+    "by_weight",
+    "faults_of",
+    "forget_causes",
+    "most_telling",
+    "path_of",
+    "read_causes",
+    "read_pod",
+    "write_causes",
+]
+
+VERSION: Final = 1
+MOST: Final = 16
+"""Faults that a file may have."""
+KERNEL_LOG: Final = "kernel log"
+"""The source of a fault that the shim has read itself."""
+
+_DIRECTORY: Final = "causes"
+_LARGEST: Final = 16 << 10
+# Characters of a text. Sixteen faults with five of them, of four bytes each, would be too much:
+# the writer tries again with fewer.
+_LONGEST_TEXTS: Final = (120, 30)
+_MOST_NUMBER: Final = 1 << 31
+
+
+class Whose(StrEnum):
+    """Whose fault it is, the one that says most first."""
+
+    DEVICE = "device"
+    HOST = "host"  # its memory, or the driver is gone
+    NEIGHBOUR = "neighbour"  # another process on the same GPU
+    APPLICATION = "application"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault that a container had to do with.
+
+    Attributes:
+        at: when it happened, in seconds since the epoch.
+        kind: "xid", "gpu-lost", "gpu-memory", "mps", "driver-lost", "host-memory", "memory-limit".
+        code: the number of the Xid; 0 for other kinds.
+        name: what it is, in words.
+        gpu: UUID or PCI address of the GPU; "" if it is of none.
+        mig: UUID of the MIG device; "" if it is of none.
+        pid: of the process, in the host's pid namespace; 0 if that is not known.
+        whose: whose fault it is.
+        sure: whether that is known, and not only likely.
+        action: what the node or its owner has to do, a short phrase; "" for nothing.
+        source: who has told of it: "agent" or :data:`KERNEL_LOG`.
+    """
+
+    at: float
+    kind: str
+    code: int = 0
+    name: str = ""
+    gpu: str = ""
+    mig: str = ""
+    pid: int = 0
+    whose: Whose = Whose.UNCLEAR
+    sure: bool = False
+    action: str = ""
+    source: str = "agent"
+
+
+def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
+    """Faults, the one that says most first.
+
+    Args:
+        faults: in any order.
+        end: of the container, in seconds since the epoch. What came before it says more than what
+            came later, then what is sure, and then the one that is nearest to it. That a neighbour
+            crashed says less than a fault of its own, unless it surely reached this container.
+    """
+    order = [*Whose]
+
+    def rank(fault: Fault) -> int:
+        is_doubtful = fault.whose == Whose.NEIGHBOUR and not fault.sure
+        return order.index(Whose.UNCLEAR if is_doubtful else fault.whose)
+
+    return sorted(faults, key=lambda f: (rank(f), f.at > end, not f.sure, -f.at))
+
+
+def most_telling(faults: Iterable[Fault]) -> list[Fault]:
+    """Of many faults the :data:`MOST` that say most; the oldest first."""
+    return sorted(by_weight(faults)[:MOST], key=lambda fault: fault.at)
+
+
+def as_rows(faults: Iterable[Fault], longest: int = _LONGEST_TEXTS[0]) -> list[dict[str, Any]]:
+    """Faults as JSON has them.
+
+    Args:
+        faults: in their order.
+        longest: characters that a text may have.
+    """
+    return [
+        {k: one_line(v)[:longest] if isinstance(v, str) else v for k, v in asdict(f).items()}
+        for f in faults
+    ]
+
+
+def faults_of(document: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """The faults that a document has under ``faults``, without what is none."""
+    rows = document.get("faults")
+    faults = [_fault(row) for row in rows[:MOST]] if isinstance(rows, list) else []
+    return tuple(fault for fault in faults if fault is not None)
+
+
+def path_of(state: str, namespace: str, container_id: str) -> str:
+    """The file of a container.
+
+    Args:
+        state: the directory ``state`` of the configuration.
+        namespace: containerd's.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+    """
+    files.check_id(namespace, "namespace")
+    files.check_id(container_id)
+    return os.path.join(state, _DIRECTORY, namespace, f"{container_id}.json")
+
+
+def write_causes(
+    state: str,
+    namespace: str,
+    container_id: str,
+    faults: Iterable[Fault],
+    *,
+    pod: Mapping[str, str] | None = None,
+) -> None:
+    """Write the faults of a container, in place of those that its file has.
+
+    Args:
+        state: the directory ``state`` of the configuration; it need not be there.
+        namespace: containerd's.
+        faults: all that are known; of more than :data:`MOST`, those that say most are kept.
+        pod: whose container it is, for whoever tells of it when the container is gone.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        BundleUnusable: the file cannot be written.
+    """
+    path = path_of(state, namespace, container_id)
+    kept = most_telling(faults)
+    content = b""
+    for longest in _LONGEST_TEXTS:
+        content = _encoded(kept, pod or {}, longest)
+        if len(content) <= _LARGEST:
+            break
+    try:
+        for directory in (state, os.path.join(state, _DIRECTORY), os.path.dirname(path)):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise BundleUnusable(f"to write {path}", found=files.reason(error)) from error
+    files.write(path, content)
+
+
+def read_causes(
+    state: str, namespace: str, container_id: str, *, warn: Callable[[str], None] | None = None
+) -> tuple[Fault, ...]:
+    """The faults of a container, the oldest first; none if there is no file.
+
+    Args:
+        state: the directory ``state`` of the configuration.
+        namespace: containerd's.
+        warn: is told why a file that is there cannot be used: it has no faults then.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+    """
+    return faults_of(_content(path_of(state, namespace, container_id), warn))
+
+
+def read_pod(state: str, namespace: str, container_id: str) -> dict[str, str]:
+    """Whose container a file says that it is; empty if it does not say so.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+    """
+    pod = _content(path_of(state, namespace, container_id), None).get("pod")
+    return {k: v for k, v in pod.items() if isinstance(v, str)} if isinstance(pod, dict) else {}
+
+
+def forget_causes(state: str, namespace: str, container_id: str) -> None:
+    """Remove the file of a container, if it is there.
+
+    Raises:
+        InvalidIdentifier: the namespace or the id could not safely become part of a path.
+        OSError: it cannot be removed.
+    """
+    files.remove(path_of(state, namespace, container_id))
+
+
+def _encoded(faults: Iterable[Fault], pod: Mapping[str, str], longest: int) -> bytes:
+    document = {
+        "version": VERSION,
+        "pod": {one_line(str(k))[:longest]: one_line(str(v))[:253] for k, v in pod.items()},
+        "faults": as_rows(faults, longest),
+    }
+    return json.dumps(document, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def _content(path: str, warn: Callable[[str], None] | None) -> dict[str, Any]:
+    if not os.path.lexists(path):
+        return {}
+    content, wrong = {}, ""
+    try:
+        content = files.parse_object(files.read(path, _LARGEST), path)
+    except BundleUnusable as error:
+        wrong = str(error)
+    if content and content.get("version") != VERSION:
+        content, wrong = {}, f"{path} is not of version {VERSION}"
+    if wrong and warn is not None:
+        warn(wrong)
+    return content
+
+
+def _fault(row: object) -> Fault | None:
+    """A fault as a file has it; None if it does not say when it was and of what kind."""
+    if not isinstance(row, dict):
+        return None
+    values = {
+        field.name: row[field.name]
+        for field in fields(Fault)
+        if field.name in row and _fits(row[field.name], field.type)
+    }
+    values = {k: one_line(v) if isinstance(v, str) else v for k, v in values.items()}
+    values["whose"] = Whose(row["whose"]) if row.get("whose") in list(Whose) else Whose.UNCLEAR
+    return Fault(**values) if values.get("kind") and "at" in values else None
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value of JSON is one that an attribute, whose type is given by name, may have."""
+    match kind:
+        case "float":
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            return number and math.isfinite(value) and abs(value) < 1 << 62  # type: ignore[arg-type]
+        case "int":
+            return type(value) is int and 0 <= value < _MOST_NUMBER
+        case "bool":
+            return isinstance(value, bool)
+        case _:
+            return isinstance(value, str)

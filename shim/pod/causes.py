@@ -1,0 +1,178 @@
+"""Before a container's exit is published: why it ended, if that is a fault of its GPUs.
+
+A container without GPUs has none of this, and one that ends with 0 nothing but a file to remove.
+Where a node agent runs and knows of no fault, looking for its file is all. Otherwise a worker looks
+and tells (:mod:`shim.work.exit_cause`); its time is bounded, and what it could not do is lost, not
+the exit.
+
+The agent may learn of a fault after the exit. So that it has where to add that, an end without a
+known cause is remembered, too, once the exit is published.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.config import load_config
+from shim import bundle, files, loop
+from shim.causes.agent import agent_runs
+from shim.errors import NvshimError
+from shim.work.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shim.context import ShimContext
+    from shim.pod.process import Process
+    from shim.reaper import Exit
+    from shim.work.worker import Answer, Link
+
+LOOKING: Final = 1.0
+"""Seconds that an exit may wait for its cause."""
+
+_TOLD_BY: Final = "nvshim"
+
+
+class Ending:
+    """The exit of a container with GPUs.
+
+    Attributes:
+        exit: to be published: with another status if a GPU has failed, and that is asked for.
+        unexplained: the container's config.json and its record, if it did not end with 0 and its
+            cause is not known; otherwise None.
+    """
+
+    __slots__ = ("exit", "unexplained")
+
+    def __init__(self, exit_: Exit, unexplained: tuple[bytes, bytes] | None = None) -> None:
+        self.exit = exit_
+        self.unexplained = unexplained
+
+
+async def exit_with_cause(
+    shim: ShimContext, init: Process, path: str, exit_: Exit, *, out_of_memory: bool
+) -> Ending:
+    """Tell why a container with GPUs ended.
+
+    Args:
+        shim: where it runs.
+        init: its init process, which has ended.
+        path: its bundle.
+        exit_: how it ended.
+        out_of_memory: whether it had run out of its memory.
+    """
+    if not exit_.status:
+        return Ending(exit_)
+    found = None
+    try:
+        if _may_be_known(shim.namespace, init.container_id):
+            found = await _look(shim, init, path, exit_, out_of_memory=out_of_memory)
+    except (NvshimError, OSError) as error:
+        shim.log.warning("the cause of an exit is not known", id=init.id, why=str(error))
+    if found is None or not found["cause"]:
+        return Ending(exit_, _read(path))
+    if init.stdio is not None:
+        init.stdio.tell(f"{_TOLD_BY}: {found['cause']}")
+    shim.log.warning(
+        "a container has ended after a fault of a GPU",
+        id=init.id,
+        cause=found["cause"],
+        status=exit_.status,
+        told=found["status"],
+        **found["first"],
+    )
+    return Ending(replace(exit_, status=found["status"]))
+
+
+def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
+    """Write down how a container ended of which no cause is known, if that is so.
+
+    Args:
+        shim: where it ran.
+        container_id: its id.
+        ending: its exit, which is published.
+    """
+    if ending.unexplained is None:
+        return
+    # Here: few containers with GPUs fail.
+    from shim.causes.ended import identity_of, write_ended  # noqa: PLC0415
+
+    spec, record = ending.unexplained
+    try:
+        status, at = ending.exit.status, ending.exit.at / 1e9
+        container = {
+            **identity_of(shim.namespace, container_id, files.parse_object(spec, bundle.CONFIG)),
+            "gpus": _uuids(files.parse_object(record, bundle.RECORD)) if record else [],
+            "ended": at,
+            "exit_status": status,
+            "told_status": status,
+        }
+        write_ended(load_config().state, container, [], "")
+    except NvshimError as error:
+        shim.log.warning("an end is not remembered", id=container_id, why=str(error))
+
+
+def _read(path: str) -> tuple[bytes, bytes] | None:
+    """What a bundle says of its container; it may be gone as soon as the exit is published."""
+    record = os.path.join(path, bundle.RECORD)
+    try:
+        spec = files.read(os.path.join(path, bundle.CONFIG), bundle.LONGEST_SPEC)
+        there = os.path.lexists(record)
+        return spec, files.read(record, bundle.LONGEST_SPEC) if there else b""
+    except NvshimError:
+        return None
+
+
+def _uuids(record: Mapping[str, Any]) -> list[str]:
+    grant = record.get("grant") or {}
+    rows = [*(grant.get("gpus") or ()), *(grant.get("mig_devices") or ())]
+    return [str(row["uuid"]) for row in rows if row.get("uuid")]
+
+
+def forget_cause(shim: ShimContext, container_id: str) -> None:
+    """Remove what the agent has written for a container that is deleted."""
+    try:
+        os.unlink(_file_of(load_config().state, shim.namespace, container_id))
+    except FileNotFoundError:
+        pass
+    except (NvshimError, OSError) as error:  # the agent removes those of containers that are gone
+        shim.log.warning("a file of causes is left", id=container_id, why=str(error))
+
+
+def _may_be_known(namespace: str, container_id: str) -> bool:
+    state = load_config().state
+    return os.path.lexists(_file_of(state, namespace, container_id)) or not agent_runs(state)
+
+
+def _file_of(state: str, namespace: str, container_id: str) -> str:
+    """As :func:`shim.causes.record.path_of`, which would have to be loaded."""
+    return os.path.join(state, "causes", namespace, f"{container_id}.json")
+
+
+async def _look(
+    shim: ShimContext, init: Process, path: str, exit_: Exit, *, out_of_memory: bool
+) -> dict[str, Any] | None:
+    def work(link: Link) -> Answer | None:
+        # Here: few shims ever need it.
+        from shim.work.exit_cause import End, tell_cause  # noqa: PLC0415
+
+        asked = link.receive()
+        return None if asked is None else (tell_cause(End(**asked), shim.log), -1)
+
+    worker = Worker(shim.reaper, work, shim.log.descriptors())
+    end = {
+        "namespace": shim.namespace,
+        "container_id": init.container_id,
+        "bundle": path,
+        "pid": init.pid,
+        "status": exit_.status,
+        "at": exit_.at / 1e9,
+        "out_of_memory": out_of_memory,
+    }
+    with loop.move_on_after(LOOKING):
+        found, _ = await worker.ask(end)
+        return found
+    shim.log.warning("the cause of an exit was not found in time", id=init.id)
+    return None

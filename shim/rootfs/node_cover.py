@@ -1,0 +1,142 @@
+"""Covering device nodes of a container in a user namespace by ones that its users own.
+
+There a runtime can make no nodes: it mounts the host's. Their owners are the host's, who are nobody
+inside. So a node that is not for everybody to open (a DRM node is ``root:video`` 0660) can be
+opened by nobody in the container, not even by its root. devtmpfs takes no mapped mounts. So each
+such node is made once more, for the same device and with the same mode, with the owner and group
+that the container has under the same numbers, and mounted over the host's. What a device may be
+opened for is still the device cgroup's to say.
+
+- It is done as procfs is covered, between ``create`` and ``start`` (:mod:`shim.rootfs.proc_cover`).
+- The ids are those of init's own user namespace, as the kernel has them.
+- The node is made in a directory of the bundle that nobody but root may enter, and stays there:
+  the kernel attaches no mount of a file that is gone. Most bundles are on a file system without
+  devices, which is a property of that mount; the clone is without it.
+- It is mounted only on a node of the same device, to which no link leads, and which is a mount of
+  its own. That is made private first: nothing appears anywhere else.
+
+A node that could not be covered is reported and is not an error: it is there, and cannot be opened.
+
+Source: user_namespaces(7); mount_setattr(2); kernel drivers/base/devtmpfs.c; runc
+libcontainer/rootfs_linux.go createDeviceNode.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.image.openat2 import open_without_links
+from shim import files, forked, syscalls
+from shim.rootfs import entering
+from shim.rootfs.proc_cover import COVERED, UNCOVERED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_NODES: Final = "nodes"
+_SET: Final = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC
+_MAPPING: Final = 3
+
+
+async def cover(pid: int, nodes: Iterable[Mapping[str, Any]], directory: str) -> dict[str, str]:
+    """Cover device nodes of a container.
+
+    Args:
+        pid: the container's init; a child of ours that is not reaped.
+        nodes: as OCI has them: of each ``path`` in the container, ``major``, ``minor``,
+            ``fileMode``, and ``uid`` and ``gid`` as the container numbers them.
+        directory: where they are made: the bundle's staging directory.
+
+    Returns:
+        For each path :data:`~shim.rootfs.proc_cover.COVERED`, or why it is not.
+    """
+    mounts: dict[str, int] = {}
+    states: dict[str, str] = {}
+    directory = os.path.join(directory, _NODES)
+    for number, node in enumerate(nodes):
+        try:
+            os.makedirs(directory, 0o700, exist_ok=True)
+            owner = _outside(pid, "uid", node["uid"]), _outside(pid, "gid", node["gid"])
+            mounts[node["path"]] = _make(node, owner, os.path.join(directory, str(number)))
+        except OSError as error:
+            states[node["path"]] = f"to make it: {forked.reason(error)}"
+
+    def work(opened: list[int]) -> dict[str, str]:
+        return {path: _attempt(path, mount, opened) for path, mount in mounts.items()}
+
+    return states | await entering.in_container(pid, mounts, work)
+
+
+async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
+    """Unmount what :func:`cover` has mounted.
+
+    Args:
+        pid: the container's init; a child of ours that is not reaped.
+        paths: the covered nodes.
+
+    Returns:
+        For each path :data:`~shim.rootfs.proc_cover.UNCOVERED`, or why it is not.
+    """
+
+    def work(opened: list[int]) -> dict[str, str]:
+        return {path: _attempt(path, None, opened) for path in paths}
+
+    return await entering.in_container(pid, dict.fromkeys(paths), work)
+
+
+def _outside(pid: int, kind: str, number: int) -> int:
+    """The host's id that a container has as a number; that of its root if it has no such."""
+    outside = {}
+    with open(f"/proc/{pid}/{kind}_map", "rb") as file:
+        for line in file:
+            inside, first, count = map(int, line.split()[:_MAPPING])
+            for wanted in (number, 0):
+                if inside <= wanted < inside + count:
+                    outside[wanted] = first + wanted - inside
+    if not outside:
+        raise OSError(0, f"its {kind}s have no root")
+    return outside.get(number, outside.get(0, -1))
+
+
+def _make(node: Mapping[str, Any], owner: tuple[int, int], path: str) -> int:
+    files.remove(path)  # of a container that goes on after a checkpoint
+    os.mknod(path, stat.S_IFCHR, os.makedev(node["major"], node["minor"]))
+    os.chown(path, *owner)
+    os.chmod(path, node["fileMode"])
+    mount = syscalls.clone_mount(path)
+    try:
+        syscalls.set_mount_attributes(
+            mount, _SET, syscalls.MS_PRIVATE, clear=syscalls.MOUNT_ATTR_NODEV
+        )
+    except OSError:
+        os.close(mount)
+        raise
+    return mount
+
+
+# -- in the thread ---------------------------------------------------------------------------
+
+
+def _attempt(path: str, mount: int | None, opened: list[int]) -> str:
+    above, name = os.path.split(path.lstrip("/"))
+    try:
+        root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(root)
+        directory = open_without_links(root, above, os.O_PATH | os.O_DIRECTORY)
+        opened.append(directory)
+        if mount is None:
+            os.fchdir(directory)
+            syscalls.umount(name, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
+            return UNCOVERED
+        target = open_without_links(directory, name, os.O_PATH)
+        opened.append(target)
+        there, ours = os.fstat(target), os.fstat(mount)
+        if not stat.S_ISCHR(there.st_mode) or there.st_rdev != ours.st_rdev:
+            return "it is another device, or none"
+        syscalls.set_mount_attributes(target, 0, syscalls.MS_PRIVATE)
+        syscalls.attach_mount(mount, target)
+    except OSError as error:
+        return forked.reason(error)
+    return COVERED

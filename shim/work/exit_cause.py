@@ -1,0 +1,259 @@
+"""Why a container with GPUs ended: found, and told where people look, by a worker.
+
+Rules
+- What the node agent knows comes from the container's file (:mod:`shim.causes.record`). Nobody
+  waits for the agent. Only where none runs, the kernel's log is read once, for lines between the
+  container's start and its end. What that says is never sure.
+- A line of that log is the container's if it is of a GPU or MIG device that it had, or of its init
+  process. The process that the line names has ended by now, as the container's have: one that
+  lives is another's, and then only a fault of the device counts. Which other container it was of,
+  nobody can tell any more. So an application's fault is this one's only if its init was named, or
+  if it came within :data:`NEAR` seconds of the end; otherwise it is unclear.
+- A failure of a device that is sure changes the exit code to the one that the container or the
+  node's configuration asks for. A container that ran out of memory keeps its own code.
+- What cannot be written leaves the rest as it is, and is logged.
+
+Everything here may hang with a file system, and needs modules that an idle shim should not have. So
+a worker does it (:mod:`shim.work.worker`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.config import load_config
+from hooks.node import cache
+from hooks.ocispec import part
+from hooks.requests.fault_exit import read_wish
+from hooks.requests.policy import read_container
+from hooks.sharing import held_by_nodes, held_by_record, id_of
+from shim import bundle as bundle_files
+from shim import files
+from shim.causes import ended, kernel_log, message
+from shim.causes.agent import agent_runs
+from shim.causes.record import KERNEL_LOG, Fault, Whose, read_causes
+from shim.causes.sentence import relevant, sentence
+from shim.causes.xids import RECOVERY, Action, about, heed, recovery_asked
+from shim.errors import NvshimError
+from shim.processes import may_be_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.config import Config
+    from hooks.node.cache import StoredInventory
+    from shim.log import Log
+
+NEAR: Final = 5.0
+"""Seconds before the end in which an application's fault is taken for the container's."""
+
+# Seconds that reading the kernel's log may take, and by which its clock may differ.
+_READING: Final = 0.6
+_SLACK: Final = 1.0
+# Its times are the processor's. On some machines those go with the first, which NTP corrects, and
+# on others with the second, which drifts by seconds in a day.
+_CLOCKS: Final = (time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW)
+_LONGEST_RECORD: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a container ended.
+
+    Attributes:
+        namespace: containerd's.
+        container_id: its id.
+        bundle: its bundle.
+        pid: its init process.
+        status: that one's exit status, which is not 0.
+        at: when it ended, in seconds since the epoch.
+        out_of_memory: whether it had run out of its memory.
+    """
+
+    namespace: str
+    container_id: str
+    bundle: str
+    pid: int
+    status: int
+    at: float
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A device that the container had.
+
+    Attributes:
+        uuid: of the GPU or MIG device, or the GPU's PCI address.
+        gpu: of the GPU that it is, or is a part of.
+        bus_id: that one's PCI address without its function; "" if it is not known.
+        instance: the GPU instance of a MIG device; None for a GPU.
+    """
+
+    uuid: str
+    gpu: str
+    bus_id: str
+    instance: int | None = None
+
+    def is_of(self, line: kernel_log.LoggedXid) -> bool:
+        """Whether a line of the kernel's log is of this device."""
+        if line.bus_id != self.bus_id:
+            return False
+        return None in (self.instance, line.gpu_instance) or self.instance == line.gpu_instance
+
+
+def tell_cause(end: End, log: Log) -> dict[str, Any]:
+    """Find why a container ended, and tell it in its termination message and the record of it.
+
+    Args:
+        end: how it ended.
+        log: is told what could not be read or written.
+
+    Returns:
+        ``cause``: a line for people, "" if no fault is known; ``status``: the exit status to tell;
+        ``first``: the fault that says most, as JSON has it, or null.
+
+    Raises:
+        NvshimError: the configuration or the bundle cannot be read.
+    """
+
+    def warn(why: str) -> None:
+        log.warning("the cause of an end is not told in full", id=end.container_id, why=why)
+
+    config = load_config()
+    spec = bundle_files.read_spec(end.bundle)
+    held = _held(end.bundle, spec, cache.recall(config))
+    faults = _faults(end, held, config, warn)
+    if not faults:
+        return {"cause": "", "status": end.status, "first": None}
+    status = _status(end, faults[0], spec, config)
+    original = None if status == end.status else end.status
+    cause = sentence(faults, end.at, os.uname().nodename, original)
+    path, stays_empty = message.find_message_file(spec)
+    try:
+        if path:
+            message.append(path, cause, unless_empty=stays_empty)
+    except OSError as error:
+        warn(f"{path}: {files.reason(error)}")
+    container = {
+        **ended.identity_of(end.namespace, end.container_id, spec),
+        "gpus": [device.uuid for device in held],
+        "ended": end.at,
+        "exit_status": end.status,
+        "told_status": status,
+    }
+    try:
+        ended.write_ended(config.state, container, faults, cause)
+    except NvshimError as error:
+        warn(str(error))
+    first = faults[0]
+    return {
+        "cause": cause,
+        "status": status,
+        "first": {
+            "kind": first.kind, "code": first.code, "gpu": first.gpu, "whose": first.whose.value,
+            "sure": first.sure, "source": first.source,
+        },
+    }  # fmt: skip
+
+
+def _status(end: End, first: Fault, spec: Mapping[str, Any], config: Config) -> int:
+    wish = read_wish(spec)
+    wanted = config.fault_exit_code if wish is None else wish
+    is_device = first.whose == Whose.DEVICE and first.sure
+    return wanted if wanted and is_device and not end.out_of_memory else end.status
+
+
+def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault]:
+    """What may have ended it, what says most first."""
+    state = config.state
+    start = _started(end.bundle)
+    written = read_causes(state, end.namespace, end.container_id, warn=warn)
+    known = relevant(written, end.at, start)
+    if known or agent_runs(state):
+        return known
+    path = os.path.join(config.dev, "kmsg")
+    found: list[Fault] = []
+    try:
+        now = time.time()
+        offsets = [now - time.clock_gettime(clock) for clock in _CLOCKS]
+        for line in kernel_log.read_xids(path, _READING):
+            moments = [offset + line.at for offset in offsets]
+            at = next((x for x in moments if start - _SLACK <= x <= end.at + _SLACK), None)
+            fault = None if at is None else _attributed(line, at, end, held)
+            if fault is not None:
+                found.append(fault)
+    except OSError as error:  # no node, no right to read it, or too much of it
+        if not isinstance(error, FileNotFoundError):
+            warn(f"{path}: {error.strerror}")
+    return relevant(found, end.at, start - _SLACK)
+
+
+def _attributed(
+    line: kernel_log.LoggedXid, at: float, end: End, held: Iterable[Held]
+) -> Fault | None:
+    """What a line means for a container; None if that is nothing."""
+    xid = about(line.xid)
+    device = next((device for device in held if device.is_of(line)), None)
+    is_own = bool(line.pid) and line.pid == end.pid
+    if not xid.ends or (device is None and not is_own):
+        return None
+    whose, action = xid.whose, xid.action
+    if line.xid == RECOVERY:
+        asked = recovery_asked(line.text)
+        if asked in {None, Action.NOTHING}:
+            return None
+        whose, action = heed(xid, asked)
+    if whose != Whose.DEVICE and not is_own:
+        if may_be_alive(line.pid):
+            return None
+        if whose == Whose.APPLICATION and at < end.at - NEAR:
+            whose = Whose.UNCLEAR
+    return Fault(
+        at=at,
+        kind="xid",
+        code=line.xid,
+        name=xid.meaning,
+        gpu=device.gpu if device else line.bus_id,
+        mig=device.uuid if device and device.instance is not None else "",
+        pid=line.pid,
+        whose=whose,
+        action=action,
+        source=KERNEL_LOG,
+    )
+
+
+def _started(bundle: str) -> float:
+    """When the runtime had made the container, in seconds since the epoch."""
+    return os.stat(os.path.join(bundle, bundle_files.INIT_PID)).st_mtime
+
+
+# -- what the container is, and what it had --------------------------------------------------
+
+
+def _held(bundle: str, spec: Mapping[str, Any], known: StoredInventory | None) -> list[Held]:
+    """What the container had of NVIDIA's devices: by its record, or else by its nodes."""
+    path = os.path.join(bundle, bundle_files.RECORD)
+    record: dict[str, Any] = {}
+    if os.path.lexists(path):
+        record = files.parse_object(files.read(path, _LONGEST_RECORD), path)
+    devices = held_by_record(record, known)
+    if not devices and known is not None and not read_container(spec).privileged:
+        nodes = part(part(spec, "linux", dict), "devices", list)
+        devices = held_by_nodes([str(node.get("path")) for node in nodes], known)
+    grant = record.get("grant") or {}
+    addresses = {
+        str(gpu.get("uuid") or gpu.get("bus_id")): str(gpu.get("bus_id"))
+        for gpu in grant.get("gpus") or ()
+    }
+    instances: dict[str, int] = {}
+    if known is not None:
+        addresses = {id_of(gpu): gpu.bus_id for gpu in known.gpus} | addresses
+        instances = {device.uuid: device.gpu_instance for device in known.mig_devices}
+    return [
+        Held(uuid, gpu, addresses.get(gpu, "").rpartition(".")[0], instances.get(uuid))
+        for uuid, gpu in devices.items()
+    ]

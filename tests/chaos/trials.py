@@ -1,0 +1,289 @@
+"""One GPU of eight dies, or NVML does, at a moment of a pod's way: do the others go on?
+
+A trial is a fault at a moment. An agent serves a kubelet on a simulated node with eight GPUs, a pod
+gets one of them, and on its way the fault happens. Then pods are admitted and started until seven
+GPUs that are not dead have run a container of the shim's, on a real containerd. It is a failure if
+that is not so, if a call takes longer than a kubelet waits, or if the agent does not live through
+it.
+
+Times are told, not judged: they are the machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+
+from integration.simulated import Scenario, SimulatedNode
+from integration.timeouts import PATIENCE
+from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.node_agent import NodeAgent
+from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.harness.runtime import Container, Runtime
+
+__all__ = ["FAULTS", "MOMENTS", "Failed", "Fault", "Machine", "Outcome"]
+
+T = TypeVar("T")
+
+GPU: Final = "nvidia.com/gpu"
+_COUNT: Final = 8
+_HEARD: Final = 90.0 * PATIENCE  # seconds until a kubelet has to have heard of a dead GPU
+_TRIES: Final = 3 * _COUNT
+
+
+class Failed(Exception):
+    """A dead GPU has taken others with it; ``str()`` says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens.
+
+    Attributes:
+        lines: of the simulated NVML's file of faults.
+        dead: the index of the GPU that is dead then; None if none is, or nobody can tell.
+        heard: whether the agent hears of it; otherwise it finds out when it asks NVML the next
+            time, which it does every five minutes.
+    """
+
+    lines: str
+    dead: int | None = 3
+    heard: bool = True
+
+
+FAULTS: Final = {
+    "a GPU is lost": Fault("gpu3=error:15"),
+    "a GPU needs a reset": Fault("gpu3=error:16"),
+    "a GPU answers nonsense": Fault("gpu3=error:999"),
+    "a GPU hangs": Fault("gpu3=hang"),
+    "a GPU crashes NVML": Fault("gpu3=crash"),
+    "a GPU is not counted": Fault("count=7", 7, heard=False),
+    "a GPU lies of its UUID": Fault("gpu3.nvmlDeviceGetUUID=error:999", None),
+    "NVML hangs": Fault("any=hang", None),
+    "NVML crashes": Fault("any=crash", None),
+    "NVML lies of its version": Fault("driver=550.54.15", None),
+}
+"""By what a person calls it."""
+
+MOMENTS: Final = ("idle", "preferred", "allocate", "start", "exec")
+"""Before anything is asked; before GetPreferredAllocation, Allocate, the container's start, and an
+exec in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a trial ended.
+
+    Attributes:
+        told: seconds until the kubelet heard of the dead GPU; None if none was, or is told.
+        preferred: the longest GetPreferredAllocation, in seconds.
+        allocate: the longest Allocate.
+        start: the longest start of a container to its end.
+        wasted: pods that were given the dead GPU before anybody knew.
+    """
+
+    told: float | None
+    preferred: float
+    allocate: float
+    start: float
+    wasted: int
+
+
+class Machine:
+    """A node with eight GPUs, an agent and a kubelet. As a context all of it runs.
+
+    Args:
+        runtime: of a containerd whose shims are told of this node by ``configure``.
+        directory: an empty one.
+        configure: gives the shim the configuration of a node.
+    """
+
+    def __init__(
+        self, runtime: Runtime, directory: str, configure: Callable[[SimulatedNode], None]
+    ) -> None:
+        self._runtime, self._directory, self._configure = runtime, directory, configure
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            made = SimulatedNode.create(f"{self._directory}/node", Scenario.of(_COUNT))
+            self.node = stack.enter_context(made)
+            with open(self.node.config_path, "a", encoding="utf-8") as file:
+                file.write(f'nvml-timeout = 2\n[cdi]\nspec-dirs = ["{self._directory}/cdi"]\n')
+            self._configure(self.node)
+            self.kubelet = stack.enter_context(KubeletPlugins(f"{self._directory}/kubelet"))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, fault: Fault, moment: str) -> Outcome:
+        """Try what a fault does at a moment.
+
+        Raises:
+            Failed: a GPU that is not dead could not be had, or the agent has ended.
+        """
+        self._forget()
+        with NodeAgent(self.node, self._directory, self.kubelet.socket) as agent:
+            self.kubelet.wait_for(GPU, _COUNT, timeout=60)
+            trial = _Trial(self._runtime, self.node, self.kubelet, fault)
+            try:
+                outcome = trial.run(moment)
+            finally:
+                self._runtime.close()
+            if agent.process is None or agent.process.poll() is not None:
+                raise Failed("the agent has ended")
+            if restarted := agent.said("of the agent ended"):
+                raise Failed(f"a part of the agent has ended: {restarted[0]['event']}")
+        return outcome
+
+    def _forget(self) -> None:
+        """Have nothing of an earlier trial left."""
+        self.kubelet.assignments.clear()
+        self._write("")
+        for name in ("inventory.json", "health.json", "node.json"):
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self.node.state}/{name}")
+
+    def _write(self, lines: str) -> None:
+        with open(f"{self.node.state}/nvml-faults", "w", encoding="ascii") as file:
+            file.write(lines)
+
+
+class _Trial:
+    """One trial."""
+
+    def __init__(
+        self, runtime: Runtime, node: SimulatedNode, kubelet: KubeletPlugins, fault: Fault
+    ) -> None:
+        self._runtime, self._node, self._kubelet, self._fault = runtime, node, kubelet, fault
+        self._uuids = [gpu.uuid for gpu in node.scenario.gpus]
+        self._dead = None if fault.dead is None else self._uuids[fault.dead]
+        self._took = {"preferred": 0.0, "allocate": 0.0, "start": 0.0}
+        self._ran: set[str] = set()
+        self._given: set[str] = set()
+        self._wasted = 0
+        self._happened = 0.0
+        self._heard_after: float | None = None
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+
+    def run(self, moment: str) -> Outcome:
+        # The first pod is on its way when it happens; it gets the GPU that dies, if it can.
+        self._way(self._dead or self._uuids[0], happens_at=moment)
+        alive = set(self._uuids) - {self._dead}
+        for _ in range(_TRIES):
+            if len(self._ran & alive) >= _COUNT - 1:
+                break
+            self._admit()
+        else:
+            missing = len(alive - self._ran)
+            raise Failed(f"{missing} of the GPUs that are not dead cannot be had")
+        told = self._told() if self._dead is not None and self._fault.heard else None
+        took = self._took
+        return Outcome(
+            told, took["preferred"], took["allocate"], took["start"], wasted=self._wasted
+        )
+
+    def _way(self, uuid: str, *, happens_at: str) -> None:
+        """The way of the pod that has it happen."""
+        plugin = self._kubelet.plugins[GPU]
+        self._happen("idle", happens_at)
+        self._happen("preferred", happens_at)
+        self._timed("preferred", lambda: plugin.preferred(self._uuids, 1))
+        self._happen("allocate", happens_at)
+        try:
+            self._timed("allocate", lambda: plugin.allocate(uuid))
+        except grpc.RpcError as error:
+            if uuid != self._dead:
+                raise Failed(f"Allocate: {error.details()}") from error
+            return
+        self._given.add(uuid)
+        self._happen("start", happens_at)
+        container = self._timed("start", lambda: self._start(uuid))
+        self._happen("exec", happens_at)
+        if container is not None:
+            done = container.exec("sh", "-c", "echo alive")
+            if done.stdout != "alive\n":
+                raise Failed(f"an exec: {done.stderr}")
+            self._ran.add(uuid)
+        elif uuid != self._dead:
+            raise Failed("the first container does not start")
+
+    def _happen(self, here: str, at: str) -> None:
+        if here == at and not self._happened:
+            with open(f"{self._node.state}/nvml-faults", "w", encoding="ascii") as file:
+                file.write(self._fault.lines)
+            self._happened = time.monotonic()
+            if self._dead is not None and self._fault.heard:
+                self._listener.start()
+
+    def _listen(self) -> None:
+        """Note when the kubelet has heard of the dead GPU."""
+        with suppress(AssertionError):
+            eventually(
+                lambda: self._dead not in self._kubelet.healthy(GPU),
+                "the kubelet hears of the dead GPU", timeout=_HEARD,
+            )  # fmt: skip
+            self._heard_after = time.monotonic() - self._happened
+
+    def _admit(self) -> None:
+        """Admit a pod as a kubelet does, by what it has heard, and start it."""
+        plugin = self._kubelet.plugins[GPU]
+        free = sorted(self._kubelet.healthy(GPU) - self._given)
+        if not free:
+            raise Failed(f"the kubelet has none left, after {len(self._ran)} of {_COUNT - 1}")
+        (uuid,) = self._timed("preferred", lambda: plugin.preferred(free, 1))
+        self._given.add(uuid)
+        try:
+            self._timed("allocate", lambda: plugin.allocate(uuid))
+        except grpc.RpcError as error:
+            if uuid != self._dead:
+                raise Failed(f"Allocate of a GPU that is not dead: {error.details()}") from error
+            self._wasted += 1
+            return
+        container = self._timed("start", lambda: self._start(uuid))
+        if container is not None:
+            self._ran.add(uuid)
+        self._wasted += uuid == self._dead
+
+    def _start(self, uuid: str) -> Container | None:
+        """Start a container with a GPU; None if it does not start, which only a dead one's may."""
+        container = self._runtime.expect()
+        flags = ("--detach", "--env", f"NVIDIA_VISIBLE_DEVICES={uuid}")
+        words = self._runtime.words("sleep", "1000", image=GLIBC, name=container.name, flags=flags)
+        done = self._runtime.containerd.ctr(*words, check=False)
+        if done.code and uuid != self._dead:
+            raise Failed(f"a container with a GPU that is not dead: {done.stderr.strip()}")
+        if done.code:
+            container.remove()
+            return None
+        return container
+
+    def _told(self) -> float:
+        """Seconds until the kubelet has heard of the dead GPU, and of no other."""
+        self._listener.join()
+        if self._heard_after is None:
+            raise Failed("the kubelet does not hear of the dead GPU")
+        left = self._kubelet.healthy(GPU)
+        if left != set(self._uuids) - {self._dead}:
+            raise Failed(f"the kubelet has {len(left)} healthy ones")
+        return self._heard_after
+
+    def _timed(self, what: str, do: Callable[[], T]) -> T:
+        begun = time.monotonic()
+        try:
+            return do()
+        finally:
+            self._took[what] = max(self._took[what], time.monotonic() - begun)

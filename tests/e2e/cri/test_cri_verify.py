@@ -1,0 +1,494 @@
+"""``nvshim verify`` on a simulated node with a real containerd: whole, and with one fault each."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import jsonschema
+import pytest
+
+from api.proto import cri_pb2 as pb
+from hooks.config import load_config
+from integration.cri.engine import Engine
+from integration.inventory import inventory_of
+from integration.simulated import Scenario, SimulatedNode
+from integration.verify.checks import CHECKS
+from integration.verify.checks import agent as agent_checks
+from integration.verify.interrupts import Interrupts
+from integration.verify.kubelet import Kubelet
+from integration.verify.node import Node
+from integration.verify.outcomes import NotAsExpected, NotMade
+from integration.verify.pods import Place as Made
+from integration.verify.pods import Pods as VerifyPods
+from integration.verify.pods import find_image
+from integration.verify.program import find_program
+from tests.conftest import PARTS
+from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
+from tests.harness.pods import Pods, pods_of
+from tests.harness.runtime import OURS, STOCK
+from tests.harness.waiting import eventually
+from tests.tools.cri.plugin import CriPlugin, to_toml
+from tests.tools.images import PAUSE, pause
+from tests.tools.parts import INSTALLED
+from tests.tools.reference.documents import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from integration.verify.pods import Pod
+    from tests.tools.parts import Parts
+
+GPU: Final = "nvidia.com/gpu"
+ALL: Final = [check.name for check in CHECKS]
+
+# runc, but for what a file says is broken of it.
+RUNTIME: Final = """\
+#!/usr/bin/python3
+import json, os, sys
+
+with open({faults!r}) as file:
+    fault = file.read()
+words = sys.argv[1:]
+if fault == "exec" and "exec" in words:
+    sys.exit("this runtime has no exec")
+if fault in ("drop", "add", "allow") and "create" in words:
+    path = words[words.index("--bundle") + 1] + "/config.json"
+    with open(path) as file:
+        spec = json.load(file)
+    linux = spec["linux"]
+    if fault == "drop":
+        linux["devices"] = [d for d in linux.get("devices", []) if d["major"] != 195]
+    elif fault == "add":
+        node = dict(path="/dev/nvidia1", type="c", major=195, minor=1, fileMode=0o666)
+        linux.setdefault("devices", []).append(node)
+    else:
+        linux["resources"].setdefault("devices", []).append(dict(allow=True, access="rwm"))
+    with open(path, "w") as file:
+        json.dump(spec, file)
+os.execvp("runc", ["runc", *words])
+"""
+
+
+class Place:
+    """A node of a cluster, as far as it is verified: its containerd, kubelet and node agent."""
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        pods: Pods,
+        kubelet: KubeletPlugins,
+        agent: NodeAgent,
+        faults: Path,
+    ) -> None:
+        self.node, self.pods, self.kubelet, self.agent = node, pods, kubelet, agent
+        self._faults = faults
+
+    def words(self, *words: str) -> list[str]:
+        where = ("--config", self.node.config_path, "--cri-socket", self.pods.containerd.address)
+        return ["verify", *where, *words]
+
+    def verify(self, *words: str) -> tuple[int, dict[str, Any]]:
+        """The exit status and the document."""
+        done = nvshim(*self.words("-o", "json", *words), check=False)
+        assert done.stdout, done.stderr
+        return done.code, done.document
+
+    def red(self, *words: str) -> dict[str, Any]:
+        """The one check that fails."""
+        code, document = self.verify(*words)
+        failed = [check for check in document["checks"] if check["outcome"] == "failed"]
+        assert len(failed) == 1, document
+        assert code == 1
+        for key in ("expected", "seen", "do"):
+            assert failed[0][key]
+        self.is_clean()
+        check: dict[str, Any] = failed[0]
+        return check
+
+    def breaks(self, fault: str) -> None:
+        """Have the low-level runtime be broken in some way."""
+        self._faults.write_text(fault)
+
+    def breaks_nvml(self, fault: str) -> None:
+        """Have NVML fail."""
+        with open(f"{self.node.state}/nvml-faults", "w", encoding="ascii") as file:
+            file.write(fault)
+
+    def policy(self, text: str) -> AbstractContextManager[None]:
+        """Have the shim go by a policy."""
+        path = Path(self.node.config_path)
+        return self.configured(f"{path.read_text(encoding='utf-8')}\n[policy]\n{text}")
+
+    @contextmanager
+    def configured(self, text: str) -> Iterator[None]:
+        """Have the shim go by another configuration."""
+        path = Path(self.node.config_path)
+        before = path.read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+        try:
+            yield
+        finally:
+            path.write_text(before, encoding="utf-8")
+
+    @contextmanager
+    def supervised(self) -> Iterator[None]:
+        """Have the agent be started again when it ends, as systemd and a kubelet do."""
+        is_over = threading.Event()
+
+        def supervise() -> None:
+            while not is_over.wait(0.05):
+                if self.agent.process is not None and self.agent.process.poll() is not None:
+                    self.agent.start()
+
+        thread = threading.Thread(target=supervise)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    @contextmanager
+    def verified(self) -> Iterator[Node]:
+        """What a check is given, to make one here."""
+        config = load_config(self.node.config_path)
+        os.makedirs(f"{self.node.state}/verify")
+        made = Made(
+            handler="nvidia", namespace="tests", image=find_image(self.pods.cri),
+            program=find_program(), directory=f"{self.node.state}/verify",
+        )  # fmt: skip
+        with Interrupts() as interrupts, VerifyPods(self.pods.cri, made, interrupts) as pods:
+            yield Node(config, inventory_of(config), Engine("", ""), pods, Kubelet(config))
+        shutil.rmtree(f"{self.node.state}/verify")
+
+    def ready(self) -> list[str]:
+        """The pods that run."""
+        listed = self.pods.cri.list_pod_sandbox(pb.ListPodSandboxRequest()).items
+        return [pod.id for pod in listed if pod.state == pb.SANDBOX_READY]
+
+    def is_clean(self) -> None:
+        assert self.pods.ids() == []
+        assert not os.path.exists(f"{self.node.state}/verify")
+
+
+@pytest.fixture(scope="module")
+def place(
+    shim_directory: str, parts: Parts, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("verify")
+    root = directory / "kubelet"
+    with SimulatedNode.create(str(directory / "node"), Scenario.load("two")) as node:
+        with open(node.config_path, "a", encoding="utf-8") as file:
+            file.write(f'kubelet-root = "{root}"\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
+            file.write("[health]\nquiet = 0.5\nlongest-quiet = 0.5\n")
+        runtime, faults, options = (directory / n for n in ("runc", "faults", "options.toml"))
+        faults.write_text("")
+        runtime.write_text(RUNTIME.format(faults=str(faults)))
+        runtime.chmod(0o755)
+        options.write_text(to_toml({"BinaryName": str(runtime)}))
+        ours = {"runtime_type": OURS, "options": {"ConfigPath": str(options)}}
+        handlers: dict[str, dict[str, Any]] = {"nvidia": ours, "stock": {"runtime_type": STOCK}}
+        # Debian 12's containerd knows no CDI, and no setting of it.
+        cdi = () if PARTS == INSTALLED else (f"{directory}/cdi",)
+        plugin = CriPlugin(handlers, PAUSE, "stock", cdi_directories=cdi)
+        with (
+            pods_of(
+                plugin, pause(),
+                shim_directory=shim_directory, shim_config=node.config_path, parts=parts,
+            ) as pods,
+            KubeletPlugins(
+                str(root / "device-plugins"),
+                pod_resources=str(root / "pod-resources" / "kubelet.sock"),
+            ) as kubelet,
+        ):  # fmt: skip
+            agent = NodeAgent(node, str(directory), kubelet.socket, engine=pods.containerd.address)
+            with agent:
+                kubelet.wait_for(GPU, 2)
+                yield Place(node, pods, kubelet, agent, faults)
+
+
+@pytest.fixture(autouse=True)
+def whole(place: Place) -> Iterator[None]:
+    """The node is as it was, whatever a test has broken."""
+    yield
+    place.breaks("")
+    place.is_clean()
+
+
+def test_a_node_that_is_well_passes(place: Place) -> None:
+    code, document = place.verify()
+    outcomes = {check["name"]: check["outcome"] for check in document["checks"]}
+    assert outcomes == {**dict.fromkeys(ALL, "passed"), "restart": "skipped"}, document
+    assert (code, document["passed"]) == (0, True)
+    assert document["counts"] == {"passed": len(ALL) - 1, "failed": 0, "skipped": 1}
+    kind = {**schema(), "oneOf": [{"$ref": "#/$defs/Verification"}]}
+    jsonschema.Draft202012Validator(kind).validate(document)
+    for gpu in place.node.scenario.gpus:
+        assert f"GPU {gpu.index}" in told(document, "gpu")
+
+
+def test_the_report_can_be_pasted(place: Place) -> None:
+    place.breaks("exec")
+    done = nvshim(*place.words("--skip", "health"), check=False)
+    assert done.code == 1
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 and line.isprintable() for line in lines), done.stdout
+    assert socket.gethostname() not in done.stdout
+    assert not re.search(r"\bGPU-[0-9a-f]{8}|NVIDIA_VISIBLE_DEVICES", done.stdout)
+    (failed,) = [number for number, line in enumerate(lines) if line.startswith("failed")]
+    below = [line.strip().partition(":")[0] for line in lines[failed + 1 :]]
+    assert [word for word in below if word in {"expected", "seen", "do"}] == [
+        "expected", "seen", "do",
+    ]  # fmt: skip
+    assert "driver " in lines[1]
+    assert lines[-1].startswith(f"{len(ALL) - 1} checks: {len(ALL) - 3} passed, 1 failed, 1 skip")
+
+
+@pytest.mark.parametrize(
+    ("fault", "red", "seen"),
+    [
+        ("exec", "exec", "NVSHIM-E1203"),
+        ("drop", "gpu", "no node /dev/nvidia0"),
+        ("add", "no-gpu", "the node /dev/nvidia1"),
+        ("allow", "no-gpu", "/dev/nvidia0 can be reached by its number"),
+    ],
+)
+def test_what_is_broken_of_the_runtime_turns_one_check_red(
+    place: Place, fault: str, red: str, seen: str
+) -> None:
+    place.breaks(fault)
+    check = place.red("--skip", "health")
+    assert check["name"] == red
+    assert seen in check["seen"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "seen"),
+    # containerd 2 lists its handlers; of another one it is known when it refuses the pod.
+    [("missing", "it has .*nvidia|no runtime for"), ("stock", f"it runs {re.escape(STOCK)}")],
+)
+def test_a_handler_that_is_missing_or_another_runtime_is_one_failure(
+    place: Place, handler: str, seen: str
+) -> None:
+    check = place.red("--skip", "health", "--handler", handler)
+    assert check["name"] == "handler"
+    assert re.search(seen, check["seen"])
+    assert "nvshim configure containerd" in check["do"]
+
+
+def test_a_device_that_the_kubelet_cannot_give_is_named(place: Place) -> None:
+    place.breaks_nvml("gpu1=error:15")
+    try:
+        place.kubelet.wait_for(GPU, 1)
+        check = place.red("--skip", "answer")
+    finally:
+        place.breaks_nvml("")
+    assert check["name"] == "devices"
+    assert check["seen"].startswith("it cannot give GPU 1: ")
+    place.kubelet.wait_for(GPU, 2)
+
+
+def test_a_plugin_that_is_not_registered_is_one_failure(place: Place) -> None:
+    assert place.agent.stop() == 0
+    try:
+        eventually(lambda: not place.kubelet.healthy(GPU), "the kubelet has none")
+        check = place.red()
+    finally:
+        place.agent.start()
+    assert check["name"] == "plugin"
+    assert "journalctl -u nvshim-node" in check["do"]
+    place.kubelet.wait_for(GPU, 2)
+
+
+def test_a_restart_of_the_agent_loses_nothing(place: Place) -> None:
+    with place.supervised():
+        code, document = place.verify("--only", "restart", "--restart-agent")
+    assert code == 0, document
+    assert "a container kept its GPU" in told(document, "restart")
+    assert len(place.agent.said("begins")) > 1
+
+
+def test_an_agent_that_nobody_starts_again_is_a_failure(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_checks, "_TO_RESTART", 0.5)
+    ended = place.agent
+    try:
+        with place.verified() as node, pytest.raises(NotAsExpected, match="another node agent"):
+            agent_checks.restart_agent(node)
+        assert ended.process is not None
+        assert ended.process.wait(timeout=20) == 0
+    finally:
+        ended.start()
+        place.kubelet.wait_for(GPU, 2)
+
+
+@contextmanager
+def verifying(place: Place) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that is under way, and has made a pod."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "integration.cli", *place.words("--only", "gpu", "--only", "exec")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        eventually(place.ready, "a pod of it")
+        yield process
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nothing_is_left_after_a_signal(place: Place, number: int, status: int) -> None:
+    with verifying(place) as process:
+        process.send_signal(number)
+        assert process.wait(timeout=60) == status
+    place.is_clean()
+
+
+def test_what_a_run_leaves_that_was_killed_the_next_one_removes(place: Place) -> None:
+    with verifying(place) as process:
+
+        def has_a_pod() -> bool:
+            """It is held there; what it has asked for before is to stop a pod, not to remove it."""
+            process.send_signal(signal.SIGSTOP)
+            if place.ready():
+                return True
+            process.send_signal(signal.SIGCONT)
+            return False
+
+        eventually(has_a_pod, "a pod of it")
+        process.kill()
+        process.wait()
+    assert place.pods.ids()
+    assert place.verify("--only", "exit")[0] == 0
+    place.is_clean()
+
+
+def test_two_at_once_do_not_remove_each_others_pods(place: Place) -> None:
+    path = f"{place.node.state}/verify"
+    os.mkdir(path)
+    with open_directory(path) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        done = nvshim(*place.words(), check=False)
+    os.rmdir(path)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("NVSHIM-E2673 verify-running: ")
+
+
+def test_pods_that_a_kubelet_does_not_know_are_made_again_when_it_removes_them(
+    place: Place,
+) -> None:
+    removed: list[str] = []
+
+    def work(pod: Pod) -> str:
+        if len(removed) < 2:
+            removed.append(pod.id)
+            place.pods.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod.id))
+        return str(pod.run("exit", "7").code)
+
+    with place.verified() as node:
+        assert node.pods.attempt(work) == "7"
+        assert len(set(removed)) == 2
+
+
+def test_a_container_that_is_killed_just_before_its_pod_is_stopped_says_nothing(
+    place: Place,
+) -> None:
+    """As a kubelet does it: the containers first, and the pod a moment later."""
+    stopping: list[threading.Timer] = []
+
+    def work(pod: Pod) -> None:
+        if stopping:
+            return
+        container = pod.start("hold")
+        container.stop(0)
+        stop = pb.StopPodSandboxRequest(pod_sandbox_id=pod.id)
+        stopping.append(threading.Timer(0.5, place.pods.cri.stop_pod_sandbox, (stop,)))
+        stopping[0].start()
+        code = container.exit_code()
+        raise NotAsExpected("an exit code of its own", seen=f"exit code {code}", do="nothing")
+
+    with place.verified() as node:
+        node.pods.attempt(work)
+        stopping[0].join()
+
+
+def test_what_goes_wrong_in_a_pod_that_stays_counts(place: Place) -> None:
+    def work(pod: Pod) -> None:
+        code = pod.run("exit", "7").code
+        raise NotAsExpected("exit code 8", seen=f"exit code {code}", do="nothing")
+
+    with place.verified() as node, pytest.raises(NotAsExpected, match="exit code 7"):
+        node.pods.attempt(work)
+
+
+def test_a_kubelet_that_removes_each_pod_keeps_it_from_being_checked(place: Place) -> None:
+    def work(pod: Pod) -> None:
+        place.pods.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod.id))
+        pod.run("exit", "7")
+
+    with place.verified() as node, pytest.raises(NotMade, match="a kubelet does"):
+        node.pods.attempt(work)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("--cri-socket", "/nowhere"), "NVSHIM-E2670"), (("--only", "restart"), "NVSHIM-E2675")],
+)
+def test_what_cannot_be_checked_is_neither_well_nor_a_failure(
+    place: Place, words: tuple[str, ...], code: str
+) -> None:
+    done = nvshim(*place.words("-o", "json", *words), check=False)
+    assert (done.code, done.stdout) == (2, "")
+    assert json.loads(done.stderr)["error"]["code"] == code
+
+
+def test_where_no_request_is_believed_pods_are_of_a_trusted_namespace(place: Place) -> None:
+    for trusted, outcome in (("", "skipped"), ('trusted-namespaces = ["gpu"]', "passed")):
+        with place.policy(f'mode = "strict"\n{trusted}\n'):
+            _, document = place.verify("--only", "gpu", "--only", "exit")
+        assert [check["outcome"] for check in document["checks"]] == ["passed", outcome]
+
+
+def test_mig_devices_are_checked_one_by_one_on_a_node_without_a_kubelet(
+    place: Place, tmp_path: Path
+) -> None:
+    with (
+        SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node,
+        place.configured(Path(node.config_path).read_text(encoding="utf-8")),
+    ):
+        code, document = place.verify()
+        found = inventory_of(load_config(node.config_path)).mig_devices
+        Path(node.state, "nvml-faults").write_text("gpu0=error:15", encoding="ascii")
+        check = place.red("--only", "devices")
+    assert check["seen"].startswith("it cannot give GPU 0: ")
+    assert code == 0, document
+    assert len(found) > 1
+    for device in found:
+        assert f"MIG device {device.gpu}:{device.index}" in told(document, "gpu")
+    skipped = {c["name"] for c in document["checks"] if c["outcome"] == "skipped"}
+    assert skipped == {"plugin", "answer", "health", "restart"}
+    assert told(document, "plugin").startswith("no kubelet")
+
+
+def told(document: dict[str, Any], name: str) -> str:
+    (check,) = [check for check in document["checks"] if check["name"] == name]
+    return str(check["told"])
+
+
+@contextmanager
+def open_directory(path: str) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY)
+    yield fd
+    os.close(fd)

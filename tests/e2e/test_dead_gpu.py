@@ -1,0 +1,36 @@
+"""A dead GPU never takes the node: some of what ``make test-chaos`` tries all of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.chaos.trials import FAULTS, MOMENTS, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from integration.simulated import SimulatedNode
+    from tests.harness.runtime import Runtime
+
+
+@pytest.mark.parametrize(
+    ("fault", "moment"),
+    [
+        *(("a GPU is lost", moment) for moment in MOMENTS[1:]),
+        ("a GPU crashes NVML", "preferred"),
+        ("NVML hangs", "start"),
+    ],
+)
+def test_seven_of_eight_go_on(
+    ours: Runtime, configure: Callable[..., None], tmp_path: Path, fault: str, moment: str
+) -> None:
+    def of_node(node: SimulatedNode) -> None:
+        with open(node.config_path, encoding="utf-8") as file:
+            configure(file.read())
+
+    with Machine(ours, str(tmp_path), of_node) as machine:
+        outcome = machine.run(FAULTS[fault], moment)
+    assert outcome.wasted <= 1

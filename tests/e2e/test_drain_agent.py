@@ -1,0 +1,323 @@
+"""What a kubelet hears of what is out of service, and a reset, on a node with its agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.request import urlopen
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.exposition import read_told
+from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.launcher import REPOSITORY
+from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import Answer, nvshim
+from tests.harness.processes import family
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GPU: Final = "nvidia.com/gpu"
+SLICE: Final = "nvidia.com/mig-1g.10gb"
+
+# In the place of the driver's own, which needs the kernel's: what it is told, it notes; then it
+# waits until somebody lets it go on, and ends as that says.
+NVIDIA_SMI: Final = """#!/bin/sh
+echo "$@" >> {state}/reset-calls
+read -r status heals said < {state}/reset-goes-on
+if [ "$heals" = 1 ]; then : > {state}/nvml-faults; fi
+echo "$said"
+exit "$status"
+"""
+
+
+class Place:
+    """A node, and the commands on it."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.uuids = [gpu.uuid for gpu in node.scenario.gpus]
+        self.config = ("--config", node.config_path)
+        # Nobody's containers: others run on this machine.
+        self.where = (*self.config, "--containerd-state", node.dev)
+
+    def call(self, *words: str, check: bool = True) -> Answer:
+        where = self.config if words[0] == "undrain" else self.where
+        return nvshim(*words, *where, check=check)
+
+    def spawn(self, *words: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "integration.cli", *words, *self.where]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY)
+
+    def suffers(self, *faults: str) -> None:
+        Path(self.node.state, "nvml-faults").write_text("\n".join(faults), encoding="ascii")
+
+    def mark(self, index: int) -> dict[str, Any] | None:
+        with suppress(FileNotFoundError):
+            text = Path(self.node.directory, "drained", self.uuids[index]).read_text("utf-8")
+            known: dict[str, Any] = json.loads(text)
+            return known
+        return None
+
+    def put_nvidia_smi(self) -> None:
+        state = self.node.state
+        program = Path(self.node.driver_root, "usr/bin/nvidia-smi")
+        program.unlink()  # it is a link to what other nodes have as well
+        program.write_text(NVIDIA_SMI.format(state=state), encoding="ascii")
+        program.chmod(0o755)
+        os.mkfifo(f"{state}/reset-goes-on")
+
+    def called(self) -> list[str]:
+        """How nvidia-smi was called."""
+        with suppress(FileNotFoundError):
+            return Path(self.node.state, "reset-calls").read_text("ascii").splitlines()
+        return []
+
+    def go_on(self, status: int = 0, said: str = "", *, heals: bool = True) -> None:
+        line = f"{status} {heals:d} {said}\n"
+        Path(self.node.state, "reset-goes-on").write_text(line, encoding="ascii")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        with open(node.config_path, "a", encoding="utf-8") as file:
+            file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n[health]\nquiet = 1\n')
+        place = Place(node)
+        place.put_nvidia_smi()
+        yield place
+
+
+def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: Path) -> None:
+    agent_words = ("--metrics", "127.0.0.1:0", "--containerd-state", place.node.dev)
+    with KubeletPlugins(str(tmp_path / "kubelet")) as kubelet:
+        agent = NodeAgent(place.node, str(tmp_path), kubelet.socket, *agent_words)
+        with agent:
+            assert kubelet.wait_for(GPU, 2) == set(place.uuids)
+            place.call("drain", "1", "--reason", "fan")
+            with pytest.raises(grpc.RpcError) as refused:  # whether it has heard of it or not
+                kubelet.plugins[GPU].allocate(place.uuids[1])
+            assert refused.value.details().startswith("NVSHIM-E2715 device-drained: ")
+            assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
+            kubelet.allocate(GPU, 1, pod="one")
+            (served,) = agent.said("metrics are served")
+
+            def out_of_service() -> dict[str, float]:
+                with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:
+                    told = read_told(answer.read().decode())
+                series = told["nvshim_device_out_of_service"].series
+                return {dict(labels)["uuid"]: value for (_, labels), value in series.items()}
+
+            assert out_of_service() == {place.uuids[0]: 0, place.uuids[1]: 1}
+            with open(f"{place.node.state}/node.json", encoding="utf-8") as file:
+                assert json.load(file)["outOfService"].keys() == {place.uuids[1]}
+            health = eventually(
+                lambda: place.call("list", "--health", "-o", "json", check=False), "health"
+            )
+            rows = {row["uuid"]: row for row in health.items}
+            assert rows[place.uuids[1]]["state"] == "healthy"
+            assert not rows[place.uuids[1]]["given"]
+            assert rows[place.uuids[1]]["out_of_service"].endswith(": fan")
+            assert health.code == 3
+            kubelet.restart()
+            assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
+        # What does not outlive a boot is gone; the mark is not below it.
+        for path in Path(place.node.state).glob("*.json"):
+            path.unlink()
+        with agent:
+            assert kubelet.wait_for(GPU, 1) == {place.uuids[0]}
+            place.call("undrain", "1")
+            assert kubelet.wait_for(GPU, 2) == set(place.uuids)
+
+
+def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_path: Path) -> None:
+    asked = Path(place.node.state, "nvml-inits")
+    with (
+        KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
+        NodeAgent(place.node, str(tmp_path), kubelet.socket) as agent,
+    ):
+        kubelet.wait_for(GPU, 2)
+        eventually(lambda: len(family(agent.pid)) > 1, "it has NVML open")
+        place.call("drain", "--driver", "--reason", "570 comes")
+        kubelet.wait_for(GPU, 0)
+        eventually(lambda: len(family(agent.pid)) == 1, "it has let go")
+        asked.touch()
+        # The driver's files go, and come back: nobody asks NVML for that, nor makes a node.
+        root, node = Path(place.node.driver_root), Path(place.node.dev, "nvidia1")
+        away = root.rename(root.with_name("away"))
+        node.unlink()
+        looks = len(agent.said())
+        agent.process.send_signal(signal.SIGHUP)  # type: ignore[union-attr]
+        eventually(lambda: len(agent.said()) > looks, "it has looked")
+        away.rename(root)
+        assert any("out of service since" in fault for fault in agent.faults())
+        assert asked.read_bytes() == b""
+        assert not node.exists()
+        place.call("undrain", "--driver")
+        kubelet.wait_for(GPU, 2)
+        eventually(node.exists, "the node is made again")
+        assert asked.read_bytes() != b""
+
+
+def test_a_mig_device_out_of_service_by_itself(tmp_path: Path) -> None:
+    scenario = Scenario.of(1, gpu=[{"index": 0, "mig": ["1g.10gb", "1g.10gb"]}])
+    with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
+        place = Place(node)
+        with (
+            KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
+            NodeAgent(node, str(tmp_path), kubelet.socket) as agent,
+        ):
+            agent.configure(flags={"migStrategy": "mixed"})
+            both = kubelet.wait_for(SLICE, 2)
+            document = place.call("drain", "0:1", "-o", "json").document
+            (device,) = document["devices"]
+            assert device["device"] in both
+            assert kubelet.wait_for(SLICE, 1) == both - {device["device"]}
+            place.call("drain", "0")
+            kubelet.wait_for(SLICE, 0)
+            place.call("undrain", "0")
+            assert kubelet.wait_for(SLICE, 1) == both - {device["device"]}
+            place.call("undrain", device["device"][:12])
+            kubelet.wait_for(SLICE, 2)
+
+
+# -- reset -------------------------------------------------------------------------------------
+
+
+def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Path) -> None:
+    with (
+        KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
+        NodeAgent(place.node, str(tmp_path), kubelet.socket) as agent,
+    ):
+        kubelet.wait_for(GPU, 2)
+        place.suffers("gpu1=error:15")
+        kubelet.wait_for(GPU, 1)
+        reset = place.spawn("reset", "1", "--reason", "Xid 79")
+        eventually(place.called, "nvidia-smi runs")
+        assert place.called() == [f"--gpu-reset -i {place.node.scenario.gpus[1].pci}"]
+        assert len(family(agent.pid)) == 1, "the agent has let go before"
+        mark = place.mark(1)
+        assert mark is not None
+        assert (mark["reset"], mark["reason"]) == ("nvidia-smi resets it", "Xid 79")
+        # While it runs nobody else resets anything, or takes the mark away.
+        for words in (("reset", "0"), ("undrain", "1")):
+            refused = place.call(*words, check=False)
+            assert refused.code == 1
+            assert refused.stderr.startswith("NVSHIM-E2645 reset-running")
+        assert place.mark(0) is None
+        place.go_on(0, "GPU was successfully reset.")
+        out, err = reset.communicate(timeout=60)
+        assert (reset.returncode, out) == (
+            0, "GPU 1 was reset, answers, and is in service again\n",
+        ), err  # fmt: skip
+        assert place.mark(1) is None
+        kubelet.wait_for(GPU, 2, timeout=60)
+        eventually(lambda: len(family(agent.pid)) > 1, "it watches again")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "found"),
+    [
+        (3, "NVSHIM-E2646", "In use by another client"),
+        (0, "NVSHIM-E2647", "GPU is lost"),
+    ],
+)
+def test_a_reset_that_fails_leaves_the_gpu_out_of_service(
+    place: Place, status: int, code: str, found: str
+) -> None:
+    place.suffers("gpu1=error:15")
+    place.call("list")
+    reset = place.spawn("reset", "1")
+    eventually(place.called, "nvidia-smi runs")
+    place.go_on(status, found, heals=False)
+    out, err = reset.communicate(timeout=120)
+    assert (reset.returncode, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert last.startswith(code)
+    assert found in last
+    mark = place.mark(1)
+    assert mark is not None
+    assert mark["reset"].startswith("it failed: ")
+    assert found in mark["reset"]
+    told = nvshim("doctor", *place.config, "--only", "D017", check=False).stdout
+    assert "a reset came so far" in " ".join(told.split())
+    # A person goes on from there.
+    place.suffers()
+    again = place.spawn("reset", "1")
+    eventually(lambda: len(place.called()) == 2, "nvidia-smi runs again")
+    place.go_on()
+    again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert place.mark(1) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
+    place: Place, number: signal.Signals
+) -> None:
+    reset = place.spawn("reset", "1")
+    eventually(place.called, "nvidia-smi runs")
+    reset.send_signal(number)
+    reset.communicate(timeout=60)
+    assert reset.returncode != 0
+    mark = place.mark(1)
+    assert mark is not None
+    assert mark["reset"] == "nvidia-smi resets it"
+    rows = place.call("list", "-o", "json").items
+    assert [bool(row["out_of_service"]) for row in rows] == [False, True]
+    if number == signal.SIGKILL:  # it has left its nvidia-smi behind
+        place.go_on()
+    again = place.spawn("reset", "1")
+    eventually(lambda: len(place.called()) == 2, "nvidia-smi runs again")
+    place.go_on()
+    again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert place.mark(1) is None
+
+
+def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: Place) -> None:
+    holds = "import os, sys; os.open(sys.argv[1], os.O_PATH); print(flush=True); sys.stdin.read()"
+    argv, pipe = [sys.executable, "-c", holds, f"{place.node.dev}/nvidia1"], subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        holder.stdout.readline()
+        refused = place.call("reset", "1", "--wait=1s", check=False)
+        assert refused.code == 1
+        last = refused.stderr.splitlines()[-1]
+        assert last.startswith("NVSHIM-E2644 still-held")
+        assert "was not reset" in last
+        mark = place.mark(1)
+        assert mark is not None
+        assert mark["reset"] == "waits for its holders"
+        assert place.called() == []
+        waiting = place.spawn("reset", "1", "--wait")
+        holder.stdin.close()
+    eventually(place.called, "nvidia-smi runs")
+    place.go_on()
+    waiting.communicate(timeout=60)
+    assert (waiting.returncode, place.mark(1)) == (0, None)
+
+
+def test_a_gpu_that_a_person_took_out_of_service_stays_so_after_its_reset(place: Place) -> None:
+    place.call("drain", "1", "--reason", "fan")
+    before = place.mark(1)
+    reset = place.spawn("reset", "1")
+    eventually(place.called, "nvidia-smi runs")
+    place.go_on()
+    out, err = reset.communicate(timeout=60)
+    assert (reset.returncode, out) == (
+        0, "GPU 1 was reset, answers, and stays out of service, as it was\n",
+    ), err  # fmt: skip
+    assert place.mark(1) == before

@@ -1,0 +1,102 @@
+"""What is remembered of containers that a fault ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shim.causes import ended
+from shim.causes.record import Fault, Whose, faults_of
+from shim.errors import BundleUnusable, InvalidIdentifier
+
+LOST = Fault(
+    1000.0, "xid", 79, "the GPU has fallen off the bus", whose=Whose.DEVICE, sure=True, action=""
+)
+WILD = Fault(1001.0, "xid", 31, "memory page fault", whose=Whose.APPLICATION)
+
+
+def container(name: str = "c1", **more: Any) -> dict[str, Any]:
+    return {
+        "id": name, "namespace": "k8s.io", "name": "main",
+        "pod": {"namespace": "research", "name": "train-0", "uid": "u"}, "gpus": ["GPU-a"],
+        "ended": 1002.0, "exit_status": 134, "told_status": 85, **more,
+    }  # fmt: skip
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    ended.write_ended(str(tmp_path), container(), [LOST], "a line")
+    ended.write_ended(str(tmp_path), container("c0", pod=None), [WILD], "another")
+    found = ended.read_ended(str(tmp_path), "k8s.io", "c1")
+    assert found is not None
+    assert found["cause"] == "a line"
+    assert faults_of(found) == (LOST,)
+    assert [each["id"] for each in ended.list_ended(str(tmp_path))] == ["c0", "c1"]
+    assert os.stat(tmp_path / "ended/k8s.io/c1.json").st_mode & 0o777 == 0o600
+    ended.forget_ended(str(tmp_path), "k8s.io", "c1")
+    ended.forget_ended(str(tmp_path), "k8s.io", "c1")
+    assert ended.read_ended(str(tmp_path), "k8s.io", "c1") is None
+    assert list(ended.list_ended(str(tmp_path / "none"))) == []
+
+
+def test_a_fault_that_comes_late_is_added_and_told(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    assert not ended.add_faults(state, "k8s.io", "c1", [LOST])
+    ended.write_ended(state, container(), [WILD], "a line")
+    assert ended.add_faults(state, "k8s.io", "c1", [LOST, WILD])
+    found = ended.read_ended(state, "k8s.io", "c1")
+    assert found is not None
+    assert faults_of(found) == (LOST, WILD)
+    assert found["cause"] == (
+        "GPU failure: Xid 79 (GPU has fallen off the bus) at 00:16:40, 2.0 s before exit, and 1 "
+        "more. Not the application's fault. The exit code was 134."
+    )
+
+
+def test_what_is_said_anew_of_a_fault_takes_the_place_of_what_was_said(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    ended.write_ended(state, container(), [LOST], "a line")
+    heeded = replace(LOST, action="reboot the node")
+    assert ended.add_faults(state, "k8s.io", "c1", [heeded])
+    found = ended.read_ended(state, "k8s.io", "c1")
+    assert found is not None
+    assert faults_of(found) == (heeded,)
+
+
+def test_only_the_newest_are_kept_and_those_without_a_cause_go_first(tmp_path: Path) -> None:
+    for number in range(ended.MOST_ENDED + 10):
+        faults = [LOST] if number % 2 else []
+        ended.write_ended(str(tmp_path), container(f"c{number}", ended=number), faults, "a line")
+    names = {each["id"] for each in ended.list_ended(str(tmp_path))}
+    gone = {f"c{number}" for number in range(0, 20, 2)}
+    assert names == {f"c{number}" for number in range(ended.MOST_ENDED + 10)} - gone
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b'{"version": 2}', b'{"version": 1}',
+        json.dumps({**container(pod=7), "version": 1, "cause": "", "faults": []}).encode(),
+        json.dumps({**container(gpus=7), "version": 1, "cause": "", "faults": []}).encode(),
+    ],
+)  # fmt: skip
+def test_what_is_malformed_is_not_remembered(tmp_path: Path, content: bytes) -> None:
+    ended.write_ended(str(tmp_path), container(), [LOST], "a line")
+    (tmp_path / "ended/k8s.io/c1.json").write_bytes(content)
+    (tmp_path / "ended/file").touch()
+    assert ended.read_ended(str(tmp_path), "k8s.io", "c1") is None
+    assert list(ended.list_ended(str(tmp_path))) == []
+
+
+def test_names_are_checked_and_a_failure_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidIdentifier):
+        ended.write_ended(str(tmp_path), container("../x"), [LOST], "a line")
+    with pytest.raises(InvalidIdentifier):
+        ended.read_ended(str(tmp_path), "..", "c1")
+    (tmp_path / "ended").touch()
+    with pytest.raises(BundleUnusable, match="cannot write"):
+        ended.write_ended(str(tmp_path), container(), [LOST], "a line")

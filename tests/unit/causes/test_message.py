@@ -1,0 +1,138 @@
+"""The termination message: which file it is, and what is written behind a container's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shim.causes.message import LARGEST, append, find_message_file
+
+OF_KUBELET = "pods/add545db-3370-4b63-a1e5-c52a0da8ca30/containers/main/0a1b2c3d"
+DEFAULT = "/dev/termination-log"
+PATH = "io.kubernetes.container.terminationMessagePath"
+POLICY = "io.kubernetes.container.terminationMessagePolicy"
+
+
+def bind(source: str, destination: str = DEFAULT, *options: str, **more: Any) -> dict[str, Any]:
+    options = options or ("rbind", "rprivate", "rw")
+    return {
+        "type": "bind", "source": source, "destination": destination, "options": list(options),
+        **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mounts", "annotations", "found"),
+    [
+        ([], {}, ""),
+        ([bind("/a")], {}, "/a"),
+        ([bind("/a", "/dev//termination-log/")], {}, "/a"),
+        ([bind("/a"), bind("/b")], {}, "/b"),
+        ([bind("/a", "/tmp/end"), bind("/c", "/c")], {PATH: "/tmp/end"}, "/a"),
+        ([bind(f"/var/lib/kubelet/{OF_KUBELET}", "/tmp/end")], {},
+         f"/var/lib/kubelet/{OF_KUBELET}"),
+        ([bind(f"/var/lib/kubelet/{OF_KUBELET}", "/tmp/end"), bind("/a")], {}, "/a"),
+        ([bind(f"/var/lib/kubelet/{OF_KUBELET}0", "/tmp/end")], {}, ""),
+        ([bind("/a", DEFAULT, "rbind", "ro")], {}, ""),
+        ([bind("/a", type="tmpfs", options=[])], {}, ""),
+        ([bind("/a", type="none")], {}, "/a"),
+        ([bind("a")], {}, ""),
+        ([None, 7, {}, {"source": "/a"}, {"destination": DEFAULT}, bind("/a", options=None)], {},
+         "/a"),
+    ],
+)  # fmt: skip
+def test_the_file_is_found(mounts: list[Any], annotations: dict[str, str], found: str) -> None:
+    spec = {"mounts": mounts, "annotations": annotations}
+    assert find_message_file(spec) == (found, False)
+
+
+@pytest.mark.parametrize("spec", [{}, {"mounts": 7, "annotations": []}, {"mounts": None}])
+def test_a_spec_of_another_shape_has_none(spec: dict[str, Any]) -> None:
+    assert find_message_file(spec) == ("", False)
+
+
+def test_the_policy_is_heeded() -> None:
+    spec = {"mounts": [bind("/a")], "annotations": {POLICY: "FallbackToLogsOnError"}}
+    assert find_message_file(spec) == ("/a", True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "cause\n"),
+        ("mine", "mine\ncause\n"),
+        ("mine\n", "mine\ncause\n"),
+        ("x" * (LARGEST - 7), "x" * (LARGEST - 7) + "\ncause\n"),
+        ("x" * (LARGEST - 6), None),
+        ("x" * (LARGEST - 7) + "\n", "x" * (LARGEST - 7) + "\ncause\n"),
+        ("x" * (LARGEST - 6) + "\n", None),
+        ("x" * LARGEST, None),
+        ("x" * 10 * LARGEST, None),
+    ],
+)
+def test_a_line_is_written_behind_what_is_there(
+    tmp_path: Path, before: str, after: str | None
+) -> None:
+    path = tmp_path / "message"
+    path.write_text(before)
+    assert append(str(path), "cause") is (after is not None)
+    assert path.read_text() == (before if after is None else after)
+
+
+def test_an_empty_file_can_stay_empty(tmp_path: Path) -> None:
+    path = tmp_path / "message"
+    path.touch()
+    assert not append(str(path), "cause", unless_empty=True)
+    assert path.read_text() == ""
+    path.write_text("mine\n")
+    assert append(str(path), "cause", unless_empty=True)
+    assert path.read_text() == "mine\ncause\n"
+
+
+def test_the_kubelets_own_directory_may_be_a_link_and_nothing_below_it(tmp_path: Path) -> None:
+    file = tmp_path / "data" / OF_KUBELET
+    file.parent.mkdir(parents=True)
+    file.touch()
+    (tmp_path / "kubelet").symlink_to("data")
+    assert append(str(tmp_path / "kubelet" / OF_KUBELET), "cause")
+    assert file.read_text() == "cause\n"
+    pods = file.parent.parent.parent
+    os.rename(pods, tmp_path / "elsewhere")
+    pods.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        append(str(tmp_path / "kubelet" / OF_KUBELET), "cause")
+
+
+@pytest.mark.parametrize("kind", ["link", "link on the way", "fifo", "device", "hard link", "none"])
+def test_what_is_no_file_of_its_own_is_not_written_to(tmp_path: Path, kind: str) -> None:
+    other, path = tmp_path / "other", tmp_path / "message"
+    other.write_text("of another\n")
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "link on the way":
+        (tmp_path / "way").symlink_to(tmp_path)
+        path = tmp_path / "way" / "other"
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        os.mknod(path, 0o20666, os.makedev(1, 3))
+    elif kind == "hard link":
+        os.link(other, path)
+    with pytest.raises(OSError, match=r"."):
+        append(str(path), "cause")
+    assert other.read_text() == "of another\n"
+
+
+def test_a_disk_without_room_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "message"
+    path.write_text("mine\n")
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, text, at: real(fd, text[:3], at))
+    with pytest.raises(OSError, match="No space left"):
+        append(str(path), "cause")
+    assert path.read_text() == "mine\n"

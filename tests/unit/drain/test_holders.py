@@ -1,0 +1,189 @@
+"""Who holds what is out of service, of all kinds; and what they are called."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from hooks.node.inventory import load_inventory
+from integration.drain import holders
+from integration.drain.holders import AGENT, CONTAINER, MPS, Holder, find_holders
+from integration.drain.targets import THE_DRIVER, targets_of
+from integration.drain.waiting import blocking, not_by_themselves
+from integration.inspection.bundles import TASKS, find_containers
+from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROC: Final = "shown"
+
+
+class Place:
+    """A node with a whole GPU and one with two MIG devices; its processes and its bundles."""
+
+    def __init__(self, node: Node, sockets: ExitStack) -> None:
+        self.node, self._sockets = node, sockets
+        self.proc = node.base / PROC
+        self.proc.mkdir()
+        self.state = node.base / "containerd"
+
+    def process(self, pid: int, name: str, *nodes: str, parent: int = 1, cgroup: str = "/") -> None:
+        """One that has nodes open."""
+        here = self.proc / str(pid)
+        (here / "fd").mkdir(parents=True)
+        for number, path in enumerate(nodes):
+            (here / "fd" / str(number)).symlink_to(path)
+        (here / "comm").write_text(f"{name}\n")
+        (here / "stat").write_text(f"{pid} ({name}) S {parent} " + "0 " * 40)
+        (here / "cgroup").write_text(f"0::{cgroup}\n")
+
+    def bundle(self, name: str, *gpus: int, listens: bool = True, pid: int = 0) -> Path:
+        """That of a container that was given GPUs."""
+        bundle = self.state / TASKS / "k8s.io" / name
+        bundle.mkdir(parents=True)
+        (bundle / "config.json").write_text('{"process": {"env": []}}')
+        granted = [{"index": gpu, "uuid": uuid_of(gpu)} for gpu in gpus]
+        record = {"grant": {"gpus": granted, "mig_devices": [], "capabilities": []}}
+        (bundle / "nvidia.json").write_text(json.dumps(record))
+        path = str(self.node.base / f"{name}.sock")
+        (bundle / "address").write_text(f"unix://{path}")
+        listener = self._sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        if listens:
+            listener.listen()
+        if pid:
+            self.begin(bundle, pid)
+        return bundle
+
+    def begin(self, bundle: Path, pid: int) -> None:
+        self.process(pid, "main", cgroup=f"/pods/{bundle.name}")
+        (bundle / "init.pid").write_text(str(pid))
+
+    def found(self, *names: str, **more: Any) -> list[Holder]:
+        inventory = load_inventory(self.node.config)
+        assert inventory is not None
+        targets = targets_of(names, inventory) if names else (THE_DRIVER,)
+        config = replace(self.node.config, **more)
+        return list(find_holders(targets, inventory, config, [str(self.state)], str(self.proc)))
+
+    def kinds(self, *names: str) -> set[tuple[str, str, tuple[str, ...]]]:
+        return {(each.kind, each.name, each.devices) for each in self.found(*names)}
+
+
+@pytest.fixture
+def place(node: Node) -> Iterator[Place]:
+    node.add_mig(1, 1, 0, (12, 13))
+    node.add_mig(1, 2, 0, (21, 22))
+    parts = [nvml_mig(0, 1, 0), nvml_mig(1, 2, 0)]
+    node.take_inventory(nvml_gpu(0), nvml_gpu(1, mig=True, mig_devices=parts))
+    with ExitStack() as sockets:
+        yield Place(node, sockets)
+
+
+def test_processes_are_known_by_the_numbers_of_what_they_have_open(place: Place) -> None:
+    dev = place.node.dev
+    place.node.add_node("elsewhere", 195, 0)  # as a container may call it
+    place.process(10, "python", f"{dev}/nvidia0", f"{dev}/nvidiactl", "/dev/null")
+    place.process(11, "renamed", f"{dev}/elsewhere")
+    place.process(12, "nvidia-cuda-mps", f"{dev}/nvidia0")
+    place.process(13, "nvidia-persiste", f"{dev}/nvidia0", f"{dev}/nvidia1")
+    place.process(
+        14, "part", f"{dev}/nvidia1", *(f"{dev}/nvidia-caps/nvidia-cap{n}" for n in (12, 13))
+    )
+    place.process(15, "control", f"{dev}/nvidiactl")
+    place.process(16, "nothing", "/dev/null", "socket:[17]")
+    assert place.kinds("0") == {
+        ("process", "python", ("GPU 0",)),
+        ("process", "renamed", ("GPU 0",)),
+        ("mps", "nvidia-cuda-mps", ("GPU 0",)),
+        ("persistenced", "nvidia-persiste", ("GPU 0",)),
+    }
+    assert place.kinds("1:0") == {("process", "part", ("MIG device 1:0",))}
+    assert place.kinds("1:1") == set()
+    assert {name for _, name, _ in place.kinds("1")} == {"nvidia-persiste", "part"}
+    assert {name for _, name, _ in place.kinds()} == {
+        "python", "renamed", "nvidia-cuda-mps", "nvidia-persiste", "part", "control",
+    }  # fmt: skip
+
+
+def test_modules_of_others_keep_the_drivers_loaded(place: Place) -> None:
+    for module, user in (("nvidia", "nvidia_uvm"), ("nvidia", "gdrdrv"), ("nvidia_uvm", "other")):
+        (place.node.sys / f"module/{module}/holders/{user}").mkdir(parents=True)
+    assert place.kinds() == {("module", "gdrdrv", ()), ("module", "other", ())}
+    assert place.kinds("0") == set()
+
+
+def test_what_the_kernel_counts_and_nobody_shows_is_a_holder_of_the_driver(place: Place) -> None:
+    """As with persistence mode without its daemon."""
+    module = place.node.sys / "module/nvidia"
+    (module / "holders/nvidia_uvm").mkdir(parents=True)
+    (module / "refcnt").write_text("1\n")
+    assert place.kinds() == set()
+    (module / "refcnt").write_text("3\n")
+    assert place.kinds() == {("kernel", "2 uses of the module nvidia", ())}
+    assert place.kinds("0") == set()
+    place.process(50, "python", f"{place.node.dev}/nvidiactl")
+    assert {kind for kind, _, _ in place.kinds()} == {"process"}
+
+
+def test_the_agent_is_one_that_lets_go_if_it_is_to(place: Place, monkeypatch: Any) -> None:
+    dev = place.node.dev
+    place.process(20, "nvshim")
+    place.process(21, "python", f"{dev}/nvidia0", parent=20)
+    place.process(22, "nvidia-cuda-mps", f"{dev}/nvidia0", parent=20)
+    place.process(23, "python", f"{dev}/nvidia0")
+    lock = Path(place.node.config.state, "node.lock")
+    lock.write_text("20\n")
+    monkeypatch.setattr("integration.node.agent.is_running", lambda _: True)
+    found = place.found("0")
+    assert [(each.kind, each.pid) for each in found] == [(AGENT, 21), (MPS, 22), ("process", 23)]
+    assert [each.pid for each in blocking(found, lets_go=False)] == [22, 23]
+    assert [each.pid for each in blocking(found, lets_go=True)] == [21, 22, 23]
+    assert [each.pid for each in not_by_themselves(found)] == [23]
+
+
+def test_a_container_holds_from_its_record_to_the_end_of_its_init(place: Place) -> None:
+    made = place.bundle("being-made", 0)
+    place.bundle("never-made", 0, listens=False)
+    place.bundle("other", 1, pid=31)
+    place.bundle("running", 0, pid=30)
+    ended = place.bundle("ended", 0)
+    (ended / "init.pid").write_text("4711")
+    assert [(each.name, each.pid) for each in place.found("0")] == [
+        ("k8s.io/being-made", 0), ("k8s.io/running", 30),
+    ]  # fmt: skip
+    place.begin(made, 32)
+    # A process of it that has the node open is the container's, and not one more.
+    place.process(33, "worker", f"{place.node.dev}/nvidia0", cgroup="/pods/running/below")
+    place.process(34, "worker", f"{place.node.dev}/nvidia0", cgroup="/pods/other")
+    assert [(each.kind, each.name, each.pid) for each in place.found("0")] == [
+        (CONTAINER, "k8s.io/being-made", 32),
+        (CONTAINER, "k8s.io/running", 30),
+        (CONTAINER, "k8s.io/other", 34),
+    ]
+    assert {each.name for each in place.found()} == {
+        "k8s.io/being-made", "k8s.io/running", "k8s.io/other",
+    }  # fmt: skip
+
+
+def test_one_whose_init_is_made_while_it_is_looked_at_has_not_stopped(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = place.bundle("starts", 0)
+
+    def look_and_begin(states: Any, proc: str) -> Any:
+        found = find_containers(states, proc)
+        if not os.path.exists(bundle / "init.pid"):
+            place.begin(bundle, 40)
+        return found
+
+    monkeypatch.setattr(holders, "all_containers", look_and_begin)
+    assert [(each.name, each.pid) for each in place.found("0")] == [("k8s.io/starts", 40)]

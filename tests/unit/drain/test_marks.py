@@ -1,0 +1,129 @@
+"""Marks of what is out of service: who writes them, in which order, and what is left of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from hooks.config import Config
+from hooks.node.drained import Drain, path_of, read_drains
+from integration.drain import marks
+from integration.drain.errors import MarkUnwritten, NotDrained, ResetRunning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GPU: Final = "GPU-0"
+PERSON: Final = Drain(GPU, reason="fan", since=5.0)
+RESET: Final = Drain(GPU, reason="reset", since=9.0, lets_go=True, reset="waits")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(state=str(tmp_path / "state"), drained=str(tmp_path / "lib" / "drained"))
+
+
+def known(config: Config) -> Drain:
+    found = marks.find(config, GPU)
+    assert found is not None
+    return found
+
+
+def test_a_mark_leaves_nothing_behind(config: Config) -> None:
+    marks.put(config, PERSON)
+    assert read_drains(config) == (PERSON,)
+    # What one that was killed has left of writing it.
+    left = os.path.join(config.drained, f".{GPU}.abcdefgh.new")
+    with open(left, "w", encoding="ascii"):
+        assert marks.take(config, GPU) == PERSON
+    assert not os.path.exists(config.drained)
+    with pytest.raises(NotDrained):
+        marks.take(config, GPU)
+
+
+def test_the_first_word_stays_unless_somebody_has_another(config: Config) -> None:
+    marks.put(config, PERSON)
+    marks.put(config, Drain(GPU, bus_id="0000:10:00.0", lets_go=True))
+    assert known(config) == replace(PERSON, bus_id="0000:10:00.0", lets_go=True)
+    marks.put(config, Drain(GPU, reason="memory"))
+    assert known(config).reason == "memory"
+    assert known(config).since == PERSON.since
+
+
+@pytest.mark.parametrize("interruptions", [0, 1, 2])
+def test_a_reset_gives_back_what_it_has_taken_alone(config: Config, interruptions: int) -> None:
+    for _ in range(interruptions + 1):
+        marks.put(config, RESET)
+        marks.step(config, GPU, "it failed: no")
+    assert known(config) == replace(RESET, reset="it failed: no")
+    assert marks.finish(config, GPU)
+    assert read_drains(config) == ()
+
+
+@pytest.mark.parametrize("interruptions", [0, 1, 2])
+def test_what_a_person_took_stays_out_after_a_reset(config: Config, interruptions: int) -> None:
+    marks.put(config, PERSON)
+    for _ in range(interruptions + 1):
+        marks.put(config, RESET)
+        marks.step(config, GPU, "it failed: no")
+    assert known(config) == replace(PERSON, reset="it failed: no", lets_go=True, stays=True)
+    assert not marks.finish(config, GPU)
+    assert known(config) == PERSON
+
+
+def test_what_a_person_takes_while_it_is_reset_stays_out(config: Config) -> None:
+    with marks.resetting(config):
+        marks.put(config, RESET)
+        marks.put(config, Drain(GPU, reason="fan"))
+        assert known(config) == replace(RESET, reason="fan", stays=True)
+        marks.step(config, GPU, "proves")
+        with pytest.raises(ResetRunning):
+            marks.take(config, GPU)
+        with pytest.raises(ResetRunning), marks.resetting(config):
+            pass
+        assert not marks.finish(config, GPU)
+    assert (known(config).reset, known(config).reason) == ("", "fan")
+    # And what it takes over from one that was interrupted is its own.
+    marks.put(config, RESET)
+    marks.put(config, Drain(GPU, reason="fan"))
+    assert (known(config).reset, known(config).stays) == ("", False)
+    marks.take(config, GPU)
+
+
+def _put_and_take(config: Config, device: str, begin: Callable[[], object]) -> None:
+    begin()
+    for _ in range(20):
+        marks.put(config, Drain(device, reason="x"))
+        assert os.path.exists(path_of(config, device))
+        marks.take(config, device)
+    marks.put(config, Drain(device))
+
+
+def test_many_at_once_lose_nothing(config: Config) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(4)
+    processes = [
+        context.Process(target=_put_and_take, args=(config, f"GPU-{n}", barrier.wait))
+        for n in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert [each.device for each in read_drains(config)] == [f"GPU-{n}" for n in range(4)]
+
+
+def test_what_cannot_be_written_is_said(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "lib").write_text("")
+    with pytest.raises(MarkUnwritten, match="Not a directory"):
+        marks.put(config, PERSON)
+    (tmp_path / "state").rename(tmp_path / "away")
+    (tmp_path / "state").write_text("")
+    with pytest.raises(MarkUnwritten, match="File exists"):
+        marks.put(config, PERSON)

@@ -1,0 +1,25 @@
+"""Holdings and events as tests of causes make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from integration.inspection.bundles import Container, Pod
+from integration.node.ledger.values import Holding
+from integration.node.monitor.values import GpuEvent
+
+__all__ = ["event", "holding"]
+
+
+def holding(
+    name: str, *devices: str, gpu: str = "GPU-0", pid: int = 1, bundle: str = ""
+) -> Holding:
+    pod = Pod("research", f"pod-{name}", f"uid-{name}")
+    container = Container(
+        f"id-{name}", "k8s.io", bundle or f"/b/{name}", pod, name, "p", sandbox=False, pid=pid
+    )
+    return Holding(container, devices or (gpu,), (gpu,))
+
+
+def event(xid: int, pid: int = 0, gpu: str = "GPU-0", **more: Any) -> GpuEvent:
+    return GpuEvent(100.0, "xid", gpu, xid=xid, pid=pid, source="kernel", **more)

@@ -1,0 +1,367 @@
+"""The part of the agent that keeps causes, with a board whose other parts are the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from hooks.config import Config
+from integration.node.causes import component, journal
+from integration.node.causes.component import run
+from integration.node.causes.files import QUIET
+from integration.node.components import Context, Options
+from integration.node.ledger.values import DeviceUse, Ledger
+from integration.node.monitor.component import Teller
+from integration.node.monitor.values import GpuEvent, GpuSample, Sample
+from integration.node.mps.containers import MpsDaemon
+from integration.node.refresh import Seen
+from shim.causes import ended, record
+from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
+from shim.causes.xids import Action
+from tests.harness.waiting import until
+from tests.unit.node.causes.holders import holding
+from tests.unit.node.health.inventories import inventory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from integration.node.board import Board
+    from integration.node.ledger.values import Holding
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    for name in ("state", "sys/module/nvidia", "proc"):
+        (tmp_path / name).mkdir(parents=True)
+    return Config(
+        state=str(tmp_path / "state"), sys=str(tmp_path / "sys"), proc=str(tmp_path / "proc")
+    )
+
+
+@dataclass
+class Sampler:
+    """NVML, which says what it is told to."""
+
+    sample_: Sample = field(default_factory=lambda: Sample(0.0))
+    asked: int = 0
+    board: Board | None = None
+
+    async def sample(self, *, max_age: float) -> Sample:
+        del max_age
+        self.asked += 1
+        found = replace(self.sample_, when=now())
+        assert self.board is not None
+        self.board.post(sample=found)
+        return found
+
+
+@dataclass
+class World:
+    """What a test sees of the part."""
+
+    config: Config
+    board: Board
+    sampler: Sampler
+    teller: Teller
+    lines: list[str]
+
+    def holds(self, *holdings: Holding, stopped: tuple[Holding, ...] = ()) -> None:
+        containers = tuple(each.container for each in (*holdings, *stopped))
+        self.board.post(ledger=Ledger(holdings=holdings, stopped=stopped, containers=containers))
+
+    def tell(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
+        event = GpuEvent(now(), "xid", gpu, xid=number, source="kernel")
+        self.board.tell(replace(event, **more))
+
+    def faults(self, name: str) -> tuple[Fault, ...]:
+        return read_causes(self.config.state, "k8s.io", f"id-{name}")
+
+    def codes(self, name: str) -> list[int]:
+        return [each.code for each in self.faults(name)]
+
+    async def becomes(self, name: str, *codes: int) -> None:
+        await until(lambda: self.codes(name) == list(codes), f"{name} has {codes}")
+
+
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@asynccontextmanager
+async def world(config: Config) -> AsyncIterator[World]:
+    lines: list[str] = []
+    context = Context(config, Options("", 1), lambda _, line, **__: lines.append(line))
+    board = context.board
+    sampler = Sampler(board=board)
+    board.post(seen=Seen(inventory=inventory()), sampler=sampler)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, context)
+        await until(lambda: board._listening, "it listens")
+        yield World(config, board, sampler, Teller(board), lines)
+        tasks.cancel_scope.cancel()
+
+
+A, B = holding("a", pid=7), holding("b", pid=8)
+IN_A = "0::/kubepods/id-a\n"
+
+
+async def test_a_fault_is_where_the_shim_finds_it_with_its_pod(config: Config) -> None:
+    async with world(config) as it:
+        it.holds(A, B)
+        before = time.time()
+        it.tell(31, pid=7, cgroups=IN_A)
+        await it.becomes("a", 31)
+        (fault,) = it.faults("a")
+        assert (fault.whose, fault.sure, fault.pid) == (Whose.APPLICATION, True, 7)
+        assert before - 0.1 <= fault.at <= time.time()
+        assert read_pod(config.state, "k8s.io", "id-a") == {
+            "namespace": "research", "name": "pod-a", "uid": "uid-a", "container": "a",
+        }  # fmt: skip
+        await it.becomes("b", 31)
+        assert it.faults("b")[0].whose == Whose.NEIGHBOUR
+        text = Path(config.state, "causes/k8s.io/id-b.json").read_text()
+        assert "pod-a" not in text
+        assert '"pid": 7' not in text
+        assert it.board.counters.faults == {
+            ("xid", "31", "application"): 1, ("xid", "31", "neighbour"): 1,
+        }  # fmt: skip
+
+
+async def test_a_fault_that_is_told_after_the_exit_reaches_its_container(config: Config) -> None:
+    async with world(config) as it:
+        it.holds(A, B)
+        it.holds(B, stopped=(A,))
+        it.tell(31, pid=7)  # its process is not there any more
+        await it.becomes("a", 31)
+        assert it.faults("a")[0].whose == Whose.APPLICATION
+        it.holds(B)
+        it.tell(79)
+        await it.becomes("a", 31, 79)
+        await it.becomes("b", 31, 79)
+
+
+async def test_a_fault_that_is_told_after_the_exit_is_added_to_what_is_kept_of_the_end(
+    config: Config,
+) -> None:
+    def kept() -> tuple[list[int], str]:
+        document = ended.read_ended(config.state, "k8s.io", "id-a")
+        assert document is not None
+        return [each.code for each in record.faults_of(document)], document["cause"]
+
+    async with world(config) as it:
+        it.holds(A)
+        own = Fault(time.time(), "xid", 31, whose=Whose.APPLICATION)
+        end = {
+            "id": "id-a", "namespace": "k8s.io", "name": "a", "pod": None, "gpus": ["GPU-0"],
+            "ended": time.time(), "exit_status": 134, "told_status": 134,
+        }  # fmt: skip
+        ended.write_ended(config.state, end, [own], "a line")
+        it.holds(stopped=(A,))
+        it.tell(79)
+        await until(lambda: kept()[0] == [31, 79], "it is added")
+        assert kept()[1].startswith("GPU failure: Xid 79")
+        assert "s after exit" in kept()[1]
+        # It has nothing to do with the end of another container by that name, long before.
+        ended.write_ended(config.state, {**end, "ended": time.time() - 100}, [own], "a line")
+        it.tell(48)
+        await it.becomes("a", 79, 48)
+        assert kept() == ([31], "a line")
+
+
+async def test_a_container_that_the_ledger_learns_of_later_is_hit_if_it_was_there(
+    config: Config, tmp_path: Path
+) -> None:
+    def made(name: str, ago: float) -> Holding:
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "init.pid"
+        file.write_text("1")
+        os.utime(file, (time.time() - ago,) * 2)
+        return holding(name, bundle=str(tmp_path / name))
+
+    async with world(config) as it:
+        it.tell(79, pid=7, cgroups="0::/kubepods/id-before\n")
+        it.holds(made("before", 1.0), made("after", -5.0))
+        await it.becomes("before", 79)
+        assert it.faults("before")[0].pid == 7
+        it.holds(made("much-before", 2.0))
+        await it.becomes("much-before", 79)
+        assert it.codes("after") == []
+        assert it.codes("before") == [79]
+
+
+async def test_a_thousand_faults_a_second_lose_neither_the_first_nor_fill_the_disk(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    write = record.write_causes
+
+    def counted(*words: Any, **more: Any) -> None:
+        written.append(words[2])
+        write(*words, **more)
+
+    monkeypatch.setattr(record, "write_causes", counted)
+    async with world(config) as it:
+        it.holds(A)
+        begun = time.monotonic()
+        it.tell(48)
+        for n in range(1000):
+            event = GpuEvent(now(), "xid", "GPU-0", xid=31, pid=100_000 + n, source="kernel")
+            it.teller.add(replace(event, cgroups=IN_A))
+            if n % 50 == 0:
+                await anyio.sleep(0.01)
+        await until(lambda: len(it.codes("a")) == 16, "its file is full")
+        took = time.monotonic() - begun
+        assert it.codes("a")[0] == 48
+        assert os.stat(f"{config.state}/causes/k8s.io/id-a.json").st_size <= 16 << 10
+        assert len(written) <= took / QUIET + 2
+        assert os.listdir(f"{config.state}/causes/k8s.io") == ["id-a.json"]
+
+
+async def test_what_was_not_written_yet_is_when_it_ends_and_the_next_one_goes_on(
+    config: Config,
+) -> None:
+    async with world(config) as it:
+        it.holds(A)
+        it.tell(13, pid=7, cgroups=IN_A)
+        await it.becomes("a", 13)
+        it.tell(43, pid=7, cgroups=IN_A)
+        await until(lambda: len(it.board.causes["k8s.io", "id-a"].faults) == 2, "both are known")
+    assert [each.code for each in read_causes(config.state, "k8s.io", "id-a")] == [13, 43]
+    async with world(config) as it:
+        it.holds(A)
+        it.tell(79)
+        await it.becomes("a", 13, 43, 79)
+        assert read_pod(config.state, "k8s.io", "id-a")["name"] == "pod-a"
+
+
+async def test_a_file_that_cannot_be_written_is_said_and_tried_again(config: Config) -> None:
+    Path(config.state, "causes").write_text("no directory")
+    async with world(config) as it:
+        it.holds(A)
+        it.tell(79)
+        await until(lambda: "causes" in it.board.faults, "it is said")
+        os.unlink(f"{config.state}/causes")
+        await it.becomes("a", 79)
+        await until(lambda: "causes" not in it.board.faults, "it is over")
+        assert len(it.lines) == 1
+
+
+async def test_files_of_containers_that_are_gone_are_removed(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "KEPT", 0.0)
+    monkeypatch.setattr(component, "_SLACK", 0.0)
+    write_causes(config.state, "k8s.io", "id-old", [Fault(1.0, "xid", 13)])
+    Path(config.state, "causes/k8s.io/.hidden.tmp").write_text("of nobody")
+    async with world(config) as it:
+        it.holds(A)
+        it.tell(79)
+        await it.becomes("a", 79)
+        await it.becomes("old")
+        it.holds()
+        await it.becomes("a")
+
+
+async def test_what_the_driver_asks_for_is_obeyed(config: Config) -> None:
+    text = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    async with world(config) as it:
+        it.holds(A, B)
+        it.tell(109, pid=7, cgroups=IN_A)
+        await it.becomes("a", 109)
+        assert it.faults("a")[0].whose == Whose.UNCLEAR
+        it.tell(154, text=text)
+        await until(
+            lambda: (
+                [(f.whose, f.action) for f in it.faults("a")] == [(Whose.DEVICE, Action.REBOOT)]
+            ),
+            "the driver's word",
+        )
+        # It holds until the driver says otherwise.
+        it.tell(31, pid=7, cgroups=IN_A)
+        await it.becomes("a", 109, 31)
+        assert it.faults("a")[1].whose == Whose.DEVICE
+        it.tell(154, text=text.replace("0x2 (Node Reboot Required)", "0x0 (None)"))
+        it.tell(13, pid=7, cgroups=IN_A)
+        await it.becomes("a", 109, 31, 13)
+        assert it.faults("a")[2].whose == Whose.APPLICATION
+
+
+async def test_nvml_is_asked_once_what_a_gpu_needs(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(component, "_TO_KNOW", 0.05)
+    async with world(config) as it:
+        it.holds(A)
+        it.sampler.sample_ = Sample(0.0, gpus=(GpuSample("GPU-0", recovery_action=4),))
+        for _ in range(20):
+            it.tell(48)
+        await until(
+            lambda: [f.action for f in it.faults("a")] and it.faults("a")[0].action
+            == Action.DRAIN_AND_RESET, "it is obeyed",
+        )  # fmt: skip
+        assert it.sampler.asked == 1
+        it.sampler.sample_ = Sample(0.0, failure="NVML hangs")
+        it.tell(79)
+        await until(lambda: it.sampler.asked == 2, "it is asked again")
+        await until(lambda: it.faults("a")[-1].code == 79, "that it hangs delays nothing")
+
+
+async def test_what_is_gone_is_told_to_all_who_use_it(config: Config) -> None:
+    async with world(config) as it:
+        it.holds(A, B, holding("other", gpu="GPU-1"))
+        it.tell(13, "GPU-1")
+        await it.becomes("other", 13)  # it follows all that is posted
+        daemon = MpsDaemon("nvidia.com/gpu", ("GPU-0",), pid=5)
+        it.board.post(mps={"nvidia.com/gpu": daemon})
+        await anyio.wait_all_tasks_blocked()
+        gone = MpsDaemon("nvidia.com/gpu", (), unready="it ended", restarts=1)
+        it.board.post(mps={"nvidia.com/gpu": gone})
+        await until(lambda: [f.kind for f in it.faults("a")] == ["mps"], "MPS has ended")
+        it.board.post(lost={"GPU-0": "GPU is lost"})
+        await until(lambda: [f.kind for f in it.faults("b")] == ["mps", "gpu-lost"], "b is told")
+        assert it.codes("other") == [13]
+        it.tell(79)  # why it is lost
+        await until(lambda: [f.code for f in it.faults("a")] == [0, 79], "the reason")
+        os.rmdir(f"{config.sys}/module/nvidia")
+        it.board.post(seen=Seen(faults=("no driver",)))
+        await until(lambda: [f.kind for f in it.faults("other")][1:] == ["driver-lost"], "all are")
+        assert it.faults("other")[1].whose == Whose.HOST
+
+
+async def test_a_gpu_that_is_still_lost_is_not_told_anew_by_the_next_agent(config: Config) -> None:
+    for _ in range(2):
+        async with world(config) as it:
+            it.holds(A)
+            it.board.post(lost={"GPU-0": "GPU is lost"})
+            await until(lambda: [f.kind for f in it.faults("a")] == ["gpu-lost"], "it is told")
+    assert it.board.counters.faults == {}
+
+
+async def test_a_full_memory_is_told_as_long_as_it_is(config: Config) -> None:
+    total = 1 << 36
+
+    def sample(used: int) -> Sample:
+        gpu = GpuSample("GPU-0", memory_total_bytes=total, memory_used_bytes=used)
+        return Sample(now(), gpus=(gpu,))
+
+    async with world(config) as it:
+        it.holds(A, B)
+        for used, expected in ((total, ["gpu-memory"]), (total // 2, []), (total, ["gpu-memory"])):
+            uses = (DeviceUse(A, "GPU-0", (7,), memory_bytes=used),)
+            it.board.post(sample=sample(used))
+            it.board.post(usage=uses)
+            await until(lambda: [f.kind for f in it.faults("a")] == expected, "so it is")  # noqa: B023
+        (fault,) = it.faults("a")
+        assert (fault.whose, fault.sure) == (Whose.APPLICATION, False)
+        assert json.loads(Path(config.state, "causes/k8s.io/id-a.json").read_text())["version"] == 1

@@ -1,0 +1,81 @@
+"""When the board is told what both sources say, and with what."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from integration.inspection.procfs import Procfs
+from integration.node.board import Board
+from integration.node.monitor import component
+from integration.node.monitor.component import Teller
+from integration.node.monitor.values import GpuEvent
+from integration.node.refresh import Seen
+from tests.unit.node.health.inventories import inventory
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream
+
+pytestmark = pytest.mark.anyio
+
+WHOLE, DIVIDED = "GPU-0", "GPU-1"
+
+
+def xid(gpu: str, source: str = "kernel", **more: Any) -> GpuEvent:
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return GpuEvent(now, "xid", gpu, xid=31, source=source, **more)
+
+
+def told(stream: MemoryObjectReceiveStream[GpuEvent]) -> list[GpuEvent]:
+    """What was told by now, while nobody has had time to wait."""
+    found: list[GpuEvent] = []
+    while True:
+        try:
+            found.append(stream.receive_nowait())
+        except anyio.WouldBlock:
+            return found
+
+
+@pytest.mark.parametrize(
+    ("event", "reads_log", "at_once"),
+    [
+        (xid(WHOLE), True, True),
+        (xid(DIVIDED), True, False),  # NVML names the instance
+        (xid(DIVIDED, gpu_instance=2), True, True),
+        (xid("GPU-nobody-knows"), True, False),
+        (xid(WHOLE, "nvml"), True, False),  # the log names the process
+        (xid(WHOLE, "nvml"), False, True),
+    ],
+)
+async def test_an_event_to_which_nobody_adds_anything_is_told_at_once(
+    event: GpuEvent, reads_log: bool, at_once: bool
+) -> None:
+    board = Board()
+    board.post(seen=Seen(inventory=inventory()))
+    with board.listen() as stream:
+        Teller(board, reads_log=reads_log).add(event)
+        assert told(stream) == ([event] if at_once else [])
+
+
+async def test_where_a_process_was_is_known_though_it_is_gone_when_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(component, "Procfs", lambda: Procfs(str(tmp_path)))
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (train) S 1 {'0 ' * 30}")
+    (tmp_path / "7" / "cgroup").write_text("0::/kubepods/id-a\n")
+    board = Board()
+    board.post(seen=Seen(inventory=inventory()))
+    with board.listen() as stream:
+        teller = Teller(board)
+        event = xid(DIVIDED, pid=7)
+        teller.add(event)
+        (tmp_path / "7" / "cgroup").unlink()
+        teller.add(replace(event, source="nvml", pid=0, gpu_instance=2))
+        (found,) = told(stream)
+    assert (found.cgroups, found.gpu_instance) == ("0::/kubepods/id-a\n", 2)
