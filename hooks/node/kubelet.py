@@ -73,6 +73,11 @@ def read_checkpoint(config: Config) -> RecordFile:
     return _file(kubelet_root(config), CHECKPOINT)
 
 
+def read_claims(config: Config) -> RecordFile:
+    """The DRA manager's state, or why it does not count."""
+    return _file(kubelet_root(config), CLAIMS)
+
+
 def _read_record(container: Container, config: Config) -> KubeletRecord:
     root = kubelet_root(config)
     checkpoint = _file(root, CHECKPOINT)

@@ -178,7 +178,8 @@ _MIG_ACCESS: Final = {
     "NVIDIA_MIG_CONFIG_DEVICES": Feature.MIG_CONFIG,
     "NVIDIA_MIG_MONITOR_DEVICES": Feature.MIG_MONITOR,
 }
-_DRA_VENDOR: Final = "k8s.gpu.nvidia.com"  # of NVIDIA's DRA driver, whose classes are claims
+# Of NVIDIA's DRA driver and of ours, whose classes are claims.
+_DRA_VENDORS: Final = frozenset({"k8s.gpu.nvidia.com", "k8s.gpu.containerd-shim-nvidia"})
 # What Go's strconv.ParseBool takes for true.
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
@@ -262,7 +263,7 @@ def _is_nvidia_gpu(cdi_device: str) -> bool:
     """
     vendor, _, rest = cdi_device.partition("/")
     of_nvidia = vendor == "nvidia.com" or vendor.endswith(".nvidia.com")
-    return of_nvidia and (rest.startswith("gpu=") or vendor == _DRA_VENDOR)
+    return vendor in _DRA_VENDORS or (of_nvidia and rest.startswith("gpu="))
 
 
 def _device_lists(

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from integration.node.components import AUTO, NO, YES, Options
+from integration.node.components import AUTO, DRA_DRIVER, NO, YES, Options
 from integration.node.plugin.readers import BOOLEAN
 from integration.node.plugin.table import FLAGS, Given
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Told", "agent_options", "options_of"]
 
 R = TypeVar("R")
+
+_LONGEST_DRIVER: Final = 63
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 
 _KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -85,6 +90,8 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
     device_plugin = others["device_plugin"]
     if not socket and device_plugin == YES:
         raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
+    if others["dra"] and not others["api_server"]:
+        raise click.UsageError("--dra needs an --api-server")
     return Options(
         spec=spec,
         poll=poll,
@@ -96,6 +103,9 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         api_server=others["api_server"],
         api_port=others["api_port"],
         service_account=others["service_account"],
+        dra=others["dra"],
+        dra_driver=others["dra_driver"],
+        node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
         **({"cri_sockets": sockets} if (sockets := others["cri_sockets"]) else {}),
         ignored_xids=others["ignored_xids"],
@@ -172,6 +182,16 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     return value
 
 
+def _driver(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    del context, parameter
+    if len(value) > _LONGEST_DRIVER or not _SUBDOMAIN.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r} is no DNS name of at most {_LONGEST_DRIVER} lower-case letters, digits,"
+            " hyphens and dots"
+        )
+    return value
+
+
 _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
     "device_plugin": click.option(
         "--device-plugin", type=click.Choice(["auto", "yes", "no"]), default="auto",
@@ -207,6 +227,19 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         "--service-account", metavar="DIR",
         default="/run/containerd-shim-nvidia/service-account", show_default=True,
         help="Where the agent's token for it is; if there is none, nothing is said there.",
+    ),
+    "dra": click.option(
+        "--dra", is_flag=True,
+        help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"
+        " resource claims, beside the device plugin or without it.",
+    ),
+    "dra_driver": click.option(
+        "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
+        help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "node_name": click.option(
+        "--node-name", metavar="NAME", default="", envvar="NODE_NAME",
+        help="What the node is called in the cluster.  [default: the host's name]",
     ),
     "states": click.option(
         "--containerd-state", "--state", "states", metavar="DIR", multiple=True,

@@ -42,6 +42,7 @@ HANDED_ON: Final = frozenset(
         "KUBERNETES_SERVICE_PORT",
         "KUBELET_SOCKET",
         "NODE_LABEL",
+        "NODE_NAME",
         "NVSHIM_CONTAINERD_STATE",
     }
 )

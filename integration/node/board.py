@@ -21,6 +21,8 @@ usage          ledger          metrics, ``nvshim top``, the memory guard
 settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
+claimed        dra             plugin: what claims have it does not give
+plugin_gave    plugin          dra: likewise
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
+    from integration.node.dra.state import ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.mps.containers import MpsDaemon
@@ -106,6 +109,10 @@ class Board:
         self.told: Told | None = None
         self.resources: tuple[Resource, ...] = ()
         self.mps: Mapping[str, MpsDaemon] = {}
+        # The devices that resource claims have for themselves; None if that is not known.
+        self.claimed: tuple[ClaimDevice, ...] | None = None
+        # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.
+        self.plugin_gave: Mapping[str, float] = {}
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0

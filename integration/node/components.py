@@ -26,14 +26,18 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.plugin.settings import Source
 
-__all__ = ["AUTO", "NO", "PARTS", "YES", "Context", "Options", "keep"]
+__all__ = ["AUTO", "DRA_DRIVER", "NO", "PARTS", "YES", "Context", "Options", "keep"]
 
 AUTO: Final = "auto"
 YES: Final = "yes"
 NO: Final = "no"
 
+DRA_DRIVER: Final = "gpu.containerd-shim-nvidia"
+"""Not NVIDIA's: a kubelet would take two drivers of one name for the same at its update."""
+
 PARTS: Final[Mapping[str, str]] = {
     "causes": "integration.node.causes.component",
+    "dra": "integration.node.dra.component",
     "ledger": "integration.node.ledger.component",
     "health": "integration.node.health.component",
     "memory-guard": "integration.node.causes.guard",
@@ -67,6 +71,9 @@ class Options:
         api_server: the address of the cluster's API server; "" for none.
         api_port: likewise.
         service_account: where the agent's token for it is, if it has one.
+        dra: whether it is a driver of dynamic resource allocation.
+        dra_driver: what that is called.
+        node_name: of the Node that this is in the cluster.
         states: containerd's state directories; none for those that are known.
         ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
         heeded_xids: what ``DP_ENABLE_HEALTHCHECKS`` says.
@@ -84,6 +91,9 @@ class Options:
     api_server: str = ""
     api_port: int = 443
     service_account: str = "/run/containerd-shim-nvidia/service-account"
+    dra: bool = False
+    dra_driver: str = DRA_DRIVER
+    node_name: str = ""
     states: tuple[str, ...] = ()
     ignored_xids: str = ""
     heeded_xids: str = ""

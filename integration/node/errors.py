@@ -5,7 +5,8 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     NodeAgentError         E27xx
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
     ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
-    └── SettingsError      E2720 to E2725: what the device plugin is told to do
+    ├── SettingsError      E2720 to E2725: what the device plugin is told to do
+    └── DraError           E2772 to E2779: what a kubelet is told of a resource claim
 
 docs/reference/errors.md has all of them as a table.
 """
@@ -351,6 +352,28 @@ class EventNotMade(NodeAgentError):
     status = Status.UNAVAILABLE
 
 
+class ApiServerSilent(NodeAgentError):
+    """The cluster's API server does not answer, or not as one does."""
+
+    code = "NVSHIM-E2770"
+    status = Status.UNAVAILABLE
+
+
+class ApiServerRefused(NodeAgentError):
+    """The cluster's API server says no.
+
+    Attributes:
+        http: the status of its answer.
+        retry_after: seconds after which it may be asked again; 0 if it does not say.
+    """
+
+    code = "NVSHIM-E2771"
+    status = Status.PERMISSION_DENIED
+    remedy = "see the ClusterRole of the agent's service account"
+    http: int = 0
+    retry_after: float = 0.0
+
+
 # -- metrics -----------------------------------------------------------------------------------
 
 
@@ -388,3 +411,75 @@ class CausesUnreadable(NodeAgentError):
 
     code = "NVSHIM-E2791"
     status = Status.PERMISSION_DENIED
+
+
+# -- dynamic resource allocation ---------------------------------------------------------------
+
+
+class DraError(NodeAgentError):
+    """Base of what a kubelet is told of a resource claim."""
+
+
+class ResourceClaimUnusable(DraError):
+    """A kubelet names a claim that is gone, is another one of that name, or has no allocation."""
+
+    code = "NVSHIM-E2772"
+    status = Status.FAILED_PRECONDITION
+    remedy = "have the pod made anew"
+
+
+class ClaimedDeviceMissing(DraError):
+    """A claim was given a device that this node does not have, or cannot be told to have, now."""
+
+    code = "NVSHIM-E2773"
+    status = Status.FAILED_PRECONDITION
+
+
+class DeviceTaken(DraError):
+    """A device is to be given that another claim has, or that a device plugin has given."""
+
+    code = "NVSHIM-E2774"
+    status = Status.FAILED_PRECONDITION
+    remedy = "wait for the end of the pod that has it: it is tried again"
+
+
+class ClaimConfigUnknown(DraError):
+    """A claim or its DeviceClass has a configuration for this driver that it does not know."""
+
+    code = "NVSHIM-E2775"
+    status = Status.INVALID_ARGUMENT
+    remedy = "remove it from the claim or its DeviceClass"
+
+
+class EngineReadsNoCdi(DraError):
+    """The container engine does not read the CDI names by which a claim's devices are given.
+
+    The pod would run without its devices, and nobody would say so.
+    """
+
+    code = "NVSHIM-E2776"
+    status = Status.FAILED_PRECONDITION
+
+
+class DraStateUnwritten(DraError):
+    """It cannot be written down what was prepared, so nothing is."""
+
+    code = "NVSHIM-E2777"
+    status = Status.FAILED_PRECONDITION
+    remedy = "see who may write there, and whether there is space"
+
+
+class SlicesRefused(DraError):
+    """The API server takes the node's ResourceSlices for wrong. They are kept as they were."""
+
+    code = "NVSHIM-E2778"
+    status = Status.INTERNAL
+    remedy = "report it, with the message"
+
+
+class DraFailed(DraError):
+    """A mistake of ours. Raised where a kubelet is answered; the agent's log has more."""
+
+    code = "NVSHIM-E2779"
+    status = Status.INTERNAL
+    remedy = "see the agent's log"

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from tests.harness.http_server import Request, served
 
-__all__ = ["ApiServer"]
+__all__ = ["ApiServer", "refusal"]
 
 _CERTIFICATE: Final = (
     "MIIBXjCCAQSgAwIBAgIBATAKBggqhkjOPQQDAjAVMRMwEQYDVQQDDAphcGktc2VydmVyMCAXDTIwMDEwMTAwMDAw"
@@ -34,6 +34,16 @@ _KEY: Final = (
     "d8WhRANCAAR8fAxk2xM2avOZsYz/9ViOZ5jbXLNoARoQ/4TjNU3cliunO1XDq64mPYScz9TppTctk3mReOIbdG0+"
     "QOs2s+DM"
 )
+
+
+def refusal(code: int, message: str = "") -> tuple[int, dict[str, Any]]:
+    """How a server says no."""
+    return code, {
+        "kind": "Status",
+        "status": "Failure",
+        "message": message or f"it is {code}",
+        "code": code,
+    }
 
 
 class ApiServer:
@@ -66,15 +76,17 @@ class ApiServer:
             file.write(token)
         os.rename(new, os.path.join(self.service_account, "token"))
 
-    def _answer(self, request: Request) -> tuple[int, dict[str, str]]:
-        code = 201
+    def _answer(self, request: Request) -> tuple[int, Any]:
         if request.headers.get("Authorization") != f"Bearer {self.token}":
-            code = 401
-        elif self.is_forbidden:
-            code = 403
-        else:
-            self.events.append((request.path, json.loads(request.body)))
-        return code, {"kind": "Status", "message": f"it is {code}"}
+            return refusal(401)
+        if self.is_forbidden:
+            return refusal(403)
+        return self.answer(request)
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        """What somebody who may ask is answered: here, an event is made."""
+        self.events.append((request.path, json.loads(request.body)))
+        return 201, json.loads(request.body)
 
     def __enter__(self) -> Self:
         os.makedirs(self.service_account)

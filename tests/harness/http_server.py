@@ -6,7 +6,7 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -28,7 +28,8 @@ def served(
 
     Args:
         answer: called for each request, whatever its method; returns the status and the JSON
-            document of the answer.
+            document of the answer, or an iterator of documents that are sent as they come, a line
+            each; it ends with the answer.
         tls: how it encrypts; None for not at all.
     """
 
@@ -37,12 +38,28 @@ def served(
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             request = Request(self.command, self.path, dict(self.headers), body)
             code, document = answer(request)
+            if isinstance(document, Iterator):
+                self._stream(code, document)
+                return
             text = json.dumps(document).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
+
+        def _stream(self, code: int, documents: Iterator[Any]) -> None:
+            self.protocol_version = "HTTP/1.1"
+            self.close_connection = True
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            with suppress(OSError):  # nobody listens any more
+                for document in documents:
+                    line = f"{json.dumps(document)}\n".encode()
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                self.wfile.write(b"0\r\n\r\n")
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - http.server's
 

@@ -21,6 +21,7 @@ from integration.doctor.facts import NodeAgent, Plugins
 from integration.doctor.observing.kubernetes import KUBELETS
 from integration.doctor.observing.running import hosts_processes, processes, read_file
 from integration.inspection.holding import LEDGER
+from integration.node.components import DRA_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,7 @@ _POD: Final = "*_node-agent-*_*/node-agent"
 _KUBELET: Final = "/var/lib/kubelet"
 _NVIDIAS: Final = "nvidia-device-plugin"
 _VENDOR: Final = "nvidia.com/"
+_DRIVERS: Final = ("gpu.nvidia.com", DRA_DRIVER)
 
 
 def look_at_agent(places: Places) -> NodeAgent:
@@ -104,7 +106,7 @@ def look_at_plugins(places: Places) -> Plugins | None:
         registered=_registered(f"{places.at(root)}/{CHECKPOINT}"),
         sockets=tuple(n for n in names if n.endswith(".sock") and "nvidia" in n),
         nvidias=tuple(p.pid for p in processes(places) if _is_nvidias(p.words)),
-        dra=bool(glob(f"{places.at(root)}/plugins_registry/*gpu.nvidia.com*.sock")),
+        dra=any(glob(f"{places.at(root)}/plugins_registry/*{name}*.sock") for name in _DRIVERS),
         unread=_unread(places, root),
     )
 

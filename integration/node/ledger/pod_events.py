@@ -10,15 +10,12 @@ Rules
 - An event is made once for each container and cause, as long as its pod is there, however often the
   container starts. What cannot be made now is tried again. That the memory of a GPU is full is no
   event: many programs take all of it on purpose.
-- The token is read for each event: a kubelet replaces it long before it ends.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -29,89 +26,45 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 
-from api.errors import one_line, printable
 from integration.node.causes.journal import GPU_MEMORY, told
 from integration.node.causes.limits import MEMORY_LIMIT
-from integration.node.errors import EventNotMade
+from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
 from shim.causes.record import Whose
 from shim.causes.sentence import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from integration.node.api_server import ApiServer
     from integration.node.causes.journal import Entry, Key
     from integration.node.components import Context
     from integration.node.ledger.values import Ledger
 
-__all__ = ["ApiServer", "Notice", "notices_of_faults", "run"]
+__all__ = ["Notice", "notices_of_faults", "run"]
 
-_TIMEOUT: Final = 10.0
 _AGAIN: Final = 60.0
-_LONGEST: Final = 1 << 16
 _RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
 _COMPONENT: Final = "nvshim-node"
 
 
-@dataclass(frozen=True, slots=True)
-class ApiServer:
-    """The cluster's API server, as a pod reaches it.
+def _make_event(api: ApiServer, namespace: str, event: dict[str, Any]) -> None:
+    """Make an event.
 
-    Attributes:
-        host: its address.
-        port: likewise.
-        service_account: the directory that has the token, and the certificate of who signs.
+    Args:
+        event: core/v1.
+
+    Raises:
+        EventNotMade: the server does not answer, or says no.
     """
-
-    host: str
-    port: int
-    service_account: str
-
-    def make_event(self, namespace: str, event: dict[str, Any]) -> None:
-        """Make an event.
-
-        Args:
-            event: core/v1.
-
-        Raises:
-            EventNotMade: the server does not answer, or says no.
-        """
-        import ssl  # noqa: PLC0415 - for agents that have a token
-
-        asked = f"an event in the namespace {namespace}"
-        try:
-            with open(os.path.join(self.service_account, "token"), encoding="ascii") as file:
-                token = file.read().strip()
-            trust = ssl.create_default_context(cafile=os.path.join(self.service_account, "ca.crt"))
-            connection = http.client.HTTPSConnection(
-                self.host, self.port, timeout=_TIMEOUT, context=trust
-            )
-            try:
-                connection.request(
-                    "POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events",
-                    json.dumps(event),
-                    {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-                )  # fmt: skip
-                answer = connection.getresponse()
-                said = answer.read(_LONGEST)
-            finally:
-                connection.close()
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise EventNotMade(
-                asked, found=one_line(str(error) or type(error).__name__),
-                do=f"see that {self.host}:{self.port} can be reached from the agent's pod",
-            ) from error  # fmt: skip
-        if answer.status != http.client.CREATED:
-            raise EventNotMade(
-                asked, found=f"{answer.status} {answer.reason}: {_message_of(said)}",
-                do="see the ClusterRole of the agent's service account",
-            )  # fmt: skip
-
-
-def _message_of(said: bytes) -> str:
+    asked = f"an event in the namespace {namespace}"
     try:
-        return printable(str(json.loads(said)["message"]))
-    except (ValueError, KeyError, TypeError):
-        return "no reason is given"
+        api.call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", event)
+    except ApiServerSilent as error:
+        raise EventNotMade(asked, found=error.found, do=error.do) from error
+    except ApiServerRefused as error:
+        raise EventNotMade(
+            asked, found=error.found, do="see the ClusterRole of the agent's service account"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -209,6 +162,8 @@ async def run(context: Context) -> None:
     has_token = await anyio.Path(options.service_account).is_dir()
     if not options.api_server or not has_token:
         await anyio.sleep_forever()
+    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
+
     api = ApiServer(options.api_server, options.api_port, options.service_account)
     made: set[Notice] = set()
     since = time.time() - _RECENT
@@ -226,7 +181,7 @@ async def run(context: Context) -> None:
         line = ""
         for each in sorted(notices - made):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            make = partial(api.make_event, each.namespace, each.event(now))
+            make = partial(_make_event, api, each.namespace, each.event(now))
             try:
                 await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
             except EventNotMade as error:

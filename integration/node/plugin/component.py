@@ -4,7 +4,7 @@
 
     settings' file ─▶ settings ─┐
     the look ───────▶ seen ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
-    health, MPS ────────────────┘
+    health, MPS, claims ────────┘
 
 Rules
 - It serves where a kubelet is. By default, where somebody else's device plugin serves too, it does
@@ -51,6 +51,7 @@ from integration.node.plugin.allocation import (
     refuse_ineffective,
 )
 from integration.node.plugin.cdi import Specs, directory_of, keep_specs, state_of
+from integration.node.plugin.claimed import claimed_on, refuse_claimed, without_claimed
 from integration.node.plugin.engine_cdi import ENABLE, Told, told_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _NAME: Final = "plugin"
-_GOES_BY: Final = ("seen", "health", "settings", "mps")
+_GOES_BY: Final = ("seen", "health", "settings", "mps", "claimed")
 
 # Another plugin that dies says nothing.
 _LOOK_FOR_OTHERS: Final = 30.0
@@ -183,7 +184,7 @@ class _Plugin:
             return pause
         if self._serving is not None and not _adds(before.resources, known.resources):
             # What is asked for meanwhile is answered when the specs are there.
-            self._serving.serve(known.resources)
+            self._serving.serve(self._unclaimed(known.resources))
         known = replace(known, specs=await self._keep_specs(known))
         self._known = known
         if self._serving is None or known.inventory != before.inventory:
@@ -196,7 +197,7 @@ class _Plugin:
         self._tasks.start_soon(self._hear_engine)
         if self._serving is None:
             self._serving = self._new_serving()
-        self._serving.serve(known.resources)
+        self._serving.serve(self._unclaimed(known.resources))
         return min(pause, _RETRY_SPECS) if known.specs.fault else pause
 
     def _look(self, before: _Known) -> _Known:
@@ -220,6 +221,11 @@ class _Plugin:
         return replace(
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
+
+    def _unclaimed(self, resources: tuple[Resource, ...]) -> list[Resource]:
+        """Resources as the kubelet is told of them: what claims have is not to be had."""
+        claimed = claimed_on(self._board, self._context.config)
+        return [without_claimed(each, claimed) for each in resources]
 
     def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
         """Say what is to be shared and is not there, when that begins."""
@@ -363,6 +369,7 @@ class _Plugin:
         settings = known.settings
         assert settings is not None  # noqa: S101 - there is a resource
         chosen = [resource.by_id[each] for each in ids if each in resource.by_id]
+        refuse_claimed(chosen, claimed_on(self._board, config))
         if resource.sharing == MPS:
             refuse_unready(name, dict.fromkeys(each.uuid for each in chosen), self._board.mps)
         sick = sorted({each.uuid for each in chosen if not each.is_healthy})
@@ -376,6 +383,9 @@ class _Plugin:
         answer = allocate(resource, ids, ground, token=str(uuid.uuid4()))
         if resource.sharing == MPS:
             add_client(answer, settings, resource)
+        # Without a wait since it was looked at what claims have.
+        now = dict.fromkeys((each.uuid for each in chosen), time.monotonic())
+        self._board.post(plugin_gave={**self._board.plugin_gave, **now})
         if sick:
             self._context.say("warning", "given, though unhealthy", devices=",".join(sick))
         return answer

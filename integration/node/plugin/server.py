@@ -13,36 +13,26 @@ Source: device plugin API v1beta1; grpc.aio.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import traceback
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
-import anyio.lowlevel
 import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
-from integration.node.errors import PluginFailed, PluginSocketUnusable
-from integration.node.plugin import sockets
+from integration.node.errors import PluginFailed
+from integration.node.socket_server import CODES, SocketServer, serialize
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from integration.node.components import Context
-    from integration.node.plugin.sockets import Identity
     from integration.node.plugin.values import Resource
 
 __all__ = ["Answers", "Server"]
 
 _SERVICE: Final = "v1beta1.DevicePlugin"
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-
-# Seconds that calls under way have when the server ends.
-_TO_END: Final = 1.0
 
 
 class Answers(Protocol):
@@ -68,14 +58,12 @@ def _list_of(resource: Resource) -> pb.ListAndWatchResponse:
     return answer
 
 
-class Server:
+class Server(SocketServer):
     """The server of one resource."""
 
     def __init__(self, path: str, resource: Resource, answers: Answers, context: Context) -> None:
-        self.path = path
+        super().__init__(path)
         self.resource = resource
-        self.identity: Identity | None = None
-        """Which socket is ours; None before it is there."""
         self.lost = anyio.Event()
         """The last watcher has gone of itself; to be made anew by whoever waits for the next."""
         self._answers = answers
@@ -86,7 +74,6 @@ class Server:
         self._news = anyio.Event()
         self._ended = False
         self._watchers = 0
-        self._server: Any = None
 
     async def begin(self) -> None:
         """Listen.
@@ -95,54 +82,13 @@ class Server:
             OtherPlugin: somebody else serves the socket.
             PluginSocketUnusable: there can be none.
         """
-        sockets.refuse_served(self.path)
-        aside = sockets.temporary_path(self.path)
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(_SERVICE, self._methods()),)
-        )
-        try:
-            server.add_insecure_port(f"unix:{aside}")
-            with anyio.CancelScope(shield=True):  # gRPC does not bear to be cancelled there
-                await server.start()
-            await anyio.lowlevel.checkpoint()
-            self.identity = sockets.put_in_place(aside, self.path)
-        except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                await server.stop(0)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(aside)
-            if isinstance(error, RuntimeError):  # gRPC's word for what bind(2) said
-                raise PluginSocketUnusable(
-                    f"the socket {self.path}", found=str(error), do="see who may write there"
-                ) from error
-            raise
-        self._server = server
-
-    async def crash(self) -> None:
-        """Wait until the server has ended without being told to."""
-        # To cancel that call would cancel every other wait for the server's end.
-        await asyncio.shield(asyncio.ensure_future(self._server.wait_for_termination()))
+        await self.listen({_SERVICE: self._methods()})
 
     def withdraw(self) -> None:
         """Remove the socket, and have the streams end with what was told last. Safe to repeat."""
         self._ended = True
         self._news.set()
-        if self.identity is not None:
-            sockets.remove(self.path, self.identity)
-
-    async def end(self) -> None:
-        """Withdraw, and end once the calls under way have."""
-        self.withdraw()
-        server, self._server = self._server, None
-        if server is not None:
-            with anyio.CancelScope(shield=True):
-                await server.stop(_TO_END)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the kubelet, which goes by the path, would find this server."""
-        return self.identity is not None and sockets.identity_of(self.path) == self.identity
+        super().withdraw()
 
     def tell(self, resource: Resource) -> None:
         """Tell all watchers what there is now, if it is something else than before."""
@@ -166,14 +112,14 @@ class Server:
             name: grpc.unary_unary_rpc_method_handler(
                 self._guarded(name, method),
                 request_deserializer=request.FromString,
-                response_serializer=_serialize,
+                response_serializer=serialize,
             )
             for name, (method, request) in unary.items()
         }
         methods["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(
             self._list_and_watch,
             request_deserializer=pb.Empty.FromString,
-            response_serializer=_serialize,
+            response_serializer=serialize,
         )
         return methods
 
@@ -190,7 +136,7 @@ class Server:
                     do="see the agent's log",
                 )
                 self._say("error", str(said), trace=traceback.format_exc())
-            return await context.abort(_CODES[said.status], one_line(str(said)))
+            return await context.abort(CODES[said.status], one_line(str(said)))
 
         return call
 
@@ -242,8 +188,3 @@ class Server:
         self, _request: pb.PreStartContainerRequest
     ) -> pb.PreStartContainerResponse:
         return pb.PreStartContainerResponse()
-
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data

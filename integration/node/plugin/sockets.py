@@ -105,7 +105,9 @@ def temporary_path(path: str) -> str:
     elif max(len(os.fsencode(each)) for each in (path, aside)) > _LONGEST:
         found = f"its path is longer than the {_LONGEST} bytes that a socket's may have"
     if found:
-        raise PluginSocketUnusable(f"the socket {path}", found=found, do="see --kubelet-socket")
+        raise PluginSocketUnusable(
+            f"the socket {path}", found=found, do="see --kubelet-socket and kubelet-root"
+        )
     return aside
 
 

@@ -198,6 +198,12 @@ def numa_nodes(config: Config, gpus: Iterable[Gpu]) -> dict[str, int]:
     return found
 
 
+def pci_root(config: Config, bus_id: str) -> str:
+    """The PCI root of a device ("pci0000:00"); "" if the machine does not say."""
+    path = _path(config, bus_id)
+    return path[0] if path else ""
+
+
 def _path(config: Config, bus_id: str) -> tuple[str, ...]:
     """The PCI root of a device, the bridges to it, and itself; nothing if it is not there."""
     real = os.path.realpath(f"{config.sys}/bus/pci/devices/{bus_id}")

@@ -43,14 +43,19 @@ OPTIONS: Final = {
     "no-device-plugin": "not .Values.devicePlugin.enabled",
     "device-plugin-config": ".Values.devicePlugin.config",
     "mps": ".Values.mps",
+    "dra": ".Values.dra",
     "metrics": "or .Values.metrics.enabled .Values.metrics.prometheusOperator",
     "prometheus-operator": ".Values.metrics.prometheusOperator",
 }
 """When each component is part of the chart. Where two change the same, the later one wins."""
 
 _OF_THE_CLUSTER: Final = frozenset(
-    {"Namespace", "RuntimeClass", "ClusterRole", "ClusterRoleBinding"}
+    {
+        *("Namespace", "RuntimeClass", "ClusterRole", "ClusterRoleBinding", "DeviceClass"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    }
 )
+_IN_MANIFESTS: Final = "containerd-shim-nvidia"
 _NAMESPACE: Final = Template("{{ .Release.Namespace }}")
 _BOOLEAN: Final = {"type": "boolean"}
 _TEXT: Final = {"type": "string"}
@@ -89,6 +94,10 @@ _TABLE: Final[tuple[tuple[str, Any, dict[str, Any], str], ...]] = (
         "The configuration of NVIDIA's device plugin (version, flags, resources, sharing).",
     ),
     ("mps", False, _BOOLEAN, "Room for MPS, for a device plugin configuration with sharing.mps."),
+    (
+        "dra", False, _BOOLEAN,
+        "Be a driver of dynamic resource allocation, too (Kubernetes 1.34 and newer).",
+    ),
     ("metrics.enabled", False, _BOOLEAN, "Serve metrics at port 9477 of the agent's pods."),
     (
         "metrics.prometheusOperator", False, _BOOLEAN,
@@ -246,11 +255,25 @@ def _in_release(node: Any) -> Any:
         return Choice(((".Values.namespace.create", named),))
     if kind == "ClusterRoleBinding":
         node = {**node, "subjects": [{**x, "namespace": _NAMESPACE} for x in node["subjects"]]}
+    if kind == "ValidatingAdmissionPolicy":
+        ours = [{**each, "expression": _of_account(each["expression"])} for each in _matches(node)]
+        node = {**node, "spec": {**node["spec"], "matchConditions": ours}}
     if kind in _OF_THE_CLUSTER:
         return node
     name, *_ = node["metadata"]  # first its name, then where it is
     metadata = {name: node["metadata"][name], "namespace": _NAMESPACE}
     return {**node, "metadata": {**node["metadata"], **metadata}}
+
+
+def _matches(node: Any) -> list[dict[str, str]]:
+    conditions: list[dict[str, str]] = node["spec"]["matchConditions"]
+    return conditions
+
+
+def _of_account(expression: str) -> Template:
+    """An expression that names a service account, of the release's namespace."""
+    before, after = json.dumps(expression).split(f"{_IN_MANIFESTS}:")
+    return Template(f"{before}{{{{ .Release.Namespace }}}}:{after}")
 
 
 def _with_values(node: Any) -> Any:

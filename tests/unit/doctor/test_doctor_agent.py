@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import pytest
+
 from integration.doctor.examination import choose, examine
 from integration.doctor.findings import Finding, Severity
+from integration.node.components import DRA_DRIVER
 from tests.unit.doctor.trees import CHECKPOINT, OURS, Tree
 
 STATE: Final = "/run/containerd-shim-nvidia"
@@ -45,6 +48,15 @@ def test_of_an_agent_that_does_its_work_nothing_is_said(tree: Tree) -> None:
     with agent(tree, resources=served(2, 2)):
         assert found(tree) == {}
     assert set(found(tree)) == {"D104"}  # it has ended
+
+
+@pytest.mark.parametrize("driver", ["gpu.nvidia.com", DRA_DRIVER])
+def test_a_node_of_claims_needs_no_device_plugin(tree: Tree, driver: str) -> None:
+    tree.remove(CHECKPOINT)
+    with agent(tree):
+        assert set(found(tree)) == {"D106"}
+        tree.write(f"/var/lib/kubelet/plugins_registry/{driver}-reg.sock", "")
+        assert found(tree) == {}
 
 
 def test_one_that_does_not_look_any_more_is_found(tree: Tree) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,8 @@ from integration.cli.app import COMMANDS, nvshim
 from integration.kubernetes.entering import HANDED_ON
 from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
-from integration.node.components import Options
+from integration.node.components import DRA_DRIVER, Options
+from integration.node.dra.devices import publishable
 from integration.node.metrics.address import parse_address
 from integration.node.plugin.settings import Source
 from integration.node.plugin.values import Settings as PluginSettings
@@ -27,6 +29,7 @@ from shim import VERSION
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.tools.node_image import IMAGE, NAME
+from tests.unit.node.dra.test_slices import DEVICES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -38,9 +41,14 @@ OVERLAYS: Final = (
 )  # fmt: skip
 COMPONENTS: Final = tuple(sorted(os.listdir(os.path.join(MANIFESTS, "components"))))
 # The oldest and the newest that the validator has, and one between.
-VERSIONS: Final = ("1.25", "1.31", "1.37")
+VERSIONS: Final = ("1.25", "1.31", "1.34", "1.37")
 RENDERS: Final = "trixie"  # bookworm's kubectl is too old for it
-_OF_THE_CLUSTER: Final = {"Namespace", "RuntimeClass", "ClusterRole", "ClusterRoleBinding"}
+_OF_THE_CLUSTER: Final = {
+    *("Namespace", "RuntimeClass", "ClusterRole", "ClusterRoleBinding", "DeviceClass"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+}
+# Of versions of the API that are younger than the oldest, the first Kubernetes that serves them.
+_SINCE: Final = {"resource.k8s.io/v1": "1.34", "admissionregistration.k8s.io/v1": "1.30"}
 _KUBELET_SOCKET: Final = Options("", 1).kubelet_socket
 _MPS_ROOT: Final = PluginSettings().mps_root
 
@@ -143,9 +151,16 @@ def test_every_manifest_is_valid_in_every_version_of_the_api(
     # Most objects are the same in most overlays.
     distinct = {json.dumps(each): each for documents in rendered.values() for each in documents}
     for document in distinct.values():
+        since = _SINCE.get(document["apiVersion"], VERSIONS[0])
+        if _number(version) < _number(since):
+            continue
         # Kinds of Prometheus' operator are not the API's own.
         if not document["apiVersion"].startswith("monitoring.coreos.com/"):
             kubernetes_validate.validate(document, version, strict=True)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def test_the_validator_would_find_a_field_that_does_not_exist(
@@ -312,8 +327,12 @@ def test_the_agent_sees_the_node_and_writes_where_it_has_to(
     root, volume = mounts.pop("/host")
     assert (root["readOnly"], volume["hostPath"]["path"]) == (True, "/")
     writable = {place for place, (mount, _) in mounts.items() if not mount.get("readOnly")}
-    more = {"/host/run/nvidia/mps"} if name == "mps" else set()
-    assert writable == more | {
+    kubelet = f"/host{os.path.dirname(os.path.dirname(_KUBELET_SOCKET))}"
+    more = {
+        "mps": {"/host/run/nvidia/mps"},
+        "dra": {f"{kubelet}/plugins_registry", f"{kubelet}/plugins/{DRA_DRIVER}"},
+    }
+    assert writable == more.get(name, set()) | {
         "/host/run/containerd-shim-nvidia", "/host/run/cdi", "/host/dev",
         os.path.dirname(f"/host{_KUBELET_SOCKET}"),
     }  # fmt: skip
@@ -425,13 +444,15 @@ def test_the_namespace_admits_the_pods_that_are_in_it(
 def test_the_agent_may_make_events_and_the_installer_nothing(
     rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
-    for documents in rendered.values():
-        (rule,) = _one(documents, "ClusterRole")["rules"]
+    for component, documents in rendered.items():
+        roles = {e["metadata"]["name"]: e["rules"] for e in documents if e["kind"] == "ClusterRole"}
+        (rule,) = roles.pop("containerd-shim-nvidia-node-agent")
         assert rule == {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
-        (subject,) = _one(documents, "ClusterRoleBinding")["subjects"]
+        assert list(roles) == (["containerd-shim-nvidia-dra"] if component == "dra" else [])
         namespace = _one(documents, "Namespace")["metadata"]["name"]
         whose = {"kind": "ServiceAccount", "name": "node-agent", "namespace": namespace}
-        assert subject == whose
+        bindings = [e for e in documents if e["kind"] == "ClusterRoleBinding"]
+        assert [e["subjects"] for e in bindings] == [[whose]] * (len(roles) + 1)
         sets = {e["metadata"]["name"]: e for e in documents if e["kind"] == "DaemonSet"}
         for name, account in (("installer", "node"), ("node-agent", "node-agent")):
             pod = sets[name]["spec"]["template"]["spec"]
@@ -443,6 +464,57 @@ def test_the_agent_may_make_events_and_the_installer_nothing(
         (container,) = sets["node-agent"]["spec"]["template"]["spec"]["containers"]
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert mounts["token"] == f"/host{Options('', 1).service_account}"
+
+
+def test_the_driver_may_read_claims_and_write_its_nodes_slices(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    documents = {(e["kind"], e["metadata"]["name"]): e for e in rendered["dra"]}
+    rules = documents["ClusterRole", "containerd-shim-nvidia-dra"]["rules"]
+    assert {(resource, *rule["verbs"]) for rule in rules for resource in rule["resources"]} == {
+        ("resourceclaims", "get"),
+        ("resourceslices", "list", "watch", "create", "update", "delete"),
+        ("nodes", "get"),
+    }
+    name = "containerd-shim-nvidia-dra"
+    policy = documents["ValidatingAdmissionPolicy", name]["spec"]
+    binding = documents["ValidatingAdmissionPolicyBinding", name]["spec"]
+    assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
+    (condition,) = policy["matchConditions"]
+    namespace = _one(rendered["dra"], "Namespace")["metadata"]["name"]
+    assert f'"system:serviceaccount:{namespace}:node-agent"' in condition["expression"]
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    assert rule["operations"] == ["CREATE", "UPDATE", "DELETE"]
+    assert policy["failurePolicy"] == "Fail"
+    for kind in ("gpu", "mig"):
+        (selector,) = documents["DeviceClass", DRA_DRIVER.replace("gpu", kind, 1)]["spec"][
+            "selectors"
+        ]
+        assert selector["cel"]["expression"] == (
+            f'device.driver == "{DRA_DRIVER}" &&'
+            f' device.attributes["gpu.nvidia.com"].type == "{kind}"'
+        )
+    (container,) = _pod(rendered["dra"], "node-agent")["containers"]
+    assert container["args"][-1] == "--dra"
+    field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert {"name": "NODE_NAME", "valueFrom": field} in container["env"]
+
+
+def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_published() -> None:
+    page = Path(MANIFESTS).parents[2] / "docs/dra.md"
+    text = page.read_text(encoding="utf-8")
+    examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    documents = [each for example in examples for each in yaml.safe_load_all(example)]
+    objects = [each for each in documents if "apiVersion" in each]
+    assert {each["kind"] for each in objects} == {"ResourceClaimTemplate", "Pod"}
+    for each in objects:
+        for version in ("1.34", "1.37"):
+            kubernetes_validate.validate(each, version, strict=True)
+    published = {name for device in publishable(DEVICES, {}) for name in device.attributes}
+    for name in published:
+        assert f"`{name.rpartition('/')[2]}`" in text or f"/{name.rpartition('/')[2]}`" in text
+    selected = re.findall(r'attributes\["([a-z.]+)"\]\.(\w+)', text)
+    assert {"/".join(each) for each in selected} <= published
 
 
 def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> None:

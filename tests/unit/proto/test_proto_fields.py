@@ -1,4 +1,4 @@
-"""Names and numbers on the wire, against a table written down from containerd's own API."""
+"""Names and numbers on the wire, against a table written down from the APIs of others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from api.proto import (  # noqa: F401 - importing them registers the messages
     bootstrap_pb2,
     cgroups_v1_pb2,
     cgroups_v2_pb2,
+    dra_health_pb2,
+    dra_pb2,
     events_pb2,
     events_service_pb2,
     linux_runc_pb2,
+    pluginregistration_pb2,
     runc_options_pb2,
     runtimeoptions_pb2,
     task_pb2,
@@ -22,6 +25,7 @@ from api.proto import (  # noqa: F401 - importing them registers the messages
 )
 
 POOL = descriptor_pool.Default()
+DRA = "k8s.io.kubelet.pkg.apis.dra.v1"
 
 # Message: "name number" of its fields; all of them, so that one too many is found as well.
 FIELDS = {
@@ -178,6 +182,21 @@ FIELDS = {
         "name 1, rx_bytes 2, rx_packets 3, rx_errors 4, rx_dropped 5, tx_bytes 6, "
         "tx_packets 7, tx_errors 8, tx_dropped 9"
     ),
+    "pluginregistration.PluginInfo": "type 1, name 2, endpoint 3, supported_versions 4",
+    "pluginregistration.RegistrationStatus": "plugin_registered 1, error 2",
+    f"{DRA}.Claim": "namespace 1, uid 2, name 3",
+    f"{DRA}.NodePrepareResourcesRequest": "claims 1",
+    f"{DRA}.NodePrepareResourcesResponse": "claims 1",
+    f"{DRA}.NodePrepareResourceResponse": "devices 1, error 2",
+    f"{DRA}.Device": ("request_names 1, pool_name 2, device_name 3, cdi_device_ids 4, share_id 5"),
+    f"{DRA}.NodeUnprepareResourcesRequest": "claims 1",
+    f"{DRA}.NodeUnprepareResourcesResponse": "claims 1",
+    f"{DRA}.NodeUnprepareResourceResponse": "error 1",
+    "v1.NodeWatchResourcesResponse": "devices 1",
+    "v1.DeviceIdentifier": "pool_name 1, device_name 2",
+    "v1.DeviceHealth": (
+        "device 1, health 2, last_updated_time 3, health_check_timeout_seconds 4, message 5"
+    ),
 }
 
 # Where a wrong type would still decode, into something else.
@@ -196,6 +215,8 @@ TYPES = {
     "io.containerd.cgroups.v1.RdmaEntry.hca_handles": FieldDescriptor.TYPE_UINT32,
     "io.containerd.cgroups.v2.PSIData.avg10": FieldDescriptor.TYPE_DOUBLE,
     "io.containerd.cgroups.v2.PSIData.total": FieldDescriptor.TYPE_UINT64,
+    "v1.DeviceHealth.health": FieldDescriptor.TYPE_ENUM,
+    "v1.DeviceHealth.last_updated_time": FieldDescriptor.TYPE_INT64,
 }
 
 METHODS = (

@@ -43,8 +43,12 @@ SAME: Final[tuple[tuple[tuple[str, ...], dict[str, Any]], ...]] = (
         },
     ),
     (
-        ("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "metrics"),
+        (
+            *("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "dra"),
+            "metrics",
+        ),
         {
+            "dra": True,
             "driver": "container", "restart": "signal", "removeOnExit": True,
             "devicePlugin": {"enabled": False}, "metrics": {"enabled": True},
         },

@@ -25,6 +25,7 @@ from hooks.words import (
     Origin,
     Void,
 )
+from integration.node.components import DRA_DRIVER
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -192,6 +193,7 @@ def test_devices_of_other_vendors_are_those_of_the_first_place_that_names_any() 
         "k8s.device-plugin.nvidia.com/gpu=GPU-8ef4a8d0",
         "nvidia.com/gpu=of-a-file",
         "k8s.gpu.nvidia.com/claim=7-0",
+        f"k8s.{DRA_DRIVER}/claim=7-gpu-0",
     ],
 )
 def test_image_of_a_container_that_cdi_gives_a_gpu_gets_no_other(named: str) -> None:

@@ -1,0 +1,278 @@
+"""The cluster's API server, as the agent asks it: from a pod, with the pod's token.
+
+Rules
+- The token is read for each call: a kubelet replaces it long before it ends.
+- A call is made in a thread, for it blocks. None takes longer than :data:`TIMEOUT` between two
+  bytes; a watch that is closed ends at once.
+- What the server says no to is told apart by its HTTP status, which the error has.
+
+Source: Kubernetes API concepts, "Efficient detection of changes" and "Resource versions";
+"Accessing the Kubernetes API from a Pod".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import urlencode
+
+from api.errors import one_line, printable
+from integration.node.errors import ApiServerRefused, ApiServerSilent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["TIMEOUT", "ApiServer", "Watch", "trusted"]
+
+TIMEOUT: Final = 10.0
+"""Seconds that the server may be silent in a call."""
+
+_WATCH_LASTS: Final = 300  # seconds until the server ends it, and it is resumed
+_LONGEST: Final = 16 << 20
+_LONGEST_REFUSAL: Final = 1 << 16
+_FIRST_REFUSAL: Final = 300
+_GONE: Final = 410
+_NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """The cluster's API server.
+
+    Attributes:
+        host: its address.
+        port: likewise.
+        service_account: the directory that has the token, and the certificate of who signs.
+    """
+
+    host: str
+    port: int
+    service_account: str
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Make a call.
+
+        Args:
+            method: of HTTP.
+            path: of the resource ("/api/v1/nodes/one"), with its parts quoted.
+            body: a JSON value; None for none.
+
+        Returns:
+            The object that the server answers with.
+
+        Raises:
+            ApiServerSilent: there is no answer, or none that can be read.
+            ApiServerRefused: the server says no.
+        """
+        asked = f"to {method} {path}"
+        try:
+            connection, answer = self._ask(method, path, body, query or {}, TIMEOUT)
+            try:
+                said = answer.read(_LONGEST + 1)
+            finally:
+                connection.close()
+            self._refuse(asked, answer, said)
+            found = json.loads(said if len(said) <= _LONGEST else b"")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self.silent(asked, error) from error
+        if not isinstance(found, dict):
+            raise self.silent(asked, ValueError("the answer is no object"))
+        return found
+
+    def watch(self, path: str, version: str, query: Mapping[str, str]) -> Watch:
+        """Begin to hear of changes.
+
+        Args:
+            path: of a kind of resource.
+            version: the resourceVersion after which changes are told.
+            query: the selectors.
+
+        Raises:
+            ApiServerSilent: there is no answer.
+            ApiServerRefused: the server says no; 410 if it does not know the version any more.
+        """
+        asked = f"to watch {path}"
+        more = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_LASTS),
+        }
+        try:
+            connection, answer = self._ask(
+                "GET", path, None, {**query, **more}, TIMEOUT + _WATCH_LASTS
+            )
+            if answer.status >= _FIRST_REFUSAL:
+                with connection:
+                    self._refuse(asked, answer, answer.read(_LONGEST_REFUSAL))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self.silent(asked, error) from error
+        return Watch(self, asked, connection, answer)
+
+    def _ask(
+        self, method: str, path: str, body: Any, query: Mapping[str, str], timeout: float
+    ) -> tuple[_Connection, http.client.HTTPResponse]:
+        with open(os.path.join(self.service_account, "token"), encoding="ascii") as file:
+            token = file.read().strip()
+        trust = trusted(os.path.join(self.service_account, "ca.crt"))
+        connection = _Connection(self.host, self.port, timeout=TIMEOUT, context=trust)
+        try:
+            connection.request(
+                method,
+                f"{path}?{urlencode(query)}" if query else path,
+                None if body is None else json.dumps(body),
+                {
+                    "Authorization": f"Bearer {token}",
+                    "Accept": "application/json",
+                    "Content-Type": "application/json",
+                },
+            )
+            answer = connection.getresponse()
+            connection.plain.settimeout(timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return connection, answer
+
+    def _refuse(self, asked: str, answer: http.client.HTTPResponse, said: bytes) -> None:
+        """Raise ApiServerRefused if the server has said no."""
+        if answer.status < _FIRST_REFUSAL:
+            return
+        raise _refusal(
+            asked, answer.status, f"{answer.status} {answer.reason}: {_message_of(said)}",
+            answer.headers.get("Retry-After", ""),
+        )  # fmt: skip
+
+    def silent(self, asked: str, error: Exception) -> ApiServerSilent:
+        """What has become of a call that was not answered."""
+        return ApiServerSilent(
+            asked,
+            found=one_line(str(error) or type(error).__name__),
+            do=f"see that {self.host}:{self.port} can be reached from the agent's pod",
+        )
+
+
+def trusted(authority: str) -> ssl.SSLContext:
+    """Who is believed to be the server: whoever has a certificate of the cluster's authority.
+
+    Many of these lack extensions that RFC 5280 asks for, and Python does too since 3.13.
+
+    Args:
+        authority: the path of its certificate.
+    """
+    trust = ssl.create_default_context(cafile=authority)
+    trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return trust
+
+
+class _Connection(http.client.HTTPSConnection):
+    """One connection; as a context it is closed at the end."""
+
+    plain: socket.socket
+    """What is below; a connection forgets its own where the server closes it after an answer."""
+
+    def connect(self) -> None:
+        super().connect()
+        self.plain = self.sock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Watch:
+    """Changes, as the server tells of them. Made by :meth:`ApiServer.watch`.
+
+    Args:
+        asked: what was asked for, for errors.
+    """
+
+    def __init__(
+        self,
+        server: ApiServer,
+        asked: str,
+        connection: _Connection,
+        answer: http.client.HTTPResponse,
+    ) -> None:
+        self._server = server
+        self._asked = asked
+        self._connection = connection
+        self._answer = answer
+        self._reading = threading.Lock()
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Type and object of each change, until the server ends the watch, or it is closed.
+
+        Raises:
+            ApiServerSilent: the connection broke, or what came is no change.
+            ApiServerRefused: 410, the server does not know the version any more.
+        """
+        while (change := self.next()) is not None:
+            yield change
+
+    def next(self) -> tuple[str, dict[str, Any]] | None:
+        """The next change; None once there are no more. Raises as the iteration does."""
+        with self._reading:
+            change = None
+            try:
+                change = self._read()
+            finally:
+                if change is None:
+                    self._release()
+        return change
+
+    def close(self) -> None:
+        """End it; whoever waits for a change in another thread hears that there are no more."""
+        with contextlib.suppress(OSError):  # it has ended already
+            # Not by TLS, which another thread is reading by.
+            socket.socket.shutdown(self._connection.plain, socket.SHUT_RDWR)
+        with self._reading:
+            self._release()
+
+    def _read(self) -> tuple[str, dict[str, Any]] | None:
+        try:
+            line = self._answer.readline(_LONGEST)
+            if not line:
+                return None
+            change = json.loads(line)
+            kind, found = change["type"], change["object"]
+            if kind != "ERROR":
+                return str(kind), dict(found)
+            code = int(found.get("code") or _GONE)
+        except (*_NO_CHANGE, OSError, http.client.HTTPException) as error:
+            raise self._server.silent(self._asked, error) from error
+        raise _refusal(self._asked, code, f"{code}: {_message_of(json.dumps(found))}")
+
+    def _release(self) -> None:
+        self._answer.close()
+        self._connection.close()
+
+
+def _refusal(asked: str, code: int, found: str, retry_after: str = "") -> ApiServerRefused:
+    error = ApiServerRefused(asked, found=found)
+    error.http = code
+    if retry_after.isdecimal():
+        error.retry_after = float(retry_after)
+    return error
+
+
+def _message_of(said: bytes | str) -> str:
+    try:
+        return printable(str(json.loads(said)["message"]))
+    except (ValueError, KeyError, TypeError):
+        return "no reason is given"

@@ -1,0 +1,149 @@
+"""The CDI specs of claims: one file each, which any runtime reads.
+
+``DIRECTORY/k8s.DRIVER-claim_UID.json``, of the kind ``k8s.DRIVER/claim``, has a device ``UID-NAME``
+for each device of the claim. The edits are those of the device plugin's specs
+(:mod:`hooks.cdi.generating`): the driver's files, the device's nodes, and
+``NVIDIA_VISIBLE_DEVICES=void``, by which an image that wants all GPUs gets no other.
+
+Rules
+- A file is there before the kubelet is told its names. Runtimes read it again for a name that they
+  do not know, and each claim has names of its own.
+- It stays when the agent ends: containers are started again by it, which nobody asks for anew. If
+  it goes all the same, or what is on the node changes, it is made anew.
+- A file of ours whose claim is not prepared is what an agent has left that was killed. It goes.
+
+Source: CDI specification; containerd, pkg/cdi (by its library's cache).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from hooks.cdi import generating, schema
+from hooks.cdi.errors import CdiNotGenerated
+from hooks.errors import InventoryError, RequestError
+from integration.cdi.writing import text_of, write
+from integration.files import read_file, remove_file
+from integration.node.errors import ClaimedDeviceMissing, DraStateUnwritten
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from hooks.cdi.spec import SpecFile
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from integration.node.dra.devices import Device
+    from integration.node.dra.state import Claim, ClaimDevice
+
+__all__ = ["generate", "keep", "name_of", "path_of", "remove", "sweep"]
+
+_CLASS: Final = "claim"
+_SUFFIX: Final = ".json"
+
+
+def name_of(driver: str, uid: str, device: ClaimDevice) -> str:
+    """The full CDI name of a device of a claim."""
+    return f"{_vendor(driver)}/{_CLASS}={uid}-{device.device}"
+
+
+def path_of(config: Config, driver: str, uid: str) -> str:
+    """Where the spec of a claim is."""
+    return os.path.join(config.cdi_spec_dirs[-1], f"{_vendor(driver)}-{_CLASS}_{uid}{_SUFFIX}")
+
+
+def generate(
+    driver: str, devices: Iterable[Device], inventory: Inventory, config: Config
+) -> SpecFile | None:
+    """The edits of each device, by its UUID; None if there is nothing to be had."""
+    uuids = tuple(device.uuid for device in devices if device.can_be_given)
+    wish = generating.Wish(
+        vendor=_vendor(driver),
+        class_=_CLASS,
+        strategies=("uuid",),
+        capabilities=generating.DEFAULT_CAPABILITIES.intersection(config.supported_capabilities),
+        devices=uuids,
+        all_device=False,
+        groups=False,
+    )
+    try:
+        return generating.generate(wish, inventory, config) if uuids else None
+    except (CdiNotGenerated, InventoryError, RequestError):
+        return None
+
+
+def keep(config: Config, driver: str, claim: Claim, every: SpecFile | None) -> bool:
+    """Have the spec of a claim be there, as it should be.
+
+    Args:
+        every: what :func:`generate` has made; None for nothing.
+
+    Returns:
+        Whether it had to be written.
+
+    Raises:
+        ClaimedDeviceMissing: a device of it cannot be given now.
+        CdiSpecUnwritten: it cannot be written.
+        DraStateUnwritten: what is in its place cannot be read.
+    """
+    by_uuid = {device.name: device for device in every.devices} if every is not None else {}
+    gone = next((each for each in claim.devices if each.uuid not in by_uuid), None)
+    if every is None or gone is not None:
+        raise ClaimedDeviceMissing(
+            f"the device {(gone or claim.devices[0]).device} of {claim}",
+            found="the driver does not have it now",
+            do="see `nvshim list` on the node",
+        )
+    names = {f"{claim.uid}-{each.device}": by_uuid[each.uuid] for each in claim.devices}
+    devices = tuple(replace(device, name=name) for name, device in names.items())
+    spec = replace(every, devices=devices)
+    tree = schema.to_tree(spec)
+    # Names that begin with a digit, as a UID may, are younger than others.
+    tree = {**tree, "cdiVersion": schema.minimum_version(tree)}
+    text = text_of(tree, "json")
+    path = path_of(config, driver, claim.uid)
+    try:
+        if read_file(path) == text.encode():
+            return False
+    except OSError as error:
+        raise DraStateUnwritten(f"to keep {path}", found=error.strerror or str(error)) from error
+    write(path, text)
+    return True
+
+
+def remove(config: Config, driver: str, uid: str) -> None:
+    """Remove the spec of a claim, if it is there.
+
+    Raises:
+        DraStateUnwritten: it cannot be removed.
+    """
+    path = path_of(config, driver, uid)
+    try:
+        if os.path.lexists(path):
+            remove_file(path)
+    except OSError as error:
+        raise DraStateUnwritten(f"to remove {path}", found=error.strerror or str(error)) from error
+
+
+def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
+    """Remove the specs of all claims but these.
+
+    Raises:
+        DraStateUnwritten: one of them cannot be removed.
+    """
+    directory = config.cdi_spec_dirs[-1]
+    start = f"{_vendor(driver)}-{_CLASS}_"
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return  # there are none
+    for name in names:
+        if name.startswith(start) and name.endswith(_SUFFIX):
+            uid = name.removeprefix(start).removesuffix(_SUFFIX)
+            if uid not in uids:
+                remove(config, driver, uid)
+
+
+def _vendor(driver: str) -> str:
+    return f"k8s.{driver}"

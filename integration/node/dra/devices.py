@@ -1,0 +1,246 @@
+"""The node's devices as the scheduler is told of them. Pure.
+
+====================================  ========================================================
+attribute                             what
+====================================  ========================================================
+gpu.nvidia.com/type                   ``gpu`` or ``mig``
+gpu.nvidia.com/uuid, productName,     of the device; ``brand``, ``architecture`` and
+brand, architecture                   ``cudaComputeCapability`` if NVML has told them
+gpu.nvidia.com/cudaComputeCapability  versions, as semantic versioning writes them: driver
+driverVersion, cudaDriverVersion      580.65.06 is 580.65.6
+gpu.nvidia.com/parentUUID, profile    of a MIG device
+resource.kubernetes.io/pciBusID,      of the GPU; ``numaNode`` is standard from Kubernetes 1.37
+pcieRoot, numaNode
+index, minor                          of the GPU, as nvidia-smi and /dev/nvidiaN have them
+health                                ``healthy`` or ``suspect``; others are not published
+====================================  ========================================================
+
+The first ones have the names and types of NVIDIA's driver, with its domain whatever ours is called,
+so that a selector such as ``device.attributes['gpu.nvidia.com'].type == 'gpu'`` means the same. The
+last are ours, in the domain of our driver. The capacity is ``gpu.nvidia.com/memory``, of whole
+GPUs: NVML does not tell the inventory of a MIG device's.
+
+Rules
+- A device is called by its UUID, so that no other has its name when one is gone.
+- A GPU in MIG mode is not published, only its MIG devices.
+- What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
+- A device that is lost, unhealthy or out of service, or that a device plugin has given, is left out
+  of what is published. It comes back by itself.
+
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resource.k8s.io/v1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from integration.node.health.values import State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from hooks.node.gpus import Gpu
+    from hooks.node.inventory import Inventory
+    from integration.node.health.machine import Condition
+
+__all__ = ["NVIDIA", "Device", "Place", "devices_of", "publishable", "uuid_of"]
+
+NVIDIA: Final = "gpu.nvidia.com"
+"""The domain of the attributes that NVIDIA's driver has, and that driver's name."""
+
+_STANDARD: Final = "resource.kubernetes.io"
+_LONGEST_TEXT: Final = 64
+_PARTS: Final = 3
+_MEBI: Final = 1 << 20
+_OTHER: Final = re.compile(r"[^a-z0-9-]+")
+
+_BRANDS: Final = {
+    "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
+    "titan": "Titan", "nvidiartx": "NvidiaRTX", "nvidia": "Nvidia", "quadrortx": "QuadroRTX",
+    "geforcertx": "GeForceRTX", "titanrtx": "TitanRTX",
+}  # fmt: skip
+# By the compute capability from which on a GPU is of it; the last that fits counts.
+_ARCHITECTURES: Final = (
+    ((3, 0), "Kepler"), ((5, 0), "Maxwell"), ((6, 0), "Pascal"), ((7, 0), "Volta"),
+    ((7, 5), "Turing"), ((8, 0), "Ampere"), ((8, 9), "Ada Lovelace"), ((9, 0), "Hopper"),
+    ((10, 0), "Blackwell"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a GPU is in the machine.
+
+    Attributes:
+        numa: its NUMA node; None if the machine does not say.
+        root: its PCI root ("pci0000:00"); "" likewise.
+    """
+
+    numa: int | None = None
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or a MIG device that claims may have.
+
+    Attributes:
+        name: as the API calls it.
+        uuid: of the device.
+        gpu: UUID of the GPU that it is, or is a part of.
+        attributes: by their full names, as the API has them.
+        capacity: quantities, by their full names.
+        lost: whether it does not answer, or has no node.
+        drained: since when and why it is out of service; "" if it is in service.
+    """
+
+    name: str
+    uuid: str
+    gpu: str
+    attributes: Mapping[str, Mapping[str, str | int]] = field(hash=False)
+    capacity: Mapping[str, str] = field(hash=False)
+    lost: bool = False
+    drained: str = ""
+
+    @property
+    def can_be_given(self) -> bool:
+        """Whether a claim may get it, if nobody has it."""
+        return not self.lost and not self.drained
+
+
+def devices_of(
+    inventory: Inventory, places: Mapping[str, Place] | None = None
+) -> tuple[Device, ...]:
+    """The devices that claims may have, GPUs first.
+
+    Args:
+        places: of the GPUs, by PCI address, as far as they are known.
+    """
+    found = []
+    for gpu in inventory.gpus:
+        if not gpu.mig and not gpu.excluded:
+            attributes = {
+                f"{NVIDIA}/type": _text("gpu"),
+                f"{NVIDIA}/uuid": _text(gpu.uuid),
+                **_common(gpu, inventory, places or {}),
+            }
+            memory = {f"{NVIDIA}/memory": _quantity(gpu.memory)} if gpu.memory else {}
+            lost = bool(gpu.lost) or gpu.path not in inventory.nodes.usable
+            out = gpu.drained or inventory.drained
+            name = _name(gpu.uuid)
+            found.append(Device(name, gpu.uuid, gpu.uuid, attributes, memory, lost, out))
+    by_index = {gpu.index: gpu for gpu in inventory.gpus}
+    for mig in inventory.mig_devices:
+        parent = by_index.get(mig.gpu)
+        if parent is None or parent.excluded or not parent.uuid:
+            continue
+        attributes = {
+            f"{NVIDIA}/type": _text("mig"),
+            f"{NVIDIA}/uuid": _text(mig.uuid),
+            f"{NVIDIA}/parentUUID": _text(parent.uuid),
+            **({f"{NVIDIA}/profile": _text(mig.profile)} if mig.profile else {}),
+            **_common(parent, inventory, places or {}),
+        }
+        lost = bool(parent.lost) or parent.path not in inventory.nodes.usable
+        out = mig.drained or inventory.drained
+        found.append(Device(_name(mig.uuid), mig.uuid, parent.uuid, attributes, {}, lost, out))
+    times = Counter(each.uuid for each in found)
+    return tuple(each for each in found if each.uuid and times[each.uuid] == 1)
+
+
+def publishable(
+    devices: Iterable[Device],
+    health: Mapping[str, Condition],
+    plugin_gave: Collection[str] = (),
+) -> tuple[Device, ...]:
+    """What of the devices is published, with what is thought of each.
+
+    Args:
+        health: by UUID; what is not in it is healthy.
+        plugin_gave: UUIDs that a device plugin has given to a pod.
+    """
+    found = []
+    for device in devices:
+        states = {
+            condition.state
+            for uuid in (device.uuid, device.gpu)
+            if (condition := health.get(uuid)) is not None
+        }
+        is_fit = device.can_be_given and all(state.is_given for state in states)
+        if is_fit and not {device.uuid, device.gpu}.intersection(plugin_gave):
+            word = State.SUSPECT if State.SUSPECT in states else State.HEALTHY
+            attributes = {**device.attributes, "health": _text(word.value)}
+            found.append(replace(device, attributes=attributes))
+    return tuple(found)
+
+
+def _common(
+    gpu: Gpu, inventory: Inventory, places: Mapping[str, Place]
+) -> dict[str, Mapping[str, str | int]]:
+    """What a MIG device has of its GPU."""
+    place = places.get(gpu.bus_id, Place())
+    found: dict[str, Mapping[str, str | int]] = {
+        f"{NVIDIA}/productName": _text(gpu.model),
+        f"{_STANDARD}/pciBusID": _text(gpu.bus_id),
+        "index": {"int": gpu.index},
+        "minor": {"int": gpu.minor},
+    }
+    if gpu.brand in _BRANDS:
+        found[f"{NVIDIA}/brand"] = _text(_BRANDS[gpu.brand])
+    if architecture := _architecture(gpu.compute_capability):
+        found[f"{NVIDIA}/architecture"] = _text(architecture)
+    versions = {
+        "cudaComputeCapability": gpu.compute_capability,
+        "cudaDriverVersion": inventory.cuda_version,
+        "driverVersion": inventory.driver.version,
+    }
+    for name, text in versions.items():
+        if version := semantic_version(text):
+            found[f"{NVIDIA}/{name}"] = {"version": version}
+    if place.root:
+        found[f"{_STANDARD}/pcieRoot"] = _text(place.root)
+    if place.numa is not None:
+        found[f"{_STANDARD}/numaNode"] = {"int": place.numa}
+    return found
+
+
+def semantic_version(text: str) -> str:
+    """A version as semantic versioning writes it ("580.65.06" → "580.65.6"); "" if it is none."""
+    words = text.split(".")
+    if not all(word.isascii() and word.isdecimal() for word in words) or len(words) > _PARTS:
+        return ""
+    return ".".join(str(int(word)) for word in [*words, "0", "0"][:_PARTS])
+
+
+def _architecture(capability: str) -> str:
+    major, _, minor = capability.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        return ""
+    fitting = [name for first, name in _ARCHITECTURES if first <= (int(major), int(minor))]
+    return fitting[-1] if fitting else ""
+
+
+def _name(uuid: str) -> str:
+    """What a device of a UUID is called; "MIG-GPU-…/1/0", as older drivers say it, too."""
+    return _OTHER.sub("-", uuid.lower())
+
+
+def uuid_of(name: str) -> str:
+    """The UUID of the device of a name."""
+    kind, _, rest = name.partition("-")
+    return f"{kind.upper()}-{rest}"
+
+
+def _text(text: str) -> Mapping[str, str | int]:
+    return {"string": text[:_LONGEST_TEXT]}
+
+
+def _quantity(size: int) -> str:
+    """Bytes as the API server writes them itself, so that what it keeps is what was sent."""
+    for unit, suffix in ((1 << 40, "Ti"), (1 << 30, "Gi"), (_MEBI, "Mi")):
+        if size % unit == 0:
+            return f"{size // unit}{suffix}"
+    return f"{size // _MEBI}Mi"

@@ -1,0 +1,360 @@
+"""The driver at work: what the node has, what claims have of it, and that both stay true.
+
+Rules
+- One claim is prepared after the other: two calls for one claim, or for two that have the same
+  device, must not miss each other.
+- A claim is read from the API server each time, and its answer is the same each time. If it has
+  been allocated anew meanwhile, the new devices count.
+- A device is given by a claim or by a device plugin, never by both. Before anything is waited for a
+  claim takes its devices on the board, so that our device plugin gives none of them; what a plugin
+  has given, the kubelet says (its pod-resources API, or its checkpoint where that does not answer).
+  An answer of ours that the kubelet may not have noted yet counts for :data:`_NOTED` seconds.
+- What is prepared is written down before the CDI spec is, and that before the kubelet is told. So
+  an agent that is killed at any step finds all that it may have told of.
+- Where the engine says that it reads no CDI names, nothing is prepared: pods would run, ready, and
+  without their devices.
+- A device that is out of service goes to no new claim, also if the mark is younger than the look.
+- While NVML does not answer, what was known of the devices is known still.
+- What a kubelet has not taken back stays prepared, whatever becomes of the device.
+
+Source: Kubernetes kubelet pkg/kubelet/cm/dra/manager.go; its Go helper, kubeletplugin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from api.errors import NvshimError, one_line
+from hooks.node.drained import read_drains
+from hooks.node.kubelet import read_checkpoint
+from integration.node.api_server import ApiServer
+from integration.node.dra import cdi, state
+from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
+from integration.node.dra.devices import Place, devices_of, publishable
+from integration.node.dra.publishing import Publisher, claim_path
+from integration.node.dra.serving import Health, Serving
+from integration.node.errors import (
+    ApiServerRefused,
+    ClaimedDeviceMissing,
+    EngineReadsNoCdi,
+    ResourceClaimUnusable,
+)
+from integration.node.ledger.kubelet import allocated_by
+from integration.node.plugin.engine import EngineAsked
+from integration.node.plugin.engine_cdi import ENABLE
+from integration.node.plugin.topology import numa_nodes, pci_root
+from integration.node.watcher import ANY, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hooks.cdi.spec import SpecFile
+    from integration.node.components import Context
+    from integration.node.dra.devices import Device
+    from integration.node.dra.state import Claim
+
+__all__ = ["drive"]
+
+_NAME: Final = "dra"
+_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger")
+_LOOK_AGAIN: Final = 30.0
+_NOTED: Final = 5.0
+_NOT_FOUND: Final = 404
+_UUIDS: Final = ("GPU-", "MIG-")
+# Seconds after which a swarm of changes is over, and how long one may last.
+_SWARM: Final = 0.05
+_LONGEST_SWARM: Final = 1.0
+
+
+async def drive(context: Context) -> None:
+    """Be the driver, until cancelled."""
+    for part in [name for name in context.board.faults if name.startswith(f"{_NAME} ")]:
+        context.board.fault(part, "")
+    async with anyio.create_task_group() as tasks:
+        driver = _Driver(context)
+        await driver.begin()
+        serving = Serving(context, tasks, context.options.dra_driver, driver, driver.fault)
+        tasks.start_soon(driver.keep)
+        tasks.start_soon(driver.hear_specs)
+        tasks.start_soon(driver.publisher.run)
+        await serving.run()
+
+
+class _Driver:
+    """The driver of this node."""
+
+    def __init__(self, context: Context) -> None:
+        options = context.options
+        self._context = context
+        self._board = context.board
+        self._config = context.config
+        self._name = options.dra_driver
+        self._pool = options.node_name
+        self._api = ApiServer(options.api_server, options.api_port, options.service_account)
+        self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
+        self._devices: Mapping[str, Device] | None = None
+        self._seen: Any = None
+        self._edits: SpecFile | None = None
+        self._claims: dict[str, Claim] = {}
+        self._one_at_a_time = anyio.Lock()
+        self._engine = EngineAsked(options.cri_sockets)
+
+    async def begin(self) -> None:
+        """Know what was prepared by an agent before this one."""
+        load = partial(state.load, self._config, self._name)
+        self._claims = await anyio.to_thread.run_sync(load)
+        self._tell()
+        cdi.sweep(self._config, self._name, self._claims)
+        self._look()
+        await self._keep_specs()
+
+    def fault(self, concern: str, line: str) -> None:
+        """Say what is wrong with a concern of ours, and when it is no more."""
+        part, line = f"{_NAME} {concern}", one_line(line)
+        if self._board.faults.get(part, "") != line:
+            if line:
+                self._context.say("error", line, part=_NAME)
+            self._board.fault(part, line)
+
+    # What the node has
+
+    async def keep(self) -> None:
+        """Go by what is known of the node, whenever that changes."""
+        version = -1
+        while True:
+            version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
+            if self._look():
+                await self._keep_specs()
+            gave = await self._plugin_gave()
+            known = self._devices
+            self.publisher.want(
+                None if known is None else publishable(known.values(), self._board.health, gave)
+            )
+
+    def _look(self) -> bool:
+        """Know the node's devices; whether they may be others than before."""
+        inventory = self._board.seen.inventory
+        if inventory == self._seen or (inventory is not None and inventory.nvml_failure):
+            return False
+        self._seen = inventory
+        if inventory is None:
+            self._devices, self._edits = {}, None
+            return True
+        numa = numa_nodes(self._config, inventory.gpus)
+        places = {
+            gpu.bus_id: Place(numa.get(gpu.bus_id), pci_root(self._config, gpu.bus_id))
+            for gpu in inventory.gpus
+        }
+        found = devices_of(inventory, places)
+        self._devices = {device.name: device for device in found}
+        self._edits = cdi.generate(self._name, found, inventory, self._config)
+        return True
+
+    def health(self) -> Iterator[Health]:
+        """What is thought of each device now."""
+        for device in (self._devices or {}).values():
+            bad = [
+                condition
+                for uuid in (device.uuid, device.gpu)
+                if (condition := self._board.health.get(uuid)) is not None
+                and not condition.state.is_given
+            ]
+            out = f"it is out of service {device.drained}" if device.drained else ""
+            why = [*(condition.reason for condition in bad), out]
+            why += ["it does not answer"] if device.lost else []
+            message = next(filter(None, why), "")
+            yield Health(self._pool, device.name, not bad and device.can_be_given, message)
+
+    # Claims
+
+    def cdi_names(self, claim: Claim) -> list[str]:
+        """The CDI names of a claim's devices, in their order."""
+        return [cdi.name_of(self._name, claim.uid, device) for device in claim.devices]
+
+    async def prepare(self, reference: Reference) -> Claim:
+        """Have a claim's devices be ready for its pods.
+
+        Raises:
+            NvshimError: they cannot be had; what was prepared before still is.
+        """
+        found = await self._read(reference)
+        async with self._one_at_a_time:
+            if self._devices is None:
+                raise ClaimedDeviceMissing(
+                    f"the devices of the claim {reference.namespace}/{reference.name}",
+                    found="NVML has not said yet what the node has",
+                    do="see `nvidia-smi` on the node; it is tried again",
+                )
+            claim = read_claim(found, reference, self._name, self._pool, self._devices)
+            before = self._claims.get(claim.uid)
+            if claim != before:
+                refuse_drained(claim, read_drains(self._config))
+                refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
+                self._claims[claim.uid] = claim
+                self._tell()
+            try:
+                if claim != before:
+                    refuse_taken(claim, (), await self._plugin_gave())
+                    await self._save()
+                await self._heed_engine()
+                await self._keep_spec(claim, leave=claim == before)
+            except NvshimError:
+                if claim != before:
+                    await self._put_back(claim, before)
+                raise
+        return claim
+
+    async def _put_back(self, claim: Claim, before: Claim | None) -> None:
+        """Have a claim what it had before, since it cannot have what it is to have."""
+        if before is None:
+            del self._claims[claim.uid]
+        else:
+            self._claims[claim.uid] = before
+        self._tell()
+        await self._save()
+
+    async def unprepare(self, reference: Reference) -> None:
+        """Take back what was prepared for a claim; nothing if nothing was.
+
+        Raises:
+            DraStateUnwritten: it cannot be taken back.
+        """
+        async with self._one_at_a_time:
+            remove = partial(cdi.remove, self._config, self._name, reference.uid)
+            await anyio.to_thread.run_sync(remove)
+            before = self._claims.pop(reference.uid, None)
+            if before is None:
+                return
+            try:
+                await self._save()
+            except NvshimError:
+                self._claims[reference.uid] = before
+                raise
+            self._tell()
+
+    async def _read(self, reference: Reference) -> dict[str, Any]:
+        """A claim, as the API server has it."""
+        version = await self.publisher.version()
+        path = claim_path(version, reference.namespace, reference.name)
+        try:
+            return await anyio.to_thread.run_sync(partial(self._api.call, "GET", path))
+        except ApiServerRefused as error:
+            if error.http != _NOT_FOUND:
+                raise
+            raise ResourceClaimUnusable(
+                f"the claim {reference.namespace}/{reference.name}", found="does not exist"
+            ) from error
+
+    async def _save(self) -> None:
+        claims = tuple(self._claims.values())
+        await anyio.to_thread.run_sync(partial(state.save, self._config, claims))
+
+    def _tell(self) -> None:
+        """Tell the device plugin what is not its to give."""
+        held = (device for claim in self._claims.values() for device in claim.devices)
+        self._board.post(claimed=tuple(device for device in held if not device.admin))
+
+    async def _heed_engine(self) -> None:
+        engine = await self._engine.ask()
+        if engine is not None and engine.reads_cdi is False:
+            raise EngineReadsNoCdi(
+                "to give devices by CDI",
+                found=f"{engine} does not read CDI names, or is not set to",
+                do=f"run `{ENABLE}`",
+            )
+
+    # Their CDI specs
+
+    async def hear_specs(self) -> None:
+        """Make anew the specs that somebody removes."""
+        directory = self._config.cdi_spec_dirs[-1]
+        with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
+            while True:
+                await watcher.change({directory: ANY})
+                for claim in self._missing():
+                    await self._restore(claim)
+
+    def _missing(self) -> list[Claim]:
+        return [
+            claim
+            for claim in self._claims.values()
+            if not os.path.lexists(cdi.path_of(self._config, self._name, claim.uid))
+        ]
+
+    async def _keep_specs(self) -> None:
+        """Have the spec of every claim be as the node is now."""
+        for claim in tuple(self._claims.values()):
+            await self._restore(claim)
+
+    async def _restore(self, claim: Claim) -> None:
+        """Have the spec of a claim that is prepared be there, if that can be."""
+        async with self._one_at_a_time:
+            if self._claims.get(claim.uid) is not claim:
+                return
+            try:
+                # What is there is what its containers were made with.
+                await self._keep_spec(claim, leave=True)
+            except NvshimError as error:
+                self.fault("specs", str(error))
+            else:
+                self.fault("specs", "")
+
+    async def _keep_spec(self, claim: Claim, *, leave: bool = False) -> None:
+        """Have the spec of a claim be there.
+
+        Args:
+            leave: whether one that is there is enough, if its devices cannot be given anew.
+        """
+        leave = leave and claim not in self._missing()
+        keep = partial(cdi.keep, self._config, self._name, claim, self._edits)
+        try:
+            if await anyio.to_thread.run_sync(keep):
+                self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
+        except ClaimedDeviceMissing:
+            if not leave:
+                raise
+
+    # What device plugins have given
+
+    def _given_just_now(self) -> Iterator[tuple[str, str]]:
+        now = time.monotonic()
+        for uuid, when in self._board.plugin_gave.items():
+            if now - when < _NOTED:
+                yield uuid, "a pod that the device plugin has just answered for"
+
+    async def _plugin_gave(self) -> dict[str, str]:
+        """Who has been given what by a device plugin, by the device's UUID."""
+        allocated = await allocated_by(self._context.options.pod_resources)
+        gave = dict(self._given_just_now())
+        if allocated is None:
+            checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)
+            return {**_of_checkpoint(checkpoint.content), **gave}
+        for (namespace, pod), containers in allocated.items():
+            for given in containers.values():
+                for _, name in given:
+                    if name.startswith(_UUIDS):
+                        gave[name.partition("::")[0]] = f"pod {namespace}/{pod}"
+        return gave
+
+
+def _of_checkpoint(content: bytes) -> dict[str, str]:
+    """What the device manager's checkpoint says; nothing if it is not as a kubelet writes it."""
+    try:
+        entries = json.loads(content or b"{}")["Data"]["PodDeviceEntries"] or ()
+        return {
+            str(name).partition("::")[0]: f"pod {each['PodUID']}"
+            for each in entries
+            for names in (each["DeviceIDs"] or {}).values()
+            for name in names
+            if str(name).startswith(_UUIDS)
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

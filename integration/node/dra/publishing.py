@@ -1,0 +1,276 @@
+"""Keeping the node's ResourceSlices as they should be, whoever else changes them.
+
+Rules
+- What is there is listed, and then watched: a kubelet that begins deletes every slice of its node,
+  and does so at about the time that it says that the driver is registered. So the watch decides
+  when to publish, and nothing else.
+- A watch that ends is resumed. If the server knows its version no more (410), or a write met
+  another one (409, 404), all is listed anew.
+- Slices that the server takes for wrong (422) are not sent again until they are others.
+- The newest version of the API that the server has and we speak is spoken.
+- While it is not known what the node has, what was published stays.
+- They stay when the agent ends. Where it does not come back the kubelet deletes them.
+
+Source: Kubernetes API concepts; kubelet pkg/kubelet/cm/dra/plugin (30 s without a connection).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+
+from integration.node.backoff import Backoff
+from integration.node.dra.slices import (
+    GROUP,
+    VERSIONS,
+    Create,
+    Delete,
+    Owner,
+    changes,
+    device_lists,
+    key_of,
+)
+from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from integration.node.api_server import ApiServer, Watch
+    from integration.node.components import Context
+    from integration.node.dra.devices import Device
+    from integration.node.dra.slices import Change
+
+__all__ = ["Publisher", "claim_path"]
+
+_NOT_FOUND, _CONFLICT, _GONE, _INVALID = 404, 409, 410, 422
+_LIST_AGAIN: Final = frozenset({_NOT_FOUND, _CONFLICT, _GONE})
+_PAUSE: Final = 1.0
+
+
+def claim_path(version: str, namespace: str, name: str) -> str:
+    """Where the API server has a claim."""
+    where = f"/apis/{GROUP}/{version}/namespaces/{quote(namespace, safe='')}"
+    return f"{where}/resourceclaims/{quote(name, safe='')}"
+
+
+class Publisher:
+    """Publishes what it is told to.
+
+    Args:
+        driver: our name.
+        node: the name of the Node that this is.
+        fault: takes what is wrong with a concern of ours; "" if nothing is any more.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        api: ApiServer,
+        driver: str,
+        node: str,
+        fault: Callable[[str, str], None],
+    ) -> None:
+        self._say = context.say
+        self._api = api
+        self._driver = driver
+        self._node = node
+        self._fault = fault
+        self._version = ""
+        self._wanted: tuple[Device, ...] | None = None
+        self._there: dict[str, dict[str, Any]] = {}
+        # No name comes twice. A slice may be gone before the answer to its write is heard.
+        self._gone: set[str] = set()
+        self._kept: dict[str, Any] = {}
+        self._refused: tuple[Device, ...] | None = None
+        self._wake = anyio.Event()
+
+    def want(self, devices: tuple[Device, ...] | None) -> None:
+        """Say what is to be published from now on; None if that is not known."""
+        if devices != self._wanted:
+            self._wanted = devices
+            self._news()
+
+    async def version(self) -> str:
+        """The version of the API that is spoken.
+
+        Raises:
+            ApiServerSilent: the server does not answer.
+            ApiServerRefused: it says no; 404 if it has no such API at all.
+        """
+        if not self._version:
+            group = await self._call("GET", f"/apis/{GROUP}")
+            has = {str(each.get("version")) for each in group.get("versions") or ()}
+            spoken = [each for each in VERSIONS if each in has]
+            if not spoken:
+                raise ApiServerRefused(
+                    f"to speak {GROUP} with the API server",
+                    found=f"it has {', '.join(sorted(has)) or 'no version of it'}",
+                    do=f"see that one of {', '.join(VERSIONS)} is served",
+                )
+            self._version = spoken[0]
+        return self._version
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        backoff = Backoff()
+        while True:
+            begun = time.monotonic()
+            try:
+                await self._keep()
+                pause = 0.0
+            except ApiServerRefused as error:
+                again = error.http in _LIST_AGAIN
+                if not again:
+                    self._fault("slices", str(error))
+                    self._version = ""  # it may be another server by then
+                pause = backoff.pause(time.monotonic() - begun)
+                pause = error.retry_after or (min(pause, 1.0) if again and self._there else pause)
+            except ApiServerSilent as error:
+                self._fault("slices", str(error))
+                pause = backoff.pause(time.monotonic() - begun)
+            await anyio.sleep(pause)
+
+    async def _keep(self) -> None:
+        """List, watch, and write whenever it is needed; until the watch has to be begun anew.
+
+        Raises:
+            ApiServerSilent: the server does not answer.
+            ApiServerRefused: it says no.
+        """
+        version = await self.version()
+        path = f"/apis/{GROUP}/{version}/resourceslices"
+        owner = Owner(self._driver, self._node, await self._node_uid(), version)
+        ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
+        found = await self._call("GET", path, query=ours)
+        self._there = {each["metadata"]["name"]: each for each in found.get("items") or ()}
+        self._gone = set()
+        failed: list[Exception] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def attempt(do: Callable[[], Any]) -> None:
+                try:
+                    await do()
+                except (ApiServerSilent, ApiServerRefused) as error:
+                    failed.append(error)
+                tasks.cancel_scope.cancel()
+
+            since = str(found["metadata"]["resourceVersion"])
+            tasks.start_soon(attempt, partial(self._watch, path, since, ours))
+            tasks.start_soon(attempt, partial(self._write, path, owner))
+        if failed:
+            raise failed[0]
+
+    async def _watch(self, path: str, since: str, query: dict[str, str]) -> None:
+        """Hear what becomes of our slices, for as long as the server knows from when on."""
+        begun = -math.inf
+        while True:
+            # One that ends at once each time is not begun each moment.
+            await anyio.sleep(max(0.0, begun + _PAUSE - time.monotonic()))
+            begun = time.monotonic()
+            begin = partial(self._api.watch, path, since, query)
+            watch: Watch = await anyio.to_thread.run_sync(begin)
+            try:
+                while (change := await _next(watch)) is not None:
+                    kind, found = change
+                    since = str(found["metadata"]["resourceVersion"])
+                    self._hear(kind, found)
+            finally:
+                watch.close()
+
+    def _hear(self, kind: str, found: dict[str, Any]) -> None:
+        if kind == "BOOKMARK":
+            return
+        name = found["metadata"]["name"]
+        known = self._there.get(name)
+        if kind == "DELETED":
+            self._there.pop(name, None)
+            self._gone.add(name)
+        elif known is None or _number(found) >= _number(known):  # what we wrote is told late
+            self._there[name] = found
+        self._news()
+
+    async def _write(self, path: str, owner: Owner) -> None:
+        """Make the writes that are needed, whenever there is a reason to look.
+
+        Raises:
+            ApiServerSilent: the server does not answer.
+            ApiServerRefused: it says no, but for slices that are wrong.
+        """
+        while True:
+            wake = self._wake = anyio.Event()
+            wanted = self._wanted
+            if wanted is not None and wanted != self._refused:
+                lists = device_lists(wanted, owner.version)
+                due = changes(self._there.values(), lists, owner, kept=self._kept)
+                if any(isinstance(change, Create) for change in due):
+                    # Slices may be gone with their Node, of which there may be another.
+                    owner = replace(owner, node_uid=await self._node_uid())
+                    due = changes(self._there.values(), lists, owner, kept=self._kept)
+                try:
+                    for change in due:
+                        await self._make(path, change)
+                except ApiServerRefused as error:
+                    if error.http != _INVALID:
+                        raise
+                    self._refused = wanted
+                    said = SlicesRefused("to publish the node's devices", found=error.found)
+                    self._fault("slices", str(said))
+                else:
+                    self._refused = None
+                    self._fault("slices", "")
+                    if due:
+                        self._say("info", "published", devices=len(wanted), writes=len(due))
+            await wake.wait()
+
+    async def _node_uid(self) -> str:
+        node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
+        return str(node["metadata"]["uid"])
+
+    async def _make(self, path: str, change: Change) -> None:
+        """Make a write, and note what the server has made of it."""
+        if isinstance(change, Delete):
+            await self._call("DELETE", f"{path}/{quote(change.name, safe='')}", change.body)
+            self._there.pop(change.name, None)
+            return
+        if isinstance(change, Create):
+            found = await self._call("POST", path, change.body)
+        else:
+            found = await self._call("PUT", f"{path}/{quote(change.name, safe='')}", change.body)
+        if found["metadata"]["name"] not in self._gone:
+            self._there[found["metadata"]["name"]] = found
+        sent = change.body["spec"].get("devices") or []
+        has = found["spec"].get("devices") or []
+        if has != sent and key_of(sent) not in self._kept:
+            self._kept = {key_of(sent): has}
+            self._say("warning", "the API server keeps less of the devices than it was sent")
+
+    async def _call(
+        self, method: str, path: str, body: Any = None, query: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        call = partial(self._api.call, method, path, body, query)
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+
+    def _news(self) -> None:
+        self._wake.set()
+
+
+async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
+    """The next change. Once this is cancelled the thread that reads hears it."""
+    try:
+        return await anyio.to_thread.run_sync(watch.next, abandon_on_cancel=True)
+    except BaseException:
+        watch.close()
+        raise
+
+
+def _number(found: dict[str, Any]) -> float:
+    """How late a version of an object is; the latest if the server counts in another way."""
+    version = str(found["metadata"].get("resourceVersion"))
+    return int(version) if version.isdecimal() else math.inf

@@ -1,0 +1,165 @@
+"""What was prepared for which claim, on disk: it outlives the agent, as pods do.
+
+Rules
+- ``STATE/dra.json`` is replaced in one step at each change, and is of one boot: after another the
+  kubelet prepares anew what is still wanted. The agent's lock of the node is its lock, too.
+- Where it is missing, damaged or of another boot, the kubelet's own record of claims says what pods
+  have (:data:`hooks.requests.kubelet_record.CLAIMS`). Who is in neither has nothing.
+- The device plugin reads it as well, also in an agent without ``--dra``: pods run on with what a
+  claim gave them.
+
+Source: kubelet pkg/kubelet/cm/dra/state (DRACheckpoint, checkpoint.dra.kubelet.k8s.io/v1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.node.cache import boot_id_path
+from hooks.node.kubelet import read_claims
+from hooks.node.witness import read_text
+from integration.files import read_file, replace_file
+from integration.node.dra.devices import uuid_of
+from integration.node.errors import DraStateUnwritten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hooks.config import Config
+
+__all__ = ["Claim", "ClaimDevice", "held", "load", "save"]
+
+_FILE: Final = "dra.json"
+_FORMAT: Final = 1
+_MODE: Final = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDevice:
+    """A device that a claim has.
+
+    Attributes:
+        request: of the claim that asked for it, without the subrequest.
+        pool: of the device.
+        device: its name.
+        uuid: likewise.
+        gpu: UUID of the GPU that it is, or is a part of.
+        admin: whether the claim may only look after it (``adminAccess``): others may have it too.
+    """
+
+    request: str
+    pool: str
+    device: str
+    uuid: str
+    gpu: str
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that was prepared."""
+
+    uid: str
+    namespace: str
+    name: str
+    devices: tuple[ClaimDevice, ...]
+
+    def __str__(self) -> str:
+        return f"claim {self.namespace}/{self.name}"
+
+
+def load(config: Config, driver: str) -> dict[str, Claim]:
+    """What is prepared, by the claims' UIDs.
+
+    Args:
+        driver: our name.
+    """
+    kept = _read(config)
+    if kept is None:
+        kept = list(_of_kubelet(read_claims(config).content, driver))
+    return {claim.uid: claim for claim in kept}
+
+
+def save(config: Config, claims: Iterable[Claim]) -> None:
+    """Write down what is prepared.
+
+    Raises:
+        DraStateUnwritten: it cannot be done. What was written before is there still.
+    """
+    path = _path(config)
+    document = {
+        "format": _FORMAT,
+        "boot": _boot(config),
+        "claims": [asdict(claim) for claim in claims],
+    }
+    try:
+        if document["claims"] or os.path.lexists(path):
+            replace_file(path, f"{json.dumps(document)}\n".encode(), mode=_MODE)
+    except OSError as error:
+        raise DraStateUnwritten(f"to write {path}", found=error.strerror or str(error)) from error
+
+
+def held(config: Config) -> tuple[ClaimDevice, ...]:
+    """The devices that claims have for themselves, as an agent has written it down."""
+    return tuple(
+        device for claim in _read(config) or () for device in claim.devices if not device.admin
+    )
+
+
+def _path(config: Config) -> str:
+    return os.path.join(config.state, _FILE)
+
+
+def _boot(config: Config) -> str:
+    return (read_text(boot_id_path(config)) or "").strip()
+
+
+def _read(config: Config) -> list[Claim] | None:
+    """What the file says; None if it does not count."""
+    try:
+        document: Any = json.loads(read_file(_path(config)) or b"")
+        if document["format"] != _FORMAT or document["boot"] != _boot(config):
+            return None
+        return [
+            Claim(
+                str(each["uid"]),
+                str(each["namespace"]),
+                str(each["name"]),
+                tuple(ClaimDevice(**device) for device in each["devices"]),
+            )
+            for each in document["claims"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
+    """Our claims in the kubelet's record; none if it is not as a kubelet writes it.
+
+    It does not say of which GPU a MIG device is, nor who only looks after a device.
+    """
+    try:
+        data: Any = json.loads(json.loads(content or b"{}").get("Data") or "{}")
+        for each in data.get("ClaimInfoStateList") or ():
+            given = (each.get("DriverState") or {}).get(driver) or {}
+            # A kubelet that has asked twice has noted the answer twice.
+            unique = {str(one): one for one in given.get("Devices") or ()}.values()
+            devices = tuple(
+                ClaimDevice(
+                    str((one.get("RequestNames") or [""])[0]),
+                    str(one["PoolName"]),
+                    str(one["DeviceName"]),
+                    uuid := uuid_of(str(one["DeviceName"])),
+                    uuid if uuid.startswith("GPU-") else "",
+                )
+                for one in unique
+            )
+            if devices:
+                yield Claim(
+                    str(each["ClaimUID"]), str(each["Namespace"]), str(each["ClaimName"]), devices
+                )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return

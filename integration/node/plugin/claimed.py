@@ -1,0 +1,61 @@
+"""Devices that resource claims have (:mod:`integration.node.dra`) are not the plugin's to give.
+
+Rules
+- They are unhealthy for the kubelet, so that it chooses others; one that it chooses all the same is
+  refused. A claim that ends gives them back.
+- The part that prepares claims tells what they have. Until it does, and in an agent without it,
+  what it has written down counts: pods run on with what a claim gave them.
+- A whole GPU is not given while a claim has a part of it, nor the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from integration.node.dra.state import held
+from integration.node.errors import DeviceTaken
+from integration.node.health.values import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hooks.config import Config
+    from integration.node.board import Board
+    from integration.node.dra.state import ClaimDevice
+    from integration.node.plugin.values import Device, Resource
+
+__all__ = ["claimed_on", "refuse_claimed", "without_claimed"]
+
+
+def claimed_on(board: Board, config: Config) -> Sequence[ClaimDevice]:
+    """What claims have on this node now."""
+    return held(config) if board.claimed is None else board.claimed
+
+
+def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resource:
+    """A resource of which what claims have is unhealthy."""
+    if not any(_is_claimed(each, claimed) for each in resource.devices):
+        return resource
+    return replace(
+        resource,
+        devices=tuple(
+            replace(each, state=State.UNHEALTHY) if _is_claimed(each, claimed) else each
+            for each in resource.devices
+        ),
+    )
+
+
+def refuse_claimed(devices: Iterable[Device], claimed: Sequence[ClaimDevice]) -> None:
+    """See that no claim has any of these.
+
+    Raises:
+        DeviceTaken: a claim has.
+    """
+    for device in devices:
+        if _is_claimed(device, claimed):
+            raise DeviceTaken(f"the device {device.uuid}", found="a resource claim has it")
+
+
+def _is_claimed(device: Device, claimed: Sequence[ClaimDevice]) -> bool:
+    return any(device.uuid in {each.uuid, each.gpu} or each.uuid == device.gpu for each in claimed)

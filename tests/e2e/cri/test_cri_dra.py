@@ -1,0 +1,115 @@
+"""What a claim was prepared with goes into containers of its pods: just those devices."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from api.proto import cri_pb2 as cri
+from integration.node.components import DRA_DRIVER
+from integration.simulated import Scenario, SimulatedNode
+from tests.e2e.cri.test_cri_device_plugin import LISTED, pods_with
+from tests.harness.cluster import Cluster
+from tests.harness.kubelet_dra import KubeletDra
+from tests.harness.node_agent import NodeAgent
+from tests.harness.pods import IDLE, Pod
+from tests.harness.releases import UNSTABLE, of_releases
+from tests.harness.waiting import eventually
+from tests.tools.images import GLIBC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from api.proto import dra_pb2
+
+NODE: Final = "node-1"
+CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
+ALL: Final = {"NVIDIA_VISIBLE_DEVICES": "all"}  # as images of CUDA have it
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    """The kubelet's directory: the path of a socket may not be long."""
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as directory:
+        yield directory
+
+
+@pytest.fixture
+def node(tmp_path: Path, root: str) -> Iterator[SimulatedNode]:
+    """Two whole GPUs, and one that is cut into two."""
+    scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
+    with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
+        with open(node.config_path, encoding="utf-8") as file:
+            text = file.read().replace("[node]\n", f'[node]\nkubelet-root = "{root}"\n', 1)
+        with open(node.config_path, "w", encoding="utf-8") as file:
+            file.write(f'{text}\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
+        os.mkdir(tmp_path / "cdi")
+        yield node
+
+
+def seen_in(pod: Pod, answer: dra_pb2.NodePrepareResourceResponse) -> tuple[set[str], set[str]]:
+    """The UUIDs and the nodes that a container has, of an image that wants all GPUs."""
+    names = [name for device in answer.devices for name in device.cdi_device_ids]
+    devices = [cri.CDIDevice(name=name) for name in names]
+    container = pod.start(*IDLE, image=GLIBC, env=ALL, CDI_devices=devices)
+    done = container.exec("nvidia-smi", "-L")
+    assert done.code == 0, done.stdout + done.stderr
+    nodes = set(container.exec("sh", "-c", "ls -d /dev/nvidia[0-9]*").lines)
+    return {each.lower() for each in LISTED.findall(done.stdout)}, nodes
+
+
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+@pytest.mark.parametrize("handler", ["nvidia", "runc"])
+def test_containers_of_a_claim_have_its_devices_and_no_others(
+    release: str, handler: str, node: SimulatedNode, root: str, shim_directory: str, tmp_path: Path
+) -> None:
+    cdi = str(tmp_path / "cdi")
+    with (
+        Cluster(str(tmp_path / "account"), node=NODE) as cluster,
+        KubeletDra(root) as kubelet,
+        pods_with(release, node, shim_directory, cdi=cdi) as pods,
+    ):
+        agent = NodeAgent(
+            node, str(tmp_path), f"{root}/nowhere", "--dra", "--node-name", NODE,
+            "--api-server", "127.0.0.1", "--api-port", str(cluster.port),
+            "--service-account", cluster.service_account, "--pod-resources", "",
+            engine=pods.containerd.address,
+        )  # fmt: skip
+        with agent:
+            eventually(lambda: len(cluster.published()) == 4, "the devices are published")
+            whole, _ = sorted(each for each in cluster.published() if each.startswith("gpu-"))
+            part, _ = sorted(each for each in cluster.published() if each.startswith("mig-"))
+            driver = kubelet.wait_for(DRA_DRIVER)
+
+            def prepared(*devices: str) -> dra_pb2.NodePrepareResourceResponse:
+                results = [
+                    {"request": "gpu", "driver": DRA_DRIVER, "pool": NODE, "device": each}
+                    for each in devices
+                ]
+                uid = cluster.claim("claim", results)
+                answer = driver.prepare(("default", uid, "claim"))[uid]
+                assert not answer.error
+                return answer
+
+            one, other = prepared(whole), prepared(part)
+            pod = pods.run(handler=handler)
+            uuids, nodes = seen_in(pod, one)
+            assert uuids == {whole}
+            assert len(nodes) == 1
+            uuids, nodes = seen_in(pod, other)
+            assert part in uuids
+            assert not [each for each in uuids if each.startswith("mig-") and each != part]
+            assert nodes == {"/dev/nvidia2"}
+            # The agent may be away: a container is started again by what is on the node.
+            agent.kill()
+            assert seen_in(pods.run(handler=handler), one)[0] == {whole}
+            agent.start()
+            # Both claims in one container.
+            one.MergeFrom(other)
+            uuids, nodes = seen_in(pods.run(handler=handler), one)
+            assert {whole, part} <= uuids
+            assert len(nodes) == 2

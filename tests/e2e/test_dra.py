@@ -1,0 +1,538 @@
+"""The agent as a driver of dynamic resource allocation: a kubelet, an API server, a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from hooks.config import load_config
+from hooks.requests.kubelet_record import RecordFile, record_of
+from integration.node.components import DRA_DRIVER
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.cluster import Cluster
+from tests.harness.cri_server import CriServer
+from tests.harness.kubelet_dra import Driver, KubeletDra, Reference
+from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GPU: Final = "nvidia.com/gpu"
+NODE: Final = "node-1"
+CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
+VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
+
+
+class Place:
+    """A node with a kubelet and an API server, and an agent that is a driver.
+
+    Attributes:
+        gpus: the names of the whole GPUs.
+        parts: those of the MIG devices.
+    """
+
+    def __init__(self, directory: str, root: str, node: SimulatedNode, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.cdi = f"{directory}/cdi"
+        self.root = root
+        pod_resources = f"{self.root}/pod-resources/kubelet.sock"
+        self.plugins = KubeletPlugins(f"{self.root}/device-plugins", pod_resources=pod_resources)
+        self.kubelet = KubeletDra(self.root)
+        self.node = node
+        self._directory = directory
+        self.agent = self.new_agent()
+        self.gpus = sorted(gpu.uuid.lower() for gpu in node.scenario.gpus if not gpu.mig)
+        self.parts: list[str] = []
+
+    def new_agent(self, *more: str, engine: str = "/nowhere") -> NodeAgent:
+        return NodeAgent(
+            *(self.node, self._directory, self.plugins.socket, "--dra", "--node-name", NODE),
+            *("--pod-resources", self.plugins.pod_resources or ""),
+            *("--api-server", "127.0.0.1", "--api-port", str(self.cluster.port)),
+            *("--service-account", self.cluster.service_account, *more),
+            engine=engine,
+        )
+
+    @property
+    def driver(self) -> Driver:
+        return self.kubelet.wait_for(DRA_DRIVER)
+
+    def start_again(self) -> None:
+        """Start the agent after it was killed, and wait until the kubelet knows it."""
+        before = self.driver
+        self.agent.start()
+        eventually(
+            lambda: self.kubelet.drivers.get(DRA_DRIVER) not in {None, before},
+            "it is registered again",
+        )
+
+    def published(self, count: int) -> set[str]:
+        """Wait until so many devices are published; their names."""
+        eventually(lambda: len(self.cluster.published()) == count, f"{count} devices are published")
+        return self.cluster.published()
+
+    def claim(self, name: str, *devices: str, **more: Any) -> Reference:
+        """Have a claim be allocated."""
+        results = [{"request": "gpu", **self.result(each)} for each in devices]
+        return "default", self.cluster.claim(name, results, **more), name
+
+    def result(self, device: str, **more: Any) -> dict[str, Any]:
+        return {"driver": DRA_DRIVER, "pool": NODE, "device": device, **more}
+
+    def spec(self, reference: Reference) -> str:
+        """The path of a claim's CDI spec."""
+        return f"{self.cdi}/k8s.{DRA_DRIVER}-claim_{reference[1]}.json"
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    """The kubelet's directory: the path of a socket may not be long."""
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as directory:
+        yield directory
+
+
+@pytest.fixture
+def place(tmp_path: Path, root: str) -> Iterator[Place]:
+    scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
+    with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
+        os.mkdir(tmp_path / "cdi")
+        with open(node.config_path, encoding="utf-8") as file:
+            text = file.read()
+        with open(node.config_path, "w", encoding="utf-8") as file:
+            line = f'[node]\nkubelet-root = "{root}"\n'
+            file.write(text.replace("[node]\n", line, 1))
+            file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
+        with Cluster(str(tmp_path / "account"), node=NODE) as cluster:
+            place = Place(str(tmp_path), root, node, cluster)
+            place.agent.configure(flags={"plugin": {"deviceListStrategy": ["envvar"]}})
+            with place.kubelet, place.plugins, place.agent:
+                found = place.published(4)
+                place.gpus = sorted(each for each in found if each.startswith("gpu-"))
+                place.parts = sorted(each for each in found if each.startswith("mig-"))
+                yield place
+
+
+def error_of(driver: Driver, reference: Reference) -> str:
+    return driver.prepare(reference)[reference[1]].error
+
+
+def test_a_claim_is_prepared_once_and_taken_back(place: Place) -> None:
+    assert place.driver.info.supported_versions[:2] == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+    uid = "0b1f5c5e-7d47-4c3c-9f0d-5f4b4a3d2c1b"
+    claim = place.claim("one", place.gpus[0], place.parts[1], uid=uid)
+    first = place.driver.prepare(claim)[claim[1]]
+    assert not first.error
+    assert [list(each.request_names) for each in first.devices] == [["gpu"], ["gpu"]]
+    assert [each.device_name for each in first.devices] == [place.gpus[0], place.parts[1]]
+    assert {each.pool_name for each in first.devices} == {NODE}
+    names = [name for each in first.devices for name in each.cdi_device_ids]
+    kind = f"k8s.{DRA_DRIVER}/claim"
+    assert names == [f"{kind}={claim[1]}-{each.device_name}" for each in first.devices]
+
+    with open(place.spec(claim), encoding="utf-8") as file:
+        spec = json.load(file)
+    assert spec["kind"] == kind
+    assert [f"{kind}={each['name']}" for each in spec["devices"]] == names
+    assert spec["cdiVersion"] == "0.5.0", "the UID begins with a digit"
+    assert VOID in spec["containerEdits"]["env"]
+    nodes = [
+        {node["path"] for node in each["containerEdits"]["deviceNodes"]} for each in spec["devices"]
+    ]
+    assert {"/dev/nvidia0", "/dev/nvidia1"} & nodes[0]
+    assert "/dev/nvidia2" in nodes[1]
+    assert not nodes[0] & nodes[1]
+
+    before = os.stat(place.spec(claim)).st_ino
+    assert place.driver.prepare(claim)[claim[1]] == first
+    assert os.stat(place.spec(claim)).st_ino == before
+    place.cluster.remove_claim("one")  # a kubelet takes back what is gone from the API server
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert not os.path.exists(place.spec(claim))
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+
+
+def test_what_was_prepared_is_a_grant_for_the_shim(place: Place) -> None:
+    claim = place.claim("one", place.gpus[0])
+    answer = place.driver.prepare(claim)[claim[1]]
+    names = [name for each in answer.devices for name in each.cdi_device_ids]
+    devices = [
+        {
+            "PoolName": each.pool_name, "DeviceName": each.device_name, "ShareID": None,
+            "RequestNames": list(each.request_names), "CDIDeviceIDs": list(each.cdi_device_ids),
+        }
+        for each in answer.devices
+    ]  # fmt: skip
+    pod = "6f8b1f5c-9a30-4a4c-b89b-0b3b6a3b7a11"
+    info = {"ClaimUID": claim[1], "PodUIDs": {pod: {}}}
+    data = {"ClaimInfoStateList": [{**info, "DriverState": {DRA_DRIVER: {"Devices": devices}}}]}
+    state = json.dumps({"Data": json.dumps(data), "Checksum": 1}).encode()
+    config = load_config(place.node.config_path)
+    record = record_of(RecordFile("none"), RecordFile("claims", state), pod, "main", config)
+    assert record.cdi_devices == set(names)
+
+
+def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
+    def refused(reference: Reference, *words: str) -> None:
+        error = error_of(place.driver, reference)
+        assert all(word in error for word in words), error
+        assert "\n" not in error
+        assert not os.path.exists(place.spec(reference))
+
+    refused(("default", "a UID", "nothing"), "NVSHIM-E2772", "does not exist")
+    namespace, _, name = place.claim("replaced", place.gpus[0])
+    refused((namespace, "another UID", name), "NVSHIM-E2772", "another UID is meant")
+    refused(("default", place.cluster.claim("new", None), "new"), "E2772", "nothing of")
+    refused(place.claim("gone", "gpu-of-another-node"), "NVSHIM-E2773", "it is not here")
+    strange = [{"request": "gpu", **place.result(place.gpus[0], pool="node-2")}]
+    uid = place.cluster.claim("strange", strange)
+    refused(("default", uid, "strange"), "NVSHIM-E2773", "of the pool node-2")
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {}}
+    config = [{"source": "FromClaim", "opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+    refused(place.claim("shared", place.gpus[0], config=config), "NVSHIM-E2775", "sharing")
+    del parameters["sharing"]
+    assert error_of(place.driver, place.claim("plain", place.gpus[0], config=config)) == ""
+
+
+def test_no_device_is_given_to_two_claims_but_to_who_looks_after_it(place: Place) -> None:
+    one, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
+    assert error_of(place.driver, one) == ""
+    error = error_of(place.driver, other)
+    assert "NVSHIM-E2774" in error
+    assert "claim default/one has it" in error
+    admin = {"request": "all", "adminAccess": True}
+    everything = [*place.gpus, *place.parts]
+    uid = place.cluster.claim("admin", [place.result(each, **admin) for each in everything])
+    assert error_of(place.driver, ("default", uid, "admin")) == ""
+    # Parts of one GPU are no hindrance to each other, and the admin none to anybody.
+    for name in place.parts:
+        assert error_of(place.driver, place.claim(name, name)) == ""
+    place.driver.unprepare(one)
+    assert error_of(place.driver, other) == ""
+
+
+def test_a_gpu_that_is_out_of_service_goes_to_no_new_claim(place: Place) -> None:
+    claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[1])
+    assert error_of(place.driver, claim) == ""
+    config = ("--config", place.node.config_path)
+    for name in place.gpus:
+        nvshim("drain", *config, f"GPU-{name.removeprefix('gpu-')}")
+    assert "NVSHIM-E2715" in error_of(place.driver, other)
+    assert place.published(2) == {*place.parts}
+    assert error_of(place.driver, claim) == "", "who has it, keeps it"
+    assert error_of(place.driver, place.claim("part", place.parts[0])) == ""
+    for name in place.gpus:
+        nvshim("undrain", *config, f"GPU-{name.removeprefix('gpu-')}")
+    place.published(4)
+    assert error_of(place.driver, other) == ""
+
+
+def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:
+    claims = [place.claim(f"claim-{n}", place.gpus[0]) for n in range(8)]
+    errors: list[str] = []
+
+    def ask(reference: Reference) -> None:
+        errors.append(error_of(place.driver, reference))
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in (*claims, claims[0])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = [each for each in claims if os.path.exists(place.spec(each))]
+    assert len(winners) == 1
+    assert errors.count("") in {1, 2}  # claims[0] has asked twice
+    assert sum("NVSHIM-E2774" in error for error in errors) == 9 - errors.count("")
+
+
+def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(place: Place) -> None:
+    place.plugins.wait_for(GPU, 3)
+    claim = place.claim("one", place.gpus[0])
+    assert error_of(place.driver, claim) == ""
+    uuid = f"GPU-{place.gpus[0].removeprefix('gpu-')}"
+    eventually(lambda: uuid not in place.plugins.healthy(GPU), "the plugin does not offer it")
+    with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
+        place.plugins.plugins[GPU].allocate(uuid)
+    with open(f"{place.node.state}/node.json", encoding="utf-8") as file:
+        told = json.load(file)["resources"][GPU]
+    assert told == {"devices": 3, "healthy": 3}, "the device itself is well"
+    # The GPU that is cut into parts, which is a GPU for this plugin.
+    part = place.claim("part", place.parts[0])
+    assert error_of(place.driver, part) == ""
+    whole = place.node.scenario.gpus[2].uuid
+    with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
+        place.plugins.plugins[GPU].allocate(whole)
+    place.driver.unprepare(part)
+    place.driver.unprepare(claim)
+    eventually(lambda: len(place.plugins.healthy(GPU)) == 3, "it is offered again")
+
+    # The other way round.
+    place.plugins.allocate(GPU, 3, pod="plain")
+    place.published(0)
+    error = error_of(place.driver, claim)
+    assert "NVSHIM-E2774" in error
+    assert "pod" in error
+
+
+def test_the_agent_may_be_killed_and_what_pods_have_stays(place: Place) -> None:
+    claim, lost = place.claim("one", place.gpus[0]), place.claim("lost", place.parts[0])
+    first = place.driver.prepare(claim, lost)
+    place.agent.kill()
+    os.unlink(place.spec(lost))
+    stray = place.spec(("", "a claim of nobody", ""))
+    with open(stray, "w", encoding="utf-8") as file:
+        file.write("{}")
+    writes = len(place.cluster.writes)
+    place.start_again()
+    assert os.path.exists(place.spec(lost)), "its spec is there again before it is asked"
+    assert not os.path.exists(stray), "what nobody has is gone"
+    assert "NVSHIM-E2774" in error_of(place.driver, place.claim("other", place.gpus[0]))
+    assert place.driver.prepare(claim, lost) == first
+    assert len(place.cluster.writes) == writes, "nothing has changed, so nothing is written"
+    assert place.driver.unprepare(claim, lost) == {claim[1]: "", lost[1]: ""}
+
+
+@pytest.mark.parametrize("loss", ["missing", "damaged", "of another boot"])
+def test_without_its_own_notes_it_goes_by_the_kubelets(place: Place, loss: str) -> None:
+    claim = place.claim("one", place.gpus[0])
+    (device,) = place.driver.prepare(claim)[claim[1]].devices
+    place.agent.kill()
+    told = {
+        "PoolName": device.pool_name, "DeviceName": device.device_name, "ShareID": None,
+        "RequestNames": ["gpu"], "CDIDeviceIDs": list(device.cdi_device_ids),
+    }  # fmt: skip
+    info = {
+        "ClaimUID": claim[1], "ClaimName": "one", "Namespace": "default", "PodUIDs": {"a": {}},
+        "DriverState": {DRA_DRIVER: {"Devices": [told, told]}},
+    }  # fmt: skip
+    data = {"kind": "DRACheckpoint", "ClaimInfoStateList": [info]}
+    with open(f"{place.root}/dra_manager_state", "w", encoding="utf-8") as file:
+        json.dump({"Data": json.dumps(data), "Checksum": 1}, file)
+    path = f"{place.node.state}/dra.json"
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    os.unlink(path)
+    os.unlink(place.spec(claim))
+    if loss != "missing":
+        document = {**json.loads(text), "boot": "another"} if loss != "damaged" else "{"
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+    place.start_again()
+    assert os.path.exists(place.spec(claim)), "its spec is there again"
+    assert "NVSHIM-E2774" in error_of(place.driver, place.claim("other", place.gpus[0]))
+    assert error_of(place.driver, claim) == ""
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+
+
+def test_a_kubelet_that_restarts_finds_the_driver_and_its_slices_are_made_again(
+    place: Place,
+) -> None:
+    place.kubelet.restart()
+    place.cluster.wipe()
+    assert place.driver.info.name == DRA_DRIVER
+    assert place.published(4) == {*place.gpus, *place.parts}
+    registry = f"{place.root}/plugins_registry"
+    os.unlink(f"{registry}/{DRA_DRIVER}-reg.sock")
+    eventually(lambda: os.listdir(registry) == [f"{DRA_DRIVER}-reg.sock"], "it is there again")
+    claim = place.claim("one", place.gpus[0])
+    eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered again")
+    assert error_of(place.driver, claim) == ""
+    assert place.agent.stop() == 0
+    assert os.listdir(registry) == []
+
+
+def test_slices_are_kept_whatever_becomes_of_the_watch(place: Place) -> None:
+    cluster = place.cluster
+    for trouble in (cluster.close_watches, cluster.forget):
+        trouble()
+        eventually(lambda: cluster.watches == 1, "it is watched again")
+        cluster.wipe()
+        place.published(4)
+    cluster.refuse = lambda method, _: 503 if method == "POST" else None
+    cluster.wipe()
+    eventually(lambda: any("503" in each for each in place.agent.faults()), "it is said")
+    cluster.refuse = lambda *_: None
+    place.published(4)
+    eventually(lambda: not place.agent.faults(), "it is over")
+
+
+def test_a_conflict_is_no_fault(place: Place) -> None:
+    refused: list[str] = []
+
+    def once(method: str, path: str) -> int | None:
+        if method == "PUT" and not refused:
+            refused.append(path)
+            return 409
+        return None
+
+    place.cluster.refuse = once
+    place.plugins.wait_for(GPU, 3)
+    place.plugins.allocate(GPU, 3, pod="plain")  # so that all is to be taken back
+    place.published(0)
+    assert refused
+    assert not place.agent.said("NVSHIM-E2771")
+
+
+def test_slices_that_are_taken_for_wrong_are_sent_once(place: Place) -> None:
+    place.cluster.refuse = lambda method, _: 422 if method in {"POST", "PUT"} else None
+    place.cluster.wipe()
+    eventually(lambda: any("E2778" in each for each in place.agent.faults()), "it is said")
+    before = len(place.cluster.writes)
+    place.cluster.close_watches()
+    eventually(lambda: place.cluster.watches == 1, "it is watched again")
+    assert len(place.cluster.writes) == before
+
+
+def test_health_is_told_whole(place: Place) -> None:
+    driver = place.driver
+    everything = {*place.gpus, *place.parts}
+    eventually(lambda: driver.health.keys() == everything, "all of them are told")
+    (first, *_) = driver.health.values()
+    assert (first.health, first.health_check_timeout_seconds) == (1, 30)
+    assert first.device.pool_name == NODE
+
+
+def test_an_engine_that_reads_no_cdi_names_is_given_none(place: Place, tmp_path: Path) -> None:
+    place.agent.stop()
+    socket = str(tmp_path / "engine.sock")
+    agent = place.new_agent(engine=socket)
+    claim = place.claim("one", place.gpus[0])
+    with CriServer(socket, "1.7.24", cdi=False) as engine, agent:
+        eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered")
+        error = error_of(place.driver, claim)
+        assert "NVSHIM-E2776" in error
+        assert "nvshim configure containerd --enable-cdi" in error
+        assert not os.path.exists(place.spec(claim))
+        engine.restart("1.7.24", cdi=True)
+        assert error_of(place.driver, claim) == ""
+
+
+def test_an_older_kubelet_and_an_older_api_are_spoken_to(place: Place, tmp_path: Path) -> None:
+    place.agent.stop()
+    place.kubelet.__exit__()
+    with (
+        Cluster(str(tmp_path / "older"), node=NODE, versions=("v1beta1",)) as cluster,
+        KubeletDra(place.root, ("v1beta1.DRAPlugin",)) as kubelet,
+    ):
+        place.cluster = cluster
+        with place.new_agent():
+            assert place.published(4) == {*place.gpus, *place.parts}
+            driver = kubelet.wait_for(DRA_DRIVER)
+            assert driver.version == "v1beta1.DRAPlugin"
+            claim = place.claim("one", place.gpus[0])
+            assert error_of(driver, claim) == ""
+    place.kubelet.__enter__()
+
+
+def test_the_driver_can_take_nvidias_name(place: Place) -> None:
+    place.agent.stop()
+    with place.new_agent("--dra-driver", "gpu.nvidia.com"):
+        assert place.kubelet.wait_for("gpu.nvidia.com").info.name == "gpu.nvidia.com"
+        eventually(
+            lambda: (
+                {each["spec"]["driver"] for each in place.cluster.slices()}
+                == {DRA_DRIVER, "gpu.nvidia.com"}
+            ),
+            "it publishes its own, and leaves the others to the kubelet",
+        )
+
+
+class Storm:
+    """Pods that come and go in several threads, with a kubelet's patience.
+
+    Attributes:
+        held: who has which device.
+        twice: what was given while somebody had it.
+        prepared: how many claims were.
+    """
+
+    def __init__(self, place: Place, devices: list[str]) -> None:
+        self.held: dict[str, str] = {}
+        self.twice: list[str] = []
+        self.failed: list[BaseException] = []
+        self.prepared = 0
+        self._place = place
+        self._devices = devices
+        self._lock = threading.Lock()
+
+    def patiently(self, method: str, reference: Reference) -> str:
+        """Call until the agent answers; what it refuses is the answer."""
+        while True:
+            try:
+                driver = self._place.driver
+                if method == "prepare":
+                    return driver.prepare(reference)[reference[1]].error
+                error = driver.unprepare(reference)[reference[1]]
+            except (grpc.RpcError, ValueError):
+                continue  # it is away, or its channel closed, and is asked again
+            if not error:
+                return ""
+
+    def pods(self, number: int, count: int) -> None:
+        """Have so many pods come and go, each until the next one of them is there."""
+        chance = random.Random(number)
+        before: Reference | None = None
+        try:
+            for turn in range(count):
+                name = f"claim-{number}-{turn}"
+                wanted = chance.sample(self._devices, chance.randint(1, 2))
+                reference = self._place.claim(name, *wanted)
+                if not self.patiently("prepare", reference):
+                    assert os.path.exists(self._place.spec(reference))
+                    with self._lock:
+                        self.prepared += 1
+                        self.twice += [each for each in wanted if each in self.held]
+                        self.held.update(dict.fromkeys(wanted, name))
+                if before is not None:
+                    self._end(before)
+                before = reference
+            if before is not None:
+                self._end(before)
+        except BaseException as error:  # noqa: BLE001 - it is of the test
+            self.failed.append(error)
+
+    def is_past(self, count: int) -> bool:
+        """Whether so many claims were prepared, or something is wrong."""
+        return self.prepared >= count or bool(self.failed)
+
+    def _end(self, reference: Reference) -> None:
+        """A pod is deleted; what was refused to it is taken back as well."""
+        with self._lock:
+            for device in [each for each, name in self.held.items() if name == reference[2]]:
+                del self.held[device]
+        self.patiently("unprepare", reference)
+        assert not os.path.exists(self._place.spec(reference))
+
+
+def test_nothing_is_given_twice_or_left_whatever_ends(place: Place) -> None:
+    devices = [*place.gpus, *place.parts]
+    storm = Storm(place, devices)
+    threads = [threading.Thread(target=storm.pods, args=(number, 12)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for trouble in (place.cluster.wipe, place.cluster.forget, place.cluster.close_watches):
+        enough = storm.prepared + 3
+        eventually(partial(storm.is_past, enough), "some more are prepared")
+        place.agent.kill()
+        trouble()
+        place.start_again()
+    for thread in threads:
+        thread.join(120)
+    assert storm.failed == []
+    assert storm.twice == []
+    left = [each for each in os.listdir(place.cdi) if DRA_DRIVER in each]
+    assert left == []
+    with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
+        assert json.load(file)["claims"] == []
+    place.published(len(devices))

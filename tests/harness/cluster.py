@@ -1,0 +1,268 @@
+"""A cluster's API server with what a driver of dynamic resource allocation needs of it.
+
+    with Cluster(directory, node="node-1") as cluster:
+        cluster.claim("default", "claim", [("gpu", "gpu-0")], driver=..., pool=...)
+        cluster.slices()
+        cluster.wipe()
+
+It has a Node, ResourceClaims and ResourceSlices: GET, LIST, WATCH, POST, PUT and DELETE, with
+resource versions, preconditions, selectors and refusals as a real server answered them
+(tests/recorded/kubernetes-1.36/dra). It is no scheduler: a test says what is allocated.
+
+Source: Kubernetes API concepts; the recordings.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from tests.harness.api_server import ApiServer, refusal
+from tests.harness.http_server import Request
+from tests.harness.slice_rules import faults
+
+__all__ = ["Cluster"]
+
+_GROUP: Final = "/apis/resource.k8s.io"
+_FIELDS: Final = {
+    "spec.driver": lambda spec: spec["driver"],
+    "spec.nodeName": lambda spec: spec["nodeName"],
+}
+_IMMUTABLE: Final[tuple[Callable[[Any], Any], ...]] = (
+    *_FIELDS.values(),
+    lambda spec: spec["pool"]["name"],
+)
+_PATIENCE: Final = 0.2
+
+
+class Cluster(ApiServer):
+    """An API server of one node's cluster.
+
+    Args:
+        directory: where the client finds its token.
+        node: the name of its Node.
+        node_uid: the UID of its Node.
+        versions: of the API of dynamic resource allocation.
+
+    Attributes:
+        node_uid: the UID of its Node.
+        versions: of the API of dynamic resource allocation that it has.
+        asked: method and path of each call, without its query.
+        refuse: what is asked first for the status with which a call is refused; None for none.
+        drops: what it does not keep of a device's attributes.
+    """
+
+    def __init__(self, directory: str, *, node: str, versions: Sequence[str] = ("v1",)) -> None:
+        super().__init__(directory)
+        self.asked: list[tuple[str, str]] = []
+        self.refuse: Callable[[str, str], int | None] = lambda *_: None
+        self.drops: frozenset[str] = frozenset()
+        self.node_uid = str(uuid.uuid4())
+        self._node = node
+        self.versions = versions
+        self._claims: dict[tuple[str, str], dict[str, Any]] = {}
+        self._slices: dict[str, dict[str, Any]] = {}
+        self._history: list[tuple[int, str, dict[str, Any]]] = []
+        self._last = 100
+        self._oldest = 0
+        self._watches = 0
+        self._closing = 0
+        self._changed = threading.Condition()
+
+    # What a test does
+
+    @property
+    def watches(self) -> int:
+        """How many watches are open."""
+        return self._watches
+
+    @property
+    def writes(self) -> list[tuple[str, str]]:
+        """The calls that change something."""
+        return [(method, path) for method, path in list(self.asked) if method != "GET"]
+
+    def slices(self) -> list[dict[str, Any]]:
+        """The slices as they are now."""
+        with self._changed:
+            return copy.deepcopy(list(self._slices.values()))
+
+    def published(self) -> set[str]:
+        """The names of the devices of the newest generation."""
+        specs = [each["spec"] for each in self.slices()]
+        newest = max((spec["pool"]["generation"] for spec in specs), default=0)
+        return {
+            device["name"]
+            for spec in specs
+            if spec["pool"]["generation"] == newest
+            for device in spec.get("devices", ())
+        }
+
+    def wipe(self) -> None:
+        """Delete every slice, as a kubelet does when it begins."""
+        with self._changed:
+            for name in list(self._slices):
+                self._delete(name)
+
+    def forget(self) -> None:
+        """Know no version but the newest any more, and end all watches."""
+        with self._changed:
+            self._oldest = self._last
+        self.close_watches()
+
+    def close_watches(self) -> None:
+        """End all watches."""
+        with self._changed:
+            self._closing += 1
+            self._changed.notify_all()
+
+    def claim(
+        self,
+        name: str,
+        results: Sequence[dict[str, Any]] | None,
+        *,
+        namespace: str = "default",
+        uid: str = "",
+        config: Sequence[dict[str, Any]] = (),
+    ) -> str:
+        """Have a claim be allocated; its UID.
+
+        Args:
+            results: what it is given; None for a claim without an allocation.
+        """
+        uid = uid or str(uuid.uuid4())
+        devices = {"results": list(results or ()), "config": list(config)}
+        self._claims[namespace, name] = {
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": {} if results is None else {"allocation": {"devices": devices}},
+        }
+        return uid
+
+    def remove_claim(self, name: str, namespace: str = "default") -> None:
+        """The claim is no more."""
+        del self._claims[namespace, name]
+
+    # What a client asks
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        parts = urlsplit(request.path)
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        with self._changed:
+            self.asked.append((request.method, parts.path))
+        if code := self.refuse(request.method, parts.path):
+            return refusal(code)
+        if parts.path.endswith("/events"):
+            return super().answer(request)
+        words = parts.path.removeprefix(_GROUP).strip("/").split("/")
+        if parts.path == _GROUP:
+            return 200, {"kind": "APIGroup", "versions": [{"version": v} for v in self.versions]}
+        if parts.path == f"/api/v1/nodes/{self._node}":
+            return 200, {"metadata": {"name": self._node, "uid": self.node_uid}}
+        if not parts.path.startswith(_GROUP) or words[0] not in self.versions:
+            return refusal(404)
+        if words[1] == "namespaces":
+            found = self._claims.get((words[2], words[4]))
+            return refusal(404, "not found") if found is None else (200, found)
+        body = json.loads(request.body) if request.body else {}
+        with self._changed:
+            return self._of_slices(request.method, words[2:], body, query)
+
+    def _of_slices(
+        self, method: str, name: Sequence[str], body: Any, query: dict[str, str]
+    ) -> tuple[int, Any]:
+        if method == "GET":
+            return self._found(query)
+        if method == "POST":
+            return self._made(body)
+        if name[0] not in self._slices:
+            return refusal(404, f"{name[0]} not found")
+        seen = self._slices[name[0]]["metadata"]
+        wanted = body.get("preconditions", {}) if method == "DELETE" else body["metadata"]
+        for key in ("uid", "resourceVersion"):
+            if key in wanted and wanted[key] != seen[key]:
+                return refusal(409, f"{key} is {seen[key]}")
+        return (200, self._delete(name[0])) if method == "DELETE" else self._put(name[0], body)
+
+    def _found(self, query: dict[str, str]) -> tuple[int, Any]:
+        selected = dict(
+            term.split("=") for term in query.get("fieldSelector", "").split(",") if term
+        )
+        if not selected.keys() <= _FIELDS.keys():
+            return refusal(400, "field label not supported")
+
+        def is_meant(each: dict[str, Any]) -> bool:
+            return all(_FIELDS[key](each["spec"]) == value for key, value in selected.items())
+
+        if "watch" in query:
+            since = int(query["resourceVersion"])
+            if since < self._oldest:
+                _, status = refusal(410, f"too old resource version: {since}")
+                return 200, iter([{"type": "ERROR", "object": status}])
+            return 200, self._watch(since, is_meant)
+        items = [each for each in self._slices.values() if is_meant(each)]
+        return 200, {"metadata": {"resourceVersion": str(self._last)}, "items": items}
+
+    def _watch(self, since: int, is_meant: Callable[[Any], bool]) -> Iterator[Any]:
+        closing = self._closing
+        self._watches += 1
+        try:
+            while True:
+                with self._changed:
+                    due = [each for each in self._history if each[0] > since and is_meant(each[2])]
+                    if not due and (closing != self._closing or not self.port):
+                        return
+                    if not due:
+                        self._changed.wait(_PATIENCE)
+                for number, kind, found in due:
+                    since = number
+                    yield {"type": kind, "object": found}
+        finally:
+            self._watches -= 1
+
+    def _made(self, body: Any) -> tuple[int, Any]:
+        metadata = body["metadata"]
+        name = metadata.get("name") or f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
+        if name in self._slices:
+            return refusal(409, f"{name} already exists")
+        new = {**metadata, "name": name, "uid": str(uuid.uuid4()), "generation": 1}
+        return self._kept(201, "ADDED", {**body, "metadata": new})
+
+    def _put(self, name: str, body: Any) -> tuple[int, Any]:
+        seen = self._slices[name]
+        if any(get(seen["spec"]) != get(body["spec"]) for get in _IMMUTABLE):
+            return refusal(422, "field is immutable")
+        if seen["spec"] == body["spec"]:
+            return 200, seen
+        new = {**seen["metadata"], **body["metadata"]}
+        return self._kept(200, "MODIFIED", {**body, "metadata": new})
+
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        if wrong := faults(body["spec"]):
+            return refusal(422, f"is invalid: {', '.join(wrong)}")
+        body = copy.deepcopy(body)
+        for device in body["spec"].get("devices", ()):
+            for name in self.drops:
+                device.get("attributes", {}).pop(name, None)
+        self._note(kind, body)
+        self._slices[body["metadata"]["name"]] = body
+        return code, body
+
+    def _delete(self, name: str) -> Any:
+        body = self._slices.pop(name)
+        self._note("DELETED", body)
+        return body
+
+    def _note(self, kind: str, body: Any) -> None:
+        self._last += 1
+        body["metadata"] = {**body["metadata"], "resourceVersion": str(self._last)}
+        self._history.append((self._last, kind, copy.deepcopy(body)))
+        self._changed.notify_all()
+
+    def __exit__(self, *details: object) -> None:
+        self.port = 0
+        self.close_watches()
+        super().__exit__(*details)

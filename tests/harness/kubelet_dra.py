@@ -1,0 +1,185 @@
+"""A kubelet's DRA manager, as a driver meets it: the real gRPC over unix sockets.
+
+    with KubeletDra(root) as kubelet:
+        driver = kubelet.wait_for("gpu.example.com")
+        answer = driver.prepare(("default", uid, "claim"))
+
+It watches its directory of registrations, asks a socket that appears for what it is, takes the
+first version that it knows in the plugin's order, tells it that it is registered, opens the health
+stream, and has the time limits that a real one has. It keeps no record of claims but what a test
+asks it to write (:mod:`.kubelet_root`).
+
+Source: tests/recorded/kubernetes-1.36/dra; kubelet pkg/kubelet/pluginmanager, cm/dra/plugin.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from contextlib import suppress
+from typing import Any, Final, Self
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+
+from api.proto import dra_health_pb2 as health
+from api.proto import dra_pb2 as pb
+from api.proto import pluginregistration_pb2 as registration
+from tests.harness.waiting import eventually
+
+__all__ = ["Driver", "KubeletDra"]
+
+_KNOWN: Final = {
+    "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1",
+    "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1",
+}
+_GET_INFO, _NOTIFY, _CALL = 1.0, 5.0, 45.0
+_POLL: Final = 0.02
+
+Reference = tuple[str, str, str]
+"""Namespace, UID and name of a claim."""
+
+
+class Driver:
+    """A driver that has registered: the kubelet's client of it.
+
+    Args:
+        info: as it says of itself.
+        version: of :data:`_KNOWN`, in which it is called.
+    """
+
+    def __init__(self, info: registration.PluginInfo, version: str) -> None:
+        self.info = info
+        self.version = version
+        self.health: dict[str, health.DeviceHealth] = {}
+        """What it has told last of each device, by its name."""
+        self._channel = grpc.insecure_channel(f"unix:{info.endpoint}")
+        watch = self._channel.unary_stream(
+            "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+            request_serializer=health.NodeWatchResourcesRequest.SerializeToString,
+            response_deserializer=health.NodeWatchResourcesResponse.FromString,
+        )
+        self._stream = watch(health.NodeWatchResourcesRequest())
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with suppress(grpc.RpcError):
+            for told in self._stream:
+                self.health = {each.device.device_name: each for each in told.devices}
+
+    def _call(self, method: str, request: Any, answer: Any) -> Any:
+        call = self._channel.unary_unary(
+            f"/{_KNOWN[self.version]}.DRAPlugin/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        return call(request, timeout=_CALL)
+
+    def prepare(self, *claims: Reference) -> dict[str, pb.NodePrepareResourceResponse]:
+        """Have claims be prepared; the answer for each, by its UID. It is for all of them."""
+        request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
+        answer = self._call("NodePrepareResources", request, pb.NodePrepareResourcesResponse)
+        assert set(answer.claims) == {uid for _, uid, _ in claims}
+        return dict(answer.claims)
+
+    def unprepare(self, *claims: Reference) -> dict[str, str]:
+        """Have claims be taken back; the error of each, by its UID."""
+        request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
+        answer = self._call("NodeUnprepareResources", request, pb.NodeUnprepareResourcesResponse)
+        assert set(answer.claims) == {uid for _, uid, _ in claims}
+        return {uid: each.error for uid, each in answer.claims.items()}
+
+    def close(self) -> None:
+        self._stream.cancel()
+        self._channel.close()
+
+
+class KubeletDra:
+    """A kubelet. As a context it runs.
+
+    Args:
+        root: its directory.
+        known: the versions of drivers that it knows.
+    """
+
+    def __init__(self, root: str, known: tuple[str, ...] = tuple(_KNOWN)) -> None:
+        self.root = root
+        self.drivers: dict[str, Driver] = {}
+        self._known = known
+        self._registry = os.path.join(root, "plugins_registry")
+        self._sockets: dict[str, tuple[object, str]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        os.makedirs(self._registry, exist_ok=True)
+        os.makedirs(os.path.join(self.root, "plugins"), exist_ok=True)
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        for driver in self.drivers.values():
+            driver.close()
+        self.drivers.clear()
+        self._sockets.clear()
+
+    def restart(self) -> None:
+        """Begin anew: it looks through its directory, and calls nobody but to register."""
+        self.__exit__()
+        self.__enter__()
+
+    def wait_for(self, name: str) -> Driver:
+        """Wait until a driver is registered."""
+        eventually(lambda: name in self.drivers, f"{name} registers")
+        return self.drivers[name]
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_POLL):
+            there = {}
+            for entry in os.listdir(self._registry):
+                path = os.path.join(self._registry, entry)
+                with suppress(OSError):
+                    seen = os.stat(path)
+                    if not entry.startswith(".") and stat.S_ISSOCK(seen.st_mode):
+                        there[path] = (seen.st_ino, seen.st_ctime_ns)
+            for path, (identity, name) in list(self._sockets.items()):
+                if there.get(path) != identity:
+                    del self._sockets[path]
+                    self.drivers.pop(name).close()
+            for path, identity in there.items():
+                if path not in self._sockets:
+                    with suppress(grpc.RpcError):  # it is tried again
+                        self._sockets[path] = (identity, self._register(path))
+
+    def _register(self, path: str) -> str:
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+
+            def call(method: str, request: Any, answer: Any, timeout: float) -> Any:
+                ask = channel.unary_unary(
+                    f"/pluginregistration.Registration/{method}",
+                    request_serializer=type(request).SerializeToString,
+                    response_deserializer=answer.FromString,
+                )
+                return ask(request, timeout=timeout)
+
+            info = call("GetInfo", registration.InfoRequest(), registration.PluginInfo, _GET_INFO)
+            versions = [each for each in info.supported_versions if each in self._known]
+            is_fit = info.type == "DRAPlugin" and bool(versions)
+            status = registration.RegistrationStatus(
+                plugin_registered=is_fit, error="" if is_fit else "no version is known"
+            )
+            call(
+                "NotifyRegistrationStatus", status, registration.RegistrationStatusResponse, _NOTIFY
+            )
+            if is_fit:
+                self.drivers[info.name] = Driver(info, versions[0])
+            return str(info.name)
+
+
+def _claim(reference: Reference) -> pb.Claim:
+    namespace, uid, name = reference
+    return pb.Claim(namespace=namespace, uid=uid, name=name)

@@ -1,0 +1,22 @@
+"""What was recorded of a real Kubernetes, in tests/recorded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from tests.harness.launcher import REPOSITORY
+
+__all__ = ["recorded_lines"]
+
+_ROOT: Final = f"{REPOSITORY}/tests/recorded/kubernetes-1.36"
+
+
+def recorded_lines(name: str) -> list[Any]:
+    """The values of a file of one JSON value a line.
+
+    Args:
+        name: below the recordings of Kubernetes 1.36.
+    """
+    with open(f"{_ROOT}/{name}", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]

@@ -1,0 +1,104 @@
+"""What an API server takes for wrong of a ResourceSlice's spec, as far as our driver writes one.
+
+The published schemas of Kubernetes do not have these limits. They were read from its validation,
+and agree with what a real server answered (tests/recorded/kubernetes-1.36/dra/slices.jsonl).
+
+Source: Kubernetes pkg/apis/resource/validation, 1.36.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+__all__ = ["faults"]
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NAME: Final = re.compile(_LABEL, re.ASCII)
+_SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+_IDENTIFIER: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)([-+].*)?", re.ASCII)
+_QUANTITY: Final = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[mkMGTPE])?", re.ASCII)
+_WHERE: Final = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
+_KINDS: Final = ("int", "bool", "string", "version")
+_LARGE: Final = ("taints", "consumesCounters")
+_EFFECTS: Final = ("None", "NoSchedule", "NoExecute")
+
+
+def _is_subdomain(text: str) -> bool:
+    return len(text) <= 63 and bool(_SUBDOMAIN.fullmatch(text))
+
+
+def _is_qualified(name: str) -> bool:
+    domain, slash, identifier = name.rpartition("/")
+    is_named = len(identifier) <= 32 and bool(_IDENTIFIER.fullmatch(identifier))
+    return is_named and (not slash or _is_subdomain(domain))
+
+
+def _is_value(value: Mapping[str, Any]) -> bool:
+    return (
+        len(value) == 1
+        and next(iter(value)) in _KINDS
+        and all(len(value.get(kind, "")) <= 64 for kind in ("string", "version"))
+        and ("version" not in value or bool(_VERSION.fullmatch(value["version"])))
+    )
+
+
+def _count(device: Mapping[str, Any], *keys: str) -> int:
+    return sum(len(device.get(key, ())) for key in keys)
+
+
+_OF_SPEC: Final[dict[str, Callable[[Any], bool]]] = {
+    "driver": lambda spec: _is_subdomain(spec["driver"].lower()),
+    "pool.name": lambda spec: (
+        len(spec["pool"]["name"]) <= 253
+        and all(map(_SUBDOMAIN.fullmatch, spec["pool"]["name"].split("/")))
+    ),
+    "pool.generation": lambda spec: spec["pool"]["generation"] >= 0,
+    "pool.resourceSliceCount": lambda spec: spec["pool"]["resourceSliceCount"] > 0,
+    "one of the node's": lambda spec: sum(key in spec for key in _WHERE) == 1,
+    "devices and counters": lambda spec: not ("devices" in spec and "sharedCounters" in spec),
+    "sharedCounters": lambda spec: (
+        _count(spec, "sharedCounters") <= 8
+        and all(len(each["counters"]) <= 32 for each in spec.get("sharedCounters", ()))
+    ),
+    "devices: too many": lambda spec: (
+        _count(spec, "devices")
+        <= (64 if any(key in each for each in spec.get("devices", ()) for key in _LARGE) else 128)
+    ),
+    "devices: twice": lambda spec: (
+        len({each["name"] for each in spec.get("devices", ())}) == _count(spec, "devices")
+    ),
+}
+_OF_DEVICE: Final[dict[str, Callable[[Any], bool]]] = {
+    "name": lambda device: len(device["name"]) <= 63 and bool(_NAME.fullmatch(device["name"])),
+    "attributes: too many": lambda device: _count(device, "attributes", "capacity") <= 32,
+    "attributes: names": lambda device: all(
+        map(_is_qualified, (*device.get("attributes", ()), *device.get("capacity", ())))
+    ),
+    "attributes": lambda device: all(map(_is_value, device.get("attributes", {}).values())),
+    # A number is taken, too.
+    "capacity": lambda device: all(
+        _QUANTITY.fullmatch(str(each["value"])) for each in device.get("capacity", {}).values()
+    ),
+    "taints": lambda device: (
+        _count(device, "taints") <= 16
+        and all(taint.get("effect") in _EFFECTS for taint in device.get("taints", ()))
+    ),
+    "consumesCounters": lambda device: _count(device, "consumesCounters") <= 2,
+    "bindingConditions": lambda device: (
+        bool(device.get("bindingConditions")) == bool(device.get("bindingFailureConditions"))
+    ),
+}
+
+
+def faults(spec: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a slice; nothing if it is taken."""
+    found = [what for what, is_right in _OF_SPEC.items() if not is_right(spec)]
+    return found + [
+        f"device {device['name']}: {what}"
+        for device in spec.get("devices", ())
+        for what, is_right in _OF_DEVICE.items()
+        if not is_right(device)
+    ]

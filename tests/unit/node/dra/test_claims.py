@@ -1,0 +1,238 @@
+"""What a claim is to have, by claims and notes of a real cluster; and who may have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from hooks.config import Config
+from integration.node.board import Board
+from integration.node.dra import state
+from integration.node.dra.claims import Reference, read_claim, refuse_taken
+from integration.node.dra.devices import Device
+from integration.node.dra.state import Claim, ClaimDevice
+from integration.node.errors import (
+    ClaimConfigUnknown,
+    ClaimedDeviceMissing,
+    DeviceTaken,
+    DraStateUnwritten,
+    ResourceClaimUnusable,
+)
+from integration.node.plugin.claimed import claimed_on, refuse_claimed, without_claimed
+from integration.node.plugin.values import Device as PluginDevice
+from integration.node.plugin.values import Resource
+from tests.harness.launcher import REPOSITORY
+from tests.harness.recorded import recorded_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DRIVER: Final = "gpu.example.com"
+POOL: Final = "gpu-node"
+GPU, OTHER = (f"GPU-{n}0000000-0000-4000-8000-00000000000a" for n in range(2))
+PART, SIBLING = (f"MIG-{n}0000000-0000-4000-8000-00000000000b" for n in range(2))
+DEVICES: Final = {
+    f"gpu-{n}": Device(f"gpu-{n}", uuid, uuid, {}, {}) for n, uuid in enumerate((GPU, OTHER))
+}
+RECORDED: Final = recorded_lines("dra/claims.jsonl")
+REFERENCE: Final = Reference("default", "a UID", "claim")
+
+
+def claim_of(allocation: dict[str, Any], **more: Any) -> Claim:
+    found = {"metadata": {"uid": REFERENCE.uid}, "status": {"allocation": allocation}}
+    return read_claim(found, REFERENCE, DRIVER, POOL, more.get("devices", DEVICES))
+
+
+def plain(each: dict[str, Any]) -> dict[str, Any]:
+    """A recorded allocation without the configurations of that driver's own."""
+    return {"devices": {**each["allocation"]["devices"], "config": []}}
+
+
+@pytest.mark.parametrize("each", RECORDED, ids=lambda each: each["claim"])
+def test_what_a_real_scheduler_allocated_is_read(each: dict[str, Any]) -> None:
+    results = each["allocation"]["devices"]["results"]
+    names = [one["device"] for one in results]
+    claim = claim_of(plain(each), devices={one: Device(one, one, one, {}, {}) for one in names})
+    assert [device.device for device in claim.devices] == names
+    assert [device.admin for device in claim.devices] == [
+        one.get("adminAccess", False) for one in results
+    ]
+    for device, one in zip(claim.devices, results, strict=True):
+        assert one["request"].split("/")[0] == device.request
+
+
+def test_every_kind_of_request_was_recorded() -> None:
+    requests = {
+        each["request"] for one in RECORDED for each in one["allocation"]["devices"]["results"]
+    }
+    assert {"gpu", "gpu/any", "container-0-request-0"} <= requests
+
+
+def test_configurations_that_are_not_known_are_an_error() -> None:
+    configured = [each for each in RECORDED if each["allocation"]["devices"].get("config")]
+    with pytest.raises(ClaimConfigUnknown, match=r"GpuConfig of example\.com/v1 is not known"):
+        claim_of(configured[0]["allocation"])
+    result = {"request": "gpu", "driver": DRIVER, "pool": POOL, "device": "gpu-0"}
+    for config, is_known in (
+        ({"opaque": {"driver": "another.example.com", "parameters": {"kind": "Odd"}}}, True),
+        ({"opaque": {"driver": DRIVER, "parameters": "odd"}}, False),
+        ({"source": "FromClass"}, False),
+    ):
+        allocation = {"devices": {"results": [result], "config": [config]}}
+        if is_known:
+            assert claim_of(allocation).devices
+        else:
+            with pytest.raises(ClaimConfigUnknown):
+                claim_of(allocation)
+
+
+def test_a_claim_has_to_be_the_one_that_is_meant_and_allocated_here() -> None:
+    result = {"request": "gpu", "driver": DRIVER, "pool": POOL, "device": "gpu-0"}
+    lost = {"gpu-0": replace(DEVICES["gpu-0"], lost=True)}
+    with pytest.raises(ClaimedDeviceMissing, match="does not answer"):
+        claim_of({"devices": {"results": [result]}}, devices=lost)
+    for change, error in (
+        ({"device": "gpu-9"}, ClaimedDeviceMissing),
+        ({"pool": "another"}, ClaimedDeviceMissing),
+        ({"driver": "another.example.com"}, ResourceClaimUnusable),
+    ):
+        with pytest.raises(error):
+            claim_of({"devices": {"results": [{**result, **change}]}})
+    for found in ({}, {"metadata": {"uid": "another"}}, {"metadata": {"uid": "a UID"}}):
+        with pytest.raises(ResourceClaimUnusable):
+            read_claim(found, REFERENCE, DRIVER, POOL, DEVICES)
+
+
+def having(uuid: str, gpu: str, name: str = "one", **more: Any) -> Claim:
+    return Claim(name, "default", name, (ClaimDevice("gpu", POOL, uuid, uuid, gpu, **more),))
+
+
+@pytest.mark.parametrize(
+    ("uuid", "gpu", "is_taken"),
+    [(GPU, GPU, True), (PART, GPU, True), (OTHER, OTHER, False)],
+)
+def test_a_gpu_and_its_parts_exclude_each_other(uuid: str, gpu: str, is_taken: bool) -> None:
+    for one, other in ((GPU, uuid), (uuid, GPU)):
+        whose = {GPU: GPU, uuid: gpu}
+        new, old = having(one, whose[one], "new"), having(other, whose[other], "old")
+        if is_taken:
+            with pytest.raises(DeviceTaken, match="claim default/old has it"):
+                refuse_taken(new, [having("GPU-3", "GPU-3", "third"), old])
+        else:
+            refuse_taken(new, [old])
+        refuse_taken(having(one, whose[one], "new", admin=True), [old])
+        refuse_taken(new, [having(other, whose[other], "old", admin=True)])
+        refuse_taken(having(one, whose[one], "old"), [old])
+
+
+def test_parts_of_one_gpu_do_not() -> None:
+    refuse_taken(having(PART, GPU, "new"), [having(SIBLING, GPU, "old")])
+    refuse_taken(having(PART, GPU), (), {SIBLING: "a pod"})
+    with pytest.raises(DeviceTaken, match="a pod has it"):
+        refuse_taken(having(PART, GPU), (), {GPU: "a pod"})
+    with pytest.raises(DeviceTaken, match="a pod has it"):
+        refuse_taken(having(PART, GPU), (), {PART: "a pod"})
+
+
+# -- on disk -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    boot = tmp_path / "proc/sys/kernel/random"
+    boot.mkdir(parents=True)
+    (boot / "boot_id").write_text("first\n")
+    (tmp_path / "kubelet").mkdir()
+    return Config(
+        state=str(tmp_path / "state"), proc=str(tmp_path / "proc"),
+        kubelet_root=str(tmp_path / "kubelet"),
+    )  # fmt: skip
+
+
+def test_what_was_prepared_is_there_after_a_restart_but_not_after_a_reboot(config: Config) -> None:
+    claims = [having(GPU, GPU), having(OTHER, OTHER, "admin", admin=True)]
+    assert state.load(config, DRIVER) == {}
+    state.save(config, ())
+    assert not os.path.exists(f"{config.state}/dra.json")
+    state.save(config, claims)
+    assert os.stat(f"{config.state}/dra.json").st_mode & 0o777 == 0o600
+    assert list(state.load(config, DRIVER).values()) == claims
+    assert state.held(config) == claims[0].devices
+    with open(f"{config.proc}/sys/kernel/random/boot_id", "w", encoding="ascii") as file:
+        file.write("second\n")
+    assert state.load(config, DRIVER) == {}
+    assert state.held(config) == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 2}', b'{"format": 1}', b"null"])
+def test_notes_that_are_damaged_do_not_count_and_end_nothing(
+    config: Config, content: bytes
+) -> None:
+    state.save(config, [having(GPU, GPU)])
+    with open(f"{config.state}/dra.json", "wb") as file:
+        file.write(content)
+    assert state.load(config, DRIVER) == {}
+    recorded = f"{REPOSITORY}/tests/recorded/kubernetes-1.36/kubelet/claims-shared.json"
+    shutil.copyfile(recorded, f"{config.kubelet_root}/dra_manager_state")
+    _, claim = state.load(config, DRIVER).values()
+    (device,) = claim.devices
+    assert (claim.namespace, claim.name, device.request) == ("default", "shared", "gpu")
+    assert state.load(config, "another.example.com") == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, {}, {"ClaimInfoStateList": None}, {"ClaimInfoStateList": [{}]},
+     {"ClaimInfoStateList": [{"DriverState": {DRIVER: {"Devices": [{}]}}}]},
+     {"ClaimInfoStateList": ["odd"]}, []],
+)  # fmt: skip
+def test_a_record_that_no_kubelet_writes_gives_nothing(config: Config, data: Any) -> None:
+    with open(f"{config.kubelet_root}/dra_manager_state", "w", encoding="utf-8") as file:
+        json.dump({"Data": json.dumps(data)}, file)
+    assert state.load(config, DRIVER) == {}
+
+
+def test_what_cannot_be_written_down_is_an_error(config: Config) -> None:
+    os.makedirs(f"{config.state}/dra.json")
+    with pytest.raises(DraStateUnwritten, match="NVSHIM-E2777"):
+        state.save(config, [having(GPU, GPU)])
+
+
+# -- the device plugin -------------------------------------------------------------------------
+
+
+def test_the_plugin_goes_by_the_board_or_else_by_what_is_on_disk(config: Config) -> None:
+    board = Board()
+    assert not claimed_on(board, config)
+    state.save(config, [having(GPU, GPU)])
+    assert [each.uuid for each in claimed_on(board, config)] == [GPU]
+    board.post(claimed=())
+    assert not claimed_on(board, config)
+
+
+def test_the_plugin_gives_nothing_that_a_claim_has() -> None:
+    devices = (
+        PluginDevice(GPU, GPU, GPU, "0", 0),
+        PluginDevice(f"{PART}::0", PART, OTHER, "1:0", 1),
+        PluginDevice(SIBLING, SIBLING, OTHER, "1:1", 1),
+    )
+    resource = Resource("nvidia.com/gpu", devices)
+
+    def healthy(*claims: Claim) -> list[str]:
+        claimed = [device for claim in claims for device in claim.devices]
+        return [each.id for each in without_claimed(resource, claimed).devices if each.is_healthy]
+
+    assert healthy() == [each.id for each in devices]
+    assert healthy(having(GPU, GPU)) == [f"{PART}::0", SIBLING]
+    assert healthy(having(PART, OTHER)) == [GPU, SIBLING]
+    assert healthy(having(OTHER, OTHER)) == [GPU]
+    # A GPU that is given as a whole, of which a claim has a part.
+    assert healthy(having("MIG-of-it", GPU)) == [f"{PART}::0", SIBLING]
+    with pytest.raises(DeviceTaken):
+        refuse_claimed(devices, having(SIBLING, OTHER).devices)
+    refuse_claimed(devices, having("GPU-3", "GPU-3").devices)

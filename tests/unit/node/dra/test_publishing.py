@@ -1,0 +1,128 @@
+"""The slices of a node, against an API server that others change as well."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import pytest
+
+from hooks.config import Config
+from integration.node.api_server import ApiServer
+from integration.node.components import DRA_DRIVER, Context, Options
+from integration.node.dra.publishing import Publisher
+from tests.harness.cluster import Cluster
+from tests.harness.waiting import until
+from tests.unit.node.dra.test_slices import many
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from integration.node.api_server import Watch
+
+pytestmark = pytest.mark.anyio
+
+NODE: Final = "node-1"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(str(tmp_path / "account"), node=NODE) as cluster:
+        yield cluster
+
+
+class Wiped(ApiServer):
+    """One whose client hears of the end of what it made before it hears that it was made."""
+
+    cluster: Cluster
+    publisher: Publisher
+    wiped = 0
+
+    def watch(self, path: str, version: str, query: Any) -> Watch:
+        del version
+        return super().watch(path, "1000000", query)  # what it would tell has been told
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = super().call(method, *args, **kwargs)
+        if method == "POST" and not self.wiped:
+            type(self).wiped += 1
+            self.cluster.wipe()
+            name = found["metadata"]["name"]
+            anyio.from_thread.run_sync(self.publisher._hear, "DELETED", found)
+            assert name not in {each["metadata"]["name"] for each in self.cluster.slices()}
+        return found
+
+
+@asynccontextmanager
+async def publishing(
+    cluster: Cluster, kind: type[ApiServer] = ApiServer
+) -> AsyncIterator[tuple[Publisher, dict[str, str]]]:
+    faults: dict[str, str] = {}
+    context = Context(Config(), Options("", 60), lambda *_, **__: None)
+    api = kind("127.0.0.1", cluster.port, cluster.service_account)
+    publisher = Publisher(context, api, DRA_DRIVER, NODE, faults.__setitem__)
+    if issubclass(kind, Wiped):
+        kind.cluster, kind.publisher = cluster, publisher
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publisher.run)
+        yield publisher, faults
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_slice_that_is_deleted_before_it_is_heard_to_be_made_is_made_again(
+    cluster: Cluster,
+) -> None:
+    async with publishing(cluster, Wiped) as (publisher, _):
+        publisher.want(tuple(many(2)))
+        await until(lambda: Wiped.wiped and len(cluster.published()) == 2)
+        assert [method for method, _ in cluster.writes] == ["POST", "POST"]
+
+
+async def test_a_node_that_was_made_anew_owns_the_slices(cluster: Cluster) -> None:
+    def owners() -> list[str]:
+        return [each["metadata"]["ownerReferences"][0]["uid"] for each in cluster.slices()]
+
+    async with publishing(cluster) as (publisher, _):
+        publisher.want(tuple(many(2)))
+        await until(lambda: owners() == [cluster.node_uid])
+        cluster.node_uid = "another"
+        cluster.wipe()  # as what has an owner that is no more
+        await until(lambda: owners() == ["another"])
+
+
+async def test_what_is_not_known_leaves_what_was_published(cluster: Cluster) -> None:
+    async with publishing(cluster) as (publisher, _):
+        publisher.want(tuple(many(2)))
+        await until(lambda: len(cluster.published()) == 2)
+        publisher.want(None)
+        publisher.want(tuple(many(2)))
+        publisher.want(())
+        await until(lambda: not cluster.published())
+        assert [method for method, _ in cluster.writes] == ["POST", "PUT"]
+
+
+async def test_what_a_server_drops_is_sent_once(cluster: Cluster) -> None:
+    cluster.drops = frozenset({"gpu.nvidia.com/brand"})
+    async with publishing(cluster) as (publisher, _):
+        publisher.want(tuple(many(1)))
+        await until(lambda: len(cluster.published()) == 1)
+        cluster.close_watches()
+        await until(lambda: cluster.watches == 1)
+        publisher.want(tuple(many(2)))
+        await until(lambda: len(cluster.published()) == 2)
+        assert [method for method, _ in cluster.writes] == ["POST", "PUT"]
+
+
+async def test_a_busy_server_is_asked_again_and_an_absent_api_is_said(cluster: Cluster) -> None:
+    cluster.refuse = lambda *_: 429
+    async with publishing(cluster) as (publisher, faults):
+        publisher.want(tuple(many(1)))
+        await until(lambda: "429" in faults.get("slices", ""))
+        cluster.refuse = lambda *_: None
+        await until(lambda: len(cluster.published()) == 1)
+        await until(lambda: not faults["slices"])
+    cluster.versions = ("v1alpha3",)
+    async with publishing(cluster) as (_, faults):
+        await until(lambda: "it has v1alpha3" in faults.get("slices", ""))
