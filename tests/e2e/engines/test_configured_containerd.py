@@ -133,7 +133,7 @@ def test_the_containerd_that_runs_is_asked_and_named(configured: Configured) -> 
     )  # fmt: skip
     if containerd.parts.version < (2, 0):
         # The installed one knows nothing of it.
-        assert "+  enable_cdi = true" in nvshim(*words, "--enable-cdi", check=False).stdout
+        assert "+enable_cdi = true" in nvshim(*words, "--enable-cdi", check=False).stdout
         return
     with open(configured.path, "rb") as file:
         written = file.read()
