@@ -45,8 +45,8 @@ test: export PYTHONHASHSEED := 0
 # Each module is compiled once, and not by each worker and program, whatever the environment says.
 test test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
-# Tests that run side by side. Those end to end wait for others now and then.
-WORKERS ?= $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
+# Tests that run side by side. Those end to end wait for others half of their time.
+WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 BESIDE  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: test

@@ -92,6 +92,8 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
     if others["dra"] and not others["api_server"]:
         raise click.UsageError("--dra needs an --api-server")
+    if others["node_condition"] and not others["api_server"]:
+        raise click.UsageError("--node-condition needs an --api-server")
     return Options(
         spec=spec,
         poll=poll,
@@ -105,6 +107,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         service_account=others["service_account"],
         dra=others["dra"],
         dra_driver=others["dra_driver"],
+        node_condition=others["node_condition"],
         node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
         **({"cri_sockets": sockets} if (sockets := others["cri_sockets"]) else {}),
@@ -236,6 +239,10 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "node_condition": click.option(
+        "--node-condition", is_flag=True,
+        help="Say on the Node, as its condition GPUOutOfService, which GPUs no pod can have.",
     ),
     "node_name": click.option(
         "--node-name", metavar="NAME", default="", envvar="NODE_NAME",

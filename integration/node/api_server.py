@@ -39,6 +39,7 @@ _LONGEST: Final = 16 << 20
 _LONGEST_REFUSAL: Final = 1 << 16
 _FIRST_REFUSAL: Final = 300
 _GONE: Final = 410
+_PATCH: Final = "application/strategic-merge-patch+json"
 _NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -66,7 +67,7 @@ class ApiServer:
         """Make a call.
 
         Args:
-            method: of HTTP.
+            method: of HTTP; the body of a PATCH is merged by the keys of Kubernetes' lists.
             path: of the resource ("/api/v1/nodes/one"), with its parts quoted.
             body: a JSON value; None for none.
 
@@ -137,7 +138,7 @@ class ApiServer:
                 {
                     "Authorization": f"Bearer {token}",
                     "Accept": "application/json",
-                    "Content-Type": "application/json",
+                    "Content-Type": _PATCH if method == "PATCH" else "application/json",
                 },
             )
             answer = connection.getresponse()

@@ -44,6 +44,7 @@ PARTS: Final[Mapping[str, str]] = {
     "metrics": "integration.node.metrics.component",
     "monitor": "integration.node.monitor.component",
     "mps": "integration.node.mps.component",
+    "node-condition": "integration.node.health.node_condition",
     "plugin": "integration.node.plugin.component",
     "pod-events": "integration.node.ledger.pod_events",
 }
@@ -73,6 +74,7 @@ class Options:
         service_account: where the agent's token for it is, if it has one.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
+        node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
         states: containerd's state directories; none for those that are known.
         ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
@@ -93,6 +95,7 @@ class Options:
     service_account: str = "/run/containerd-shim-nvidia/service-account"
     dra: bool = False
     dra_driver: str = DRA_DRIVER
+    node_condition: bool = False
     node_name: str = ""
     states: tuple[str, ...] = ()
     ignored_xids: str = ""

@@ -16,6 +16,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.api_server import ApiServer
 from tests.harness.exposition import read_told
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.launcher import REPOSITORY
@@ -97,6 +98,49 @@ def place(tmp_path: Path) -> Iterator[Place]:
         place = Place(node)
         place.put_nvidia_smi()
         yield place
+
+
+def test_the_node_says_what_no_pod_can_have(place: Place, tmp_path: Path) -> None:
+    def condition() -> tuple[str, ...]:
+        of_others, *ours = api.nodes["one"]
+        assert of_others == {"type": "Ready", "status": "True"}
+        return tuple(ours[0][key] for key in ("status", "reason", "message")) if ours else ()
+
+    with ApiServer(str(tmp_path / "token")) as api:
+        api.nodes["one"] = [{"type": "Ready", "status": "True"}]
+        api.is_forbidden = True
+        words = (
+            "--api-server", "127.0.0.1", "--api-port", str(api.port), "--node-name", "one",
+            "--service-account", api.service_account, "--node-condition",
+            "--containerd-state", place.node.dev,
+        )  # fmt: skip
+        agent = NodeAgent(place.node, str(tmp_path), "/nowhere", *words)
+        with agent:
+            eventually(lambda: agent.said("it is 403"), "the right is missed")
+            api.is_forbidden = False
+            place.call("drain", "1", "--reason", "fan")
+            told = eventually(condition, "a condition")
+            assert told[:2] == ("True", "Drained")
+            assert told[2].startswith(f"{place.uuids[1]} is out of service since ")
+            assert told[2].endswith(": fan")
+            began = api.nodes["one"][1]["lastTransitionTime"]
+            place.call("drain", "--driver", "--reason", "update")
+            words_of_both = ("the driver is out of service", ": update")
+            eventually(lambda: all(w in condition()[2] for w in words_of_both), "both are told")
+            assert api.nodes["one"][1]["lastTransitionTime"] == began
+            place.call("undrain", "--driver")
+            place.call("undrain", "1")
+            eventually(lambda: condition()[0] == "False", "all are in service")
+            assert condition() == ("False", "AllInService", "every GPU can be given")
+        kinds = {kind for kind, _ in api.patches}
+        assert kinds == {"application/strategic-merge-patch+json"}
+        written = len(api.patches)
+        with agent:
+            eventually(lambda: agent.said("the node has"), "it has looked")
+            place.call("drain", "1")
+            eventually(lambda: condition()[0] == "True", "it is told anew")
+        # What the Node had already was not written again.
+        assert len(api.patches) == written + 1
 
 
 def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""A cluster's API server, as far as somebody with a token makes events there.
+"""A cluster's API server, as far as somebody with a token makes events there and changes Nodes.
 
     with ApiServer(directory) as api:
         ...  # a client that is told api.port, and api.service_account
         api.events
 
 It speaks TLS with a certificate of its own for 127.0.0.1, which holds until 2120; its key is no
-secret. Source: Kubernetes API, core/v1 Event.
+secret. Source: Kubernetes API, core/v1 Event and Node; strategic merge patch.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class ApiServer:
     Attributes:
         service_account: that directory.
         events: what was made, each with its namespace in the path that was asked for.
+        nodes: the conditions of each Node, by its name.
+        patches: the bodies of those that were changed, with their Content-Type.
         token: with which one may make events.
         is_forbidden: whether nobody may.
         port: on which it listens.
@@ -63,6 +65,8 @@ class ApiServer:
     def __init__(self, directory: str) -> None:
         self.service_account = directory
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.nodes: dict[str, list[dict[str, Any]]] = {}
+        self.patches: list[tuple[str, dict[str, Any]]] = []
         self.token = "first"
         self.is_forbidden = False
         self.port = 0
@@ -84,9 +88,24 @@ class ApiServer:
         return self.answer(request)
 
     def answer(self, request: Request) -> tuple[int, Any]:
-        """What somebody who may ask is answered: here, an event is made."""
+        """What somebody who may ask is answered: an event is made, or a Node is read or changed."""
+        _, _, node = request.path.partition("/api/v1/nodes/")
+        if node:
+            return self._of_node(request, node.removesuffix("/status"))
         self.events.append((request.path, json.loads(request.body)))
         return 201, json.loads(request.body)
+
+    def _of_node(self, request: Request, name: str) -> tuple[int, Any]:
+        if name not in self.nodes:
+            return refusal(404, f'nodes "{name}" not found')
+        if request.method == "PATCH":
+            body = json.loads(request.body)
+            self.patches.append((request.headers.get("Content-Type", ""), body))
+            known = {each["type"]: each for each in self.nodes[name]}
+            for each in body["status"]["conditions"]:
+                known[each["type"]] = known.get(each["type"], {}) | each
+            self.nodes[name] = list(known.values())
+        return 200, {"metadata": {"name": name}, "status": {"conditions": self.nodes[name]}}
 
     def __enter__(self) -> Self:
         os.makedirs(self.service_account)

@@ -44,6 +44,7 @@ OPTIONS: Final = {
     "device-plugin-config": ".Values.devicePlugin.config",
     "mps": ".Values.mps",
     "dra": ".Values.dra",
+    "node-condition": ".Values.nodeCondition",
     "metrics": "or .Values.metrics.enabled .Values.metrics.prometheusOperator",
     "prometheus-operator": ".Values.metrics.prometheusOperator",
 }
@@ -97,6 +98,10 @@ _TABLE: Final[tuple[tuple[str, Any, dict[str, Any], str], ...]] = (
     (
         "dra", False, _BOOLEAN,
         "Be a driver of dynamic resource allocation, too (Kubernetes 1.34 and newer).",
+    ),
+    (
+        "nodeCondition", False, _BOOLEAN,
+        "Say on each Node which GPUs no pod can have (Kubernetes 1.32 and newer).",
     ),
     ("metrics.enabled", False, _BOOLEAN, "Serve metrics at port 9477 of the agent's pods."),
     (

@@ -21,6 +21,7 @@ from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
 from integration.node.components import DRA_DRIVER, Options
 from integration.node.dra.devices import publishable
+from integration.node.health import node_condition
 from integration.node.metrics.address import parse_address
 from integration.node.plugin.settings import Source
 from integration.node.plugin.values import Settings as PluginSettings
@@ -448,7 +449,8 @@ def test_the_agent_may_make_events_and_the_installer_nothing(
         roles = {e["metadata"]["name"]: e["rules"] for e in documents if e["kind"] == "ClusterRole"}
         (rule,) = roles.pop("containerd-shim-nvidia-node-agent")
         assert rule == {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
-        assert list(roles) == (["containerd-shim-nvidia-dra"] if component == "dra" else [])
+        more = component in {"dra", "node-condition"}
+        assert list(roles) == ([f"containerd-shim-nvidia-{component}"] if more else [])
         namespace = _one(documents, "Namespace")["metadata"]["name"]
         whose = {"kind": "ServiceAccount", "name": "node-agent", "namespace": namespace}
         bindings = [e for e in documents if e["kind"] == "ClusterRoleBinding"]
@@ -498,6 +500,29 @@ def test_the_driver_may_read_claims_and_write_its_nodes_slices(
     assert container["args"][-1] == "--dra"
     field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert {"name": "NODE_NAME", "valueFrom": field} in container["env"]
+
+
+def test_the_agent_may_write_one_condition_of_its_own_node(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    name = "containerd-shim-nvidia-node-condition"
+    documents = {(e["kind"], e["metadata"]["name"]): e for e in rendered["node-condition"]}
+    rules = documents["ClusterRole", name]["rules"]
+    assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
+        (["nodes"], ["get"]),
+        (["nodes/status"], ["patch"]),
+    ]
+    policy = documents["ValidatingAdmissionPolicy", name]["spec"]
+    binding = documents["ValidatingAdmissionPolicyBinding", name]["spec"]
+    assert (binding["policyName"], binding["validationActions"]) == (name, ["Deny"])
+    assert policy["failurePolicy"] == "Fail"
+    (rule,) = policy["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["nodes/status"], ["UPDATE"])
+    own, one = (each["expression"] for each in policy["validations"])
+    assert "object.metadata.name == variables.node" in own
+    assert f'c.type != "{node_condition.TYPE}"' in one
+    (container,) = _pod(rendered["node-condition"], "node-agent")["containers"]
+    assert container["args"][-1] == "--node-condition"
 
 
 def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_published() -> None:

@@ -1,0 +1,124 @@
+"""The part of the agent that says on the Node itself which of its GPUs no pod can have, and why.
+
+``kubectl describe node`` then shows one condition more, :data:`TYPE`: ``True`` while a person has
+taken anything out of service, or while a device is unhealthy; ``False`` if all are in service. No
+scheduler goes by it: the device plugin and the shim give no pod what is out of service.
+
+Rules
+- It is said only if it is wanted (``--node-condition``), and where the cluster has given the agent
+  a token. A right that is missing is said once.
+- It is written when it changes, and not more often. What cannot be written now is tried again.
+- The time of its change is kept where only the words change, also by another agent.
+
+Source: Kubernetes API core/v1 NodeCondition; API conventions, "Typical status properties".
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+
+from hooks.node.drained import read_drains
+from integration.node.errors import ApiServerRefused, ApiServerSilent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.node.drained import Drain
+    from integration.node.api_server import ApiServer
+    from integration.node.components import Context
+    from integration.node.health.machine import Condition
+
+__all__ = ["TYPE", "Said", "run", "said_of"]
+
+TYPE: Final = "GPUOutOfService"
+"""The type of the condition."""
+
+_AGAIN: Final = 60.0  # seconds
+_LONGEST: Final = 1024  # characters of a message
+
+
+class Said(NamedTuple):
+    """What the condition says; its words are Kubernetes' own."""
+
+    status: str
+    reason: str
+    message: str
+
+
+def said_of(drains: Iterable[Drain], health: Mapping[str, Condition]) -> Said:
+    """What there is to say of a node.
+
+    Args:
+        drains: what persons have taken out of service.
+        health: what is thought of each device, by its UUID.
+    """
+    drained = {each.device: f"{each.name} is out of service {each.why}" for each in drains}
+    ill = [
+        f"{uuid} is {known.state}{f': {known.reason}' if known.reason else ''}"
+        for uuid, known in sorted(health.items())
+        if not known.state.is_given and uuid not in drained
+    ]
+    if not drained and not ill:
+        return Said("False", "AllInService", "every GPU can be given")
+    reason = "Drained" if not ill else "Unhealthy" if not drained else "DrainedAndUnhealthy"
+    message = "; ".join([*(drained[name] for name in sorted(drained)), *ill])
+    return Said("True", reason, message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…")
+
+
+def _write(api: ApiServer, node: str, said: Said) -> None:
+    """Say it on the Node.
+
+    Raises:
+        ApiServerSilent: the server does not answer.
+        ApiServerRefused: it says no.
+    """
+    path = f"/api/v1/nodes/{quote(node, safe='')}"
+    known = api.call("GET", path).get("status") or {}
+    before: dict[str, Any] = next(
+        (c for c in known.get("conditions") or () if c.get("type") == TYPE), {}
+    )
+    if said == (before.get("status"), before.get("reason"), before.get("message")):
+        return
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    condition: dict[str, Any] = {"type": TYPE, **said._asdict(), "lastHeartbeatTime": now}
+    if said.status != before.get("status"):
+        condition["lastTransitionTime"] = now
+    # Merged by the type: other conditions stay.
+    api.call("PATCH", f"{path}/status", {"status": {"conditions": [condition]}})
+
+
+async def run(context: Context) -> None:
+    """Keep the condition true, until cancelled."""
+    options, board = context.options, context.board
+    has_token = await anyio.Path(options.service_account).is_dir()
+    if not (options.node_condition and options.api_server and has_token):
+        await anyio.sleep_forever()
+    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
+
+    api = ApiServer(options.api_server, options.api_port, options.service_account)
+    written: Said | None = None
+    failed = ""
+    while True:
+        version = board.version("seen", "health")
+        said = said_of(read_drains(context.config), board.health)
+        line = ""
+        if said != written:
+            try:
+                await anyio.to_thread.run_sync(
+                    partial(_write, api, options.node_name, said), abandon_on_cancel=True
+                )
+                written = said
+            except (ApiServerSilent, ApiServerRefused) as error:
+                line = str(error)
+        if line and line != failed:
+            context.say("warning", line)
+        failed = line
+        await board.change(
+            "seen", "health", since=version, timeout=_AGAIN if line else float("inf")
+        )
