@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from integration.simulated import SimulatedNode
     from integration.simulated.containerd import Completed
 
+# Whoever has a node open holds it, and the nodes of other tests' GPUs have the same numbers.
+pytestmark = pytest.mark.serial
+
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
 ON_GPU_1: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=1")
 ON_ALL: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=all")

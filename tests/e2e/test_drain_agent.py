@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.request import urlopen
@@ -27,6 +28,8 @@ from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_MINORS: Final = 24
 
 GPU: Final = "nvidia.com/gpu"
 SLICE: Final = "nvidia.com/mig-1g.10gb"
@@ -92,7 +95,10 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+    scenario = Scenario.load("two")
+    # Nobody else's GPUs have these numbers: whoever has a node open holds it.
+    gpus = tuple(replace(gpu, minor=_MINORS + gpu.index) for gpu in scenario.gpus)
+    with SimulatedNode.create(str(tmp_path / "node"), replace(scenario, gpus=gpus)) as node:
         with open(node.config_path, "a", encoding="utf-8") as file:
             file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n[health]\nquiet = 1\n')
         place = Place(node)
@@ -185,6 +191,7 @@ def test_the_kubelet_hears_of_it_whatever_is_restarted(place: Place, tmp_path: P
             assert kubelet.wait_for(GPU, 2) == set(place.uuids)
 
 
+@pytest.mark.serial  # every NVIDIA node that anybody has open is the driver's
 def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_path: Path) -> None:
     asked = Path(place.node.state, "nvml-inits")
     with (
@@ -198,7 +205,7 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
         eventually(lambda: len(family(agent.pid)) == 1, "it has let go")
         asked.touch()
         # The driver's files go, and come back: nobody asks NVML for that, nor makes a node.
-        root, node = Path(place.node.driver_root), Path(place.node.dev, "nvidia1")
+        root, node = Path(place.node.driver_root), Path(place.node.dev, f"nvidia{_MINORS + 1}")
         away = root.rename(root.with_name("away"))
         node.unlink()
         looks = len(agent.said())
@@ -215,7 +222,8 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
 
 
 def test_a_mig_device_out_of_service_by_itself(tmp_path: Path) -> None:
-    scenario = Scenario.of(1, gpu=[{"index": 0, "mig": ["1g.10gb", "1g.10gb"]}])
+    gpu = {"index": 0, "minor": _MINORS, "mig": ["1g.10gb", "1g.10gb"]}
+    scenario = Scenario.of(1, gpu=[gpu])
     with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
         place = Place(node)
         with (
@@ -332,7 +340,10 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
 
 def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: Place) -> None:
     holds = "import os, sys; os.open(sys.argv[1], os.O_PATH); print(flush=True); sys.stdin.read()"
-    argv, pipe = [sys.executable, "-c", holds, f"{place.node.dev}/nvidia1"], subprocess.PIPE
+    argv, pipe = (
+        [sys.executable, "-c", holds, f"{place.node.dev}/nvidia{_MINORS + 1}"],
+        subprocess.PIPE,
+    )
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
