@@ -243,7 +243,7 @@ class Kubelet:
             command=container.get("command", ()),
             args=container.get("args", ()),
             envs=[
-                pb.KeyValue(key=each["name"], value=each["value"].encode())
+                pb.KeyValue(key=each["name"], value=_value_of(each).encode())
                 for each in container.get("env", ())
             ],
             mounts=list(_mounts(container.get("volumeMounts", ()), volumes)),
@@ -306,6 +306,14 @@ class Kubelet:
         os.rename(f"{link}_tmp", link)
         if before:
             shutil.rmtree(os.path.join(here, before))
+
+
+def _value_of(variable: dict[str, Any]) -> str:
+    """The value of a variable, or of the field of the pod that it has."""
+    if "value" in variable:
+        return str(variable["value"])
+    fields = {"spec.nodeName": os.uname().nodename}
+    return fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
 
 
 def _mounts(asked: Iterable[dict[str, Any]], volumes: dict[str, str]) -> Iterable[pb.Mount]:
