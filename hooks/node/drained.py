@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import quote, unquote
 
 from hooks.config import Config
 from hooks.errors import OutOfService
@@ -74,7 +73,8 @@ class Drain:
 def path_of(config: Config, device: str) -> str:
     """Where the mark of a device is."""
     # UUIDs of MIG devices of older drivers have slashes in them.
-    return os.path.join(config.drained, quote(device, safe=":"))
+    name = device.replace("%", "%25").replace("/", "%2F")
+    return os.path.join(config.drained, name)
 
 
 def read_drains(config: Config) -> tuple[Drain, ...]:
@@ -84,7 +84,11 @@ def read_drains(config: Config) -> tuple[Drain, ...]:
     except OSError:
         return ()
     # A name that begins with a dot is that of a file that is being written.
-    return tuple(_read(config, unquote(name)) for name in sorted(names) if name[:1] != ".")
+    return tuple(_read(config, _device_of(name)) for name in sorted(names) if name[:1] != ".")
+
+
+def _device_of(name: str) -> str:
+    return name.replace("%2F", "/").replace("%25", "%")
 
 
 def _read(config: Config, device: str) -> Drain:
