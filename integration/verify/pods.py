@@ -52,7 +52,9 @@ _TO_WRITE: Final = 5.0 * PATIENCE
 _TO_GO: Final = 3.0 * PATIENCE
 _POLL: Final = 0.02
 _INSIDE: Final = f"/{NAME}"
+# What is there already: a parent that is made for a pod outlives it.
 _SLICE: Final = "/system.slice"
+_TOP: Final = "/"
 _PAUSE: Final = "/pause"
 
 
@@ -336,7 +338,7 @@ class Pods:
             log_directory=os.path.join(self.place.directory, name),
             labels={LABEL: _OURS},
             linux=pb.LinuxPodSandboxConfig(
-                cgroup_parent=_SLICE if self.place.systemd else "",
+                cgroup_parent=_SLICE if self.place.systemd else _TOP,
                 security_context=pb.LinuxSandboxSecurityContext(
                     namespace_options=namespaces,
                     seccomp=pb.SecurityProfile(profile_type=pb.SecurityProfile.Unconfined),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -227,6 +228,15 @@ def whole(place: Place) -> Iterator[None]:
     yield
     place.breaks("")
     place.is_clean()
+
+
+def test_no_cgroup_is_left_that_the_engine_makes_for_pods_without_a_parent(place: Place) -> None:
+    def left() -> set[str]:
+        return {*glob.glob("/sys/fs/cgroup/k8s.io"), *glob.glob("/sys/fs/cgroup/*/k8s.io")}
+
+    before = left()
+    assert place.verify("--only", "exit")[0] == 0
+    assert left() == before
 
 
 def test_a_node_that_is_well_passes(place: Place) -> None:
