@@ -114,6 +114,11 @@ class Cluster(ApiServer):
             self._oldest = self._last
         self.close_watches()
 
+    def tell(self, kind: str, spec: dict[str, Any]) -> None:
+        """Tell who watches of something of this spec, as it may be."""
+        with self._changed:
+            self._note(kind, {"metadata": {}, "spec": spec})
+
     def close_watches(self) -> None:
         """End all watches."""
         with self._changed:
