@@ -72,6 +72,7 @@ class Options:
         api_server: the address of the cluster's API server; "" for none.
         api_port: likewise.
         service_account: where the agent's token for it is, if it has one.
+        kubeconfig: one that says how the API server is asked, in place of those; "" for none.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
         node_condition: whether the Node is told which of its GPUs no pod can have.
@@ -93,6 +94,7 @@ class Options:
     api_server: str = ""
     api_port: int = 443
     service_account: str = "/run/containerd-shim-nvidia/service-account"
+    kubeconfig: str = ""
     dra: bool = False
     dra_driver: str = DRA_DRIVER
     node_condition: bool = False

@@ -435,6 +435,28 @@ def test_an_older_kubelet_and_an_older_api_are_spoken_to(place: Place, tmp_path:
     place.kubelet.__enter__()
 
 
+def test_an_agent_of_the_host_asks_as_the_kubelet(place: Place, tmp_path: Path) -> None:
+    place.agent.stop()
+    path = tmp_path / "kubeconfig"
+    with Cluster(str(tmp_path / "other"), node=NODE, by_certificate=True) as cluster:
+        server = f"https://127.0.0.1:{cluster.port}"
+        here = {"server": server, "certificate-authority": "other/ca.crt"}
+        me = {"client-certificate": cluster.certificate, "client-key": cluster.certificate}
+        document = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+            "clusters": [{"name": "here", "cluster": here}],
+            "users": [{"name": "me", "user": me}],
+        }
+        path.write_text(json.dumps(document))
+        place.cluster = cluster
+        with place.new_agent("--kubeconfig", str(path)):
+            place.published(4)
+            assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+    with pytest.raises(AssertionError, match="NVSHIM-E2795"):
+        nvshim("node", "--config", place.node.config_path, "--kubeconfig", "/nowhere")
+
+
 def test_the_driver_can_take_nvidias_name(place: Place) -> None:
     place.agent.stop()
     with place.new_agent("--dra-driver", "gpu.nvidia.com"):

@@ -48,6 +48,7 @@ class Cluster(ApiServer):
         node: the name of its Node.
         node_uid: the UID of its Node.
         versions: of the API of dynamic resource allocation.
+        how: it is reached, as :class:`ApiServer` has it.
 
     Attributes:
         node_uid: the UID of its Node.
@@ -57,8 +58,10 @@ class Cluster(ApiServer):
         drops: what it does not keep of a device's attributes.
     """
 
-    def __init__(self, directory: str, *, node: str, versions: Sequence[str] = ("v1",)) -> None:
-        super().__init__(directory)
+    def __init__(
+        self, directory: str, *, node: str, versions: Sequence[str] = ("v1",), **how: Any
+    ) -> None:
+        super().__init__(directory, **how)
         self.asked: list[tuple[str, str]] = []
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
         self.drops: frozenset[str] = frozenset()

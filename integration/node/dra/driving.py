@@ -98,7 +98,9 @@ class _Driver:
         self._config = context.config
         self._name = options.dra_driver
         self._pool = options.node_name
-        self._api = ApiServer(options.api_server, options.api_port, options.service_account)
+        self._api = ApiServer(
+            options.api_server, options.api_port, options.service_account, options.kubeconfig
+        )
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
         self._devices: Mapping[str, Device] | None = None
         self._seen: Any = None

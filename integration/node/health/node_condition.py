@@ -96,12 +96,12 @@ def _write(api: ApiServer, node: str, said: Said) -> None:
 async def run(context: Context) -> None:
     """Keep the condition true, until cancelled."""
     options, board = context.options, context.board
-    has_token = await anyio.Path(options.service_account).is_dir()
-    if not (options.node_condition and options.api_server and has_token):
+    if not options.node_condition:
         await anyio.sleep_forever()
-    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
+    from integration.node.api_server import api_server_of  # noqa: PLC0415 - for agents in a cluster
 
-    api = ApiServer(options.api_server, options.api_port, options.service_account)
+    while (api := api_server_of(options)) is None:
+        await anyio.sleep_forever()
     written: Said | None = None
     failed = ""
     while True:

@@ -159,12 +159,12 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
 async def run(context: Context) -> None:
     """Make events of what is missing or denied, and of faults, until cancelled."""
     options, board = context.options, context.board
-    has_token = await anyio.Path(options.service_account).is_dir()
-    if not options.api_server or not has_token:
+    if not options.api_server and not options.kubeconfig:
         await anyio.sleep_forever()
-    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
+    from integration.node.api_server import api_server_of  # noqa: PLC0415 - for agents in a cluster
 
-    api = ApiServer(options.api_server, options.api_port, options.service_account)
+    while (api := api_server_of(options)) is None:
+        await anyio.sleep_forever()
     made: set[Notice] = set()
     since = time.time() - _RECENT
     failed = ""
