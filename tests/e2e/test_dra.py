@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -394,6 +395,51 @@ def test_slices_that_are_taken_for_wrong_are_sent_once(place: Place) -> None:
     assert len(place.cluster.writes) == before
 
 
+def test_while_the_api_server_is_away_what_is_prepared_goes_on(place: Place) -> None:
+    claim, new = place.claim("one", place.gpus[0]), place.claim("new", place.gpus[1])
+    first = place.driver.prepare(claim)
+    place.cluster.refuse = lambda *_: 503
+    os.unlink(place.spec(claim))
+    assert place.driver.prepare(claim) == first
+    assert os.path.exists(place.spec(claim))
+    assert "NVSHIM-E2771" in error_of(place.driver, new)
+    place.agent.kill()
+    place.start_again()
+    assert place.driver.prepare(claim) == first
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert "NVSHIM-E2771" in error_of(place.driver, claim), "it is prepared no more"
+    place.cluster.refuse = lambda *_: None
+    assert error_of(place.driver, new) == ""
+    place.cluster.wipe()
+    place.published(4)
+
+
+def test_what_was_taken_back_is_not_prepared_by_a_call_that_was_given_up(place: Place) -> None:
+    claim = place.claim("slow", place.gpus[0])
+    goes_on, asked = threading.Event(), threading.Event()
+
+    def slowly(_method: str, path: str) -> None:
+        if path.endswith("resourceclaims/slow"):
+            asked.set()
+            goes_on.wait(60)
+
+    place.cluster.refuse = slowly
+    with pytest.raises(grpc.RpcError):  # as a kubelet's deadline
+        place.driver.prepare(claim, patience=0.1)
+    asked.wait(60)
+    with suppress(grpc.RpcError):  # it waits until what was asked before is done
+        place.driver.unprepare(claim, patience=1)
+    goes_on.set()
+
+    def said() -> list[str]:
+        return [line["event"] for line in place.agent.said("prepared")]
+
+    eventually(lambda: {"prepared", "unprepared"} <= {*said()}, "both calls have ended")
+    assert said() == ["prepared", "unprepared"]
+    assert not os.path.exists(place.spec(claim))
+    assert error_of(place.driver, place.claim("other", place.gpus[0])) == ""
+
+
 def test_health_is_told_whole(place: Place) -> None:
     driver = place.driver
     everything = {*place.gpus, *place.parts}
@@ -401,6 +447,10 @@ def test_health_is_told_whole(place: Place) -> None:
     (first, *_) = driver.health.values()
     assert (first.health, first.health_check_timeout_seconds) == (1, 30)
     assert first.device.pool_name == NODE
+    name = place.gpus[0]
+    nvshim("drain", "--config", place.node.config_path, f"GPU-{name.removeprefix('gpu-')}")
+    eventually(lambda: driver.health[name].health == 2, "it is said to be out of service")
+    assert "out of service" in driver.health[name].message
 
 
 def test_an_engine_that_reads_no_cdi_names_is_given_none(place: Place, tmp_path: Path) -> None:

@@ -36,9 +36,14 @@ _KEY: Final = (
 )
 
 
-def refusal(code: int, message: str = "") -> tuple[int, dict[str, Any]]:
-    """How a server says no."""
+def refusal(code: int, message: str = "", *, retry_after: int = 0) -> tuple[int, dict[str, Any]]:
+    """How a server says no.
+
+    Args:
+        retry_after: seconds, which it has in a header as well; 0 not to say.
+    """
     return code, {
+        **({"details": {"retryAfterSeconds": retry_after}} if retry_after else {}),
         "kind": "Status",
         "status": "Failure",
         "message": message or f"it is {code}",

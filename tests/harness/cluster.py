@@ -55,6 +55,7 @@ class Cluster(ApiServer):
         versions: of the API of dynamic resource allocation that it has.
         asked: method and path of each call, without its query.
         refuse: what is asked first for the status with which a call is refused; None for none.
+        retry_after: seconds after which a client that is refused may ask again; 0 not to say.
         drops: what it does not keep of a device's attributes.
     """
 
@@ -64,6 +65,7 @@ class Cluster(ApiServer):
         super().__init__(directory, **how)
         self.asked: list[tuple[str, str]] = []
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
+        self.retry_after = 0
         self.drops: frozenset[str] = frozenset()
         self.node_uid = str(uuid.uuid4())
         self._node = node
@@ -162,7 +164,7 @@ class Cluster(ApiServer):
         with self._changed:
             self.asked.append((request.method, parts.path))
         if code := self.refuse(request.method, parts.path):
-            return refusal(code)
+            return refusal(code, retry_after=self.retry_after)
         if parts.path.endswith("/events"):
             return super().answer(request)
         words = parts.path.removeprefix(_GROUP).strip("/").split("/")

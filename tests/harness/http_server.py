@@ -61,6 +61,8 @@ def served(
             text = json.dumps(document).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
+            for header in _headers_of(document):
+                self.send_header(*header)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -96,7 +98,18 @@ def served(
     finally:
         server.shutdown()
         thread.join()
-        for each in opened:
-            with suppress(OSError):  # it has ended already
-                each.shutdown(socket.SHUT_RDWR)
+        _end(opened)
         server.server_close()
+
+
+def _end(connections: list[socket.socket]) -> None:
+    for each in connections:
+        with suppress(OSError):  # it has ended already
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def _headers_of(document: Any) -> Iterator[tuple[str, str]]:
+    """What a refusal of Kubernetes says in a header as well."""
+    details = document.get("details") if isinstance(document, dict) else None
+    if details and "retryAfterSeconds" in details:
+        yield "Retry-After", str(details["retryAfterSeconds"])
