@@ -85,6 +85,10 @@ class NodeAgent:
         assert self.process is not None
         return self.process.pid
 
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process is not None and self.process.poll() is None
+
     def kill(self) -> None:
         """Kill it, so that it can do nothing more about anything."""
         assert self.process is not None
