@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Self
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.edits.compat import Compat
 from hooks.image.layout import Layout, Libc, Loader

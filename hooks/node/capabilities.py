@@ -35,9 +35,9 @@ lists; the installer's manifest (.manifest) of the driver packages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
+from api.values import dataclass
 from hooks.words import CAPABILITIES, Capability
 
 
