@@ -46,6 +46,7 @@ class _Value:
     _defaults: dict[str, Any] = {}  # noqa: RUF012
     _apart: set[str] = set()  # noqa: RUF012
     _compared: Any
+    _form: str
 
     def __eq__(self, other: object) -> Any:
         if type(other) is not type(self):
@@ -56,8 +57,7 @@ class _Value:
         return hash(self._compared(self))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
-        return f"{type(self).__qualname__}({shown})"
+        return self._form.format(*_kept(self))
 
     def __setattr__(self, name: str, _: object) -> NoReturn:
         message = f"{type(self).__name__}.{name} cannot be changed"
@@ -67,7 +67,7 @@ class _Value:
         self.__setattr__(name, None)
 
     def __reduce__(self) -> Any:
-        return type(self), tuple(getattr(self, name) for name in self.__match_args__)
+        return type(self), tuple(_kept(self))
 
 
 def _made(cls: Any) -> Any:
@@ -79,7 +79,8 @@ def _made(cls: Any) -> Any:
     defaults = {name: kept[0] if name in apart else kept for name, kept in stated.items()}
     compared = [name for name in names if name not in apart]
     body |= {"__slots__": names, "__match_args__": names, "__qualname__": cls.__qualname__}
-    body |= {"_defaults": defaults, "_apart": apart}
+    form = f"{cls.__qualname__}({', '.join(f'{name}={{!r}}' for name in names)})"
+    body |= {"_defaults": defaults, "_apart": apart, "_form": form}
     body["_compared"] = staticmethod(attrgetter(*compared) if compared else lambda _: ())
     made = type(cls)(cls.__name__, (_Value, *(b for b in cls.__bases__ if b is not object)), body)
     made.__init__ = _initializer(made, tuple(vars(made)[name].__set__ for name in names))
@@ -87,17 +88,20 @@ def _made(cls: Any) -> Any:
 
 
 def _initializer(cls: Any, setters: tuple[Callable[[Any, Any], None], ...]) -> Any:
-    defaults, steps = cls._defaults, tuple(zip(cls.__slots__, setters, strict=True))
+    defaults, count = cls._defaults, len(setters)
+    steps = tuple(zip(cls.__slots__, setters, strict=True))
 
     def init(self: Any, *values: Any, **named: Any) -> None:
         for keep, value in zip(setters, values, strict=False):
             keep(self, value)
+        if len(values) == count and not named:
+            return
         try:
             for name, keep in steps[len(values) :]:
                 keep(self, named.pop(name) if name in named else defaults[name])
         except KeyError:
             named[name] = None
-        if named or len(values) > len(setters):
+        if named or len(values) > count:
             message = f"{cls.__name__}: {len(values)} values and {list(named)} for {cls.__slots__}"
             raise TypeError(message)
 
@@ -115,8 +119,12 @@ def _field(*, default: Any, compare: bool = True) -> Any:
 
 
 def _replace(value: Any, /, **changes: Any) -> Any:
-    kept = {name: getattr(value, name) for name in value.__match_args__}
-    return type(value)(**{**kept, **changes})
+    kept = zip(value.__match_args__, _kept(value), strict=True)
+    return type(value)(*[changes.pop(name, old) for name, old in kept], **changes)
+
+
+def _kept(value: Any) -> list[Any]:
+    return [getattr(value, name) for name in value.__match_args__]
 
 
 if TYPE_CHECKING:
