@@ -47,7 +47,6 @@ from hooks.requests.request import parse_capabilities, read_request
 from hooks.vendors.names import parse as parse_vendor
 from hooks.words import Arch
 from integration.node.monitor.kernel_log import parse_record
-from integration.node.monitor.samples import sample_of
 from integration.node.plugin.settings import read_settings
 from integration.node.plugin.topology import parse_links
 from shim import files
@@ -276,11 +275,6 @@ def _kernel_log(data: bytes) -> None:
         parse_record(line)
 
 
-def _samples(data: bytes) -> None:
-    sample_of(data, 0.0, {})
-    sample_of(data, 0.0, {"GPU-10000000-0000-0000-0000-000000000000": 0})
-
-
 def _links(data: bytes) -> None:
     parse_links(data)
 
@@ -395,10 +389,6 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "kernel-log": Target(
         _kernel_log, (b"NVRM: Xid (PCI:", b"): ", b"pid='<unknown>'", b", name=", b" GPU-I:", b";")
-    ),
-    "samples": Target(
-        _samples,
-        (*_JSON, b'"gpus"', b'"uuid"', b'"mig"', b'"processes"', b'"use"', b'"lost"', b'"compute"'),
     ),
     "links": Target(_links, (*_JSON, b'"gpus"', b'"links"', b'"between"', b'"0000:18:00.0"')),
     "checkpoint": Target(_checkpoint, (*_JSON, b"\xff\xff", b"file[1:2]", b'"switches"')),
