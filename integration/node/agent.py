@@ -55,7 +55,7 @@ from integration.node.refresh import Made, Seen, keep_spec, look
 from integration.node.watcher import first_of
 from integration.tree import own_tree
 from shim import VERSION
-from shim.causes.agent import LOCK, agent_runs
+from shim.causes.agent import LOCK, agent_of, agent_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,8 +198,9 @@ class _Rounds:
 
 def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
     """Begin with a node that was looked at."""
-    for name in PARTS:
-        tasks.start_soon(keep, name, context)
+    for name, part in PARTS.items():
+        if part.is_wanted(context.options):
+            tasks.start_soon(keep, name, context)
 
 
 async def _aside(look: Callable[[], Seen]) -> Seen:
@@ -321,7 +322,6 @@ def is_ready(config: Config) -> bool:
     path = status_path(config)
     try:
         content = read_file(path)
-        holder = (read_file(lock_path(config)) or b"").decode(errors="replace").strip()
         age = time.time() - os.stat(path).st_mtime
     except OSError:
         return False
@@ -330,7 +330,7 @@ def is_ready(config: Config) -> bool:
     try:
         status: Any = json.loads(content or b"{}")
         poll = float(status["poll"])
-        if holder and holder != str(status["pid"]):
+        if (agent := agent_of(config.state)) and agent != status["pid"]:
             return False  # the one before has looked; this one has not yet
     except (ValueError, KeyError, TypeError):
         return False

@@ -24,13 +24,13 @@ import anyio
 import anyio.to_thread
 
 from hooks.node.drained import read_drains
+from integration.node.api_server import ApiServer
 from integration.node.errors import ApiServerRefused, ApiServerSilent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hooks.node.drained import Drain
-    from integration.node.api_server import ApiServer
     from integration.node.components import Context
     from integration.node.health.machine import Condition
 
@@ -96,11 +96,6 @@ def _write(api: ApiServer, node: str, said: Said) -> None:
 async def run(context: Context) -> None:
     """Keep the condition true, until cancelled."""
     options, board = context.options, context.board
-    has_token = await anyio.Path(options.service_account).is_dir()
-    if not (options.node_condition and options.api_server and has_token):
-        await anyio.sleep_forever()
-    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
-
     api = ApiServer(options.api_server, options.api_port, options.service_account)
     written: Said | None = None
     failed = ""

@@ -26,6 +26,7 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 
+from integration.node.api_server import ApiServer
 from integration.node.causes.journal import GPU_MEMORY, told
 from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
@@ -35,7 +36,6 @@ from shim.causes.sentence import sentence
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from integration.node.api_server import ApiServer
     from integration.node.causes.journal import Entry, Key
     from integration.node.components import Context
     from integration.node.ledger.values import Ledger
@@ -159,11 +159,6 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
 async def run(context: Context) -> None:
     """Make events of what is missing or denied, and of faults, until cancelled."""
     options, board = context.options, context.board
-    has_token = await anyio.Path(options.service_account).is_dir()
-    if not options.api_server or not has_token:
-        await anyio.sleep_forever()
-    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
-
     api = ApiServer(options.api_server, options.api_port, options.service_account)
     made: set[Notice] = set()
     since = time.time() - _RECENT

@@ -50,9 +50,7 @@ async def follow(context: Context) -> NoReturn:
                     board.want_look()
             await watcher.change({directory: ANY, config.drained: ANY})
             line = f"{directory} is not watched: {watcher.deaf}" if watcher.deaf else ""
-            if line and board.faults.get(FAULT) != line:
-                context.say("warning", line)
-            board.fault(FAULT, line)
+            context.fault(FAULT, line, level="warning")
 
 
 def _reason_of_marks(config: Config) -> str:

@@ -155,9 +155,7 @@ class _Mps:
         says = {each.places.resource: each.says for each in self._keepers.values()}
         self._board.post(mps=says)
         faults = (*self._impossible, *(each.fault for each in self._keepers.values()))
-        line = "; ".join(fault for fault in faults if fault)
-        if line != self._board.faults.get("mps", ""):
-            self._board.fault("mps", line)
+        self._board.fault("mps", "; ".join(fault for fault in faults if fault))
         settings = self._board.settings
         if settings is not None:
             ready = not self._impossible and not any(each.unready for each in says.values())
