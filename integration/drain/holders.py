@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from integration.drain.targets import Target
     from integration.inspection.bundles import Container
 
-__all__ = ["AGENT", "CONTAINER", "MPS", "Holder", "find_holders"]
-
 CONTAINER: Final = "container"
 AGENT: Final = "agent"
 MPS: Final = "mps"

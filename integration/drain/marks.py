@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["find", "finish", "put", "resetting", "step", "take"]
-
 _LOCK: Final = "drained.lock"
 _RESET: Final = "reset.lock"
 

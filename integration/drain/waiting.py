@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from integration.drain.holders import Holder
     from integration.inspection.bundles import Container
 
-__all__ = ["Force", "blocking", "not_by_themselves", "wait_until_free"]
-
 _LOOK: Final = 0.5
 _TO_ANSWER: Final = 5.0 * PATIENCE
 

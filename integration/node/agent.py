@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.components import Options
 
-__all__ = ["is_ready", "is_running", "serve", "status_path"]
-
 _STATUS: Final = "node.json"
 
 # What of the board is in the status file, besides what a look has seen.

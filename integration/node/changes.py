@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
-__all__ = ["Changes", "concerns_gpus"]
-
 _KOBJECT_UEVENT: Final = 15
 _KERNEL: Final = 1  # the group that the kernel speaks to; udev's is another
 _LONGEST: Final = 1 << 16

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.plugin.settings import Source
 
-__all__ = ["AUTO", "DRA_DRIVER", "NO", "PARTS", "YES", "Context", "Options", "Part", "keep"]
-
 AUTO: Final = "auto"
 YES: Final = "yes"
 NO: Final = "no"

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from types import TracebackType
 
-__all__ = ["ANY", "Interest", "Watcher", "first_of"]
-
 # struct inotify_event: wd, mask, cookie, len; then the name.
 _EVENT: Final = struct.Struct("iIII")
 _OVERFLOW: Final = 0x4000

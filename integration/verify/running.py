@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from integration.cri.engine import Engine
     from integration.verify.checks import Check
 
-__all__ = ["Asked", "Verification", "verify"]
-
 _NAMESPACE: Final = "nvshim-verify"
 _DIRECTORY: Final = "verify"
 _SYSTEMD: Final = "SystemdCgroup"

@@ -48,7 +48,6 @@ from hooks.vendors.names import parse as parse_vendor
 from hooks.words import Arch
 from integration.node.monitor.kernel_log import parse_record
 from integration.node.plugin.settings import read_settings
-from integration.node.plugin.topology import parse_links
 from shim import files
 from shim.checkpoint import criu, images
 from tests.unit.hooks.image.images import debian
@@ -275,10 +274,6 @@ def _kernel_log(data: bytes) -> None:
         parse_record(line)
 
 
-def _links(data: bytes) -> None:
-    parse_links(data)
-
-
 def _checkpoint(data: bytes) -> None:
     directory = os.path.join(os.path.dirname(_image_directory()), "checkpoint")
     os.makedirs(directory, exist_ok=True)
@@ -390,7 +385,6 @@ TARGETS: Final[dict[str, Target]] = {
     "kernel-log": Target(
         _kernel_log, (b"NVRM: Xid (PCI:", b"): ", b"pid='<unknown>'", b", name=", b" GPU-I:", b";")
     ),
-    "links": Target(_links, (*_JSON, b'"gpus"', b'"links"', b'"between"', b'"0000:18:00.0"')),
     "checkpoint": Target(_checkpoint, (*_JSON, b"\xff\xff", b"file[1:2]", b'"switches"')),
     "cdi": Target(_cdi, (*_JSON, *_OF_CDI, b"---\n", b"- ", b": ", b"&a ", b"*a", b"<<: ", b"!!")),
     "requirement": Target(

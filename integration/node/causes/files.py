@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from integration.node.components import Context
 
-__all__ = ["DIRECTORY", "FAULT", "Files", "read_all"]
-
 FAULT: Final = "causes"
 DIRECTORY: Final = "causes"
 QUIET: Final = 0.25

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import Sample
 
-__all__ = ["run"]
-
 _KILLED: Final = "ended by the memory guard"
 _LONGEST: Final = 64  # characters of an annotation: no limit is longer
 _TO_END: Final = 10.0  # seconds for the shim's answer

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.health.machine import Condition
 
-__all__ = ["TYPE", "Said", "run", "said_of"]
-
 TYPE: Final = "GPUOutOfService"
 """The type of the condition."""
 

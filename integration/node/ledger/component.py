@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.components import Context
 
-__all__ = ["FILE", "aside", "interests", "known_states", "look", "look_and_ask", "run"]
-
 R = TypeVar("R")
 
 FILE: Final = LEDGER

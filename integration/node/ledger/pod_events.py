@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.ledger.values import Ledger
 
-__all__ = ["Notice", "notices_of_faults", "run"]
-
 _AGAIN: Final = 60.0
 _RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
 _COMPONENT: Final = "nvshim-node"

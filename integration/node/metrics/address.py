@@ -15,8 +15,6 @@ from typing import Final, NamedTuple
 
 from integration.node.errors import MetricsAddressInvalid
 
-__all__ = ["Address", "parse_address"]
-
 _FORM: Final = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _HIGHEST: Final = 65535

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.metrics.address import Address
 
-__all__ = ["run"]
-
 _PART: Final = "metrics"
 
 

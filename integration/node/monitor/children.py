@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from integration.node.refresh import Seen
 
-__all__ = ["CRASHED", "Child", "Children", "identity_of", "library_of", "uuids_of"]
-
 CRASHED: Final = "NVML crashed"
 """How the reason begins of a child that a signal has ended."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.monitor.values import GpuEvent, Sample
 
-__all__ = ["Teller", "run"]
-
 _KERNEL_LOG: Final = "monitor.kernel-log"
 _SAMPLES: Final = "monitor.samples"
 

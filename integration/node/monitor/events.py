@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from integration.node.monitor.children import Child, Children
     from integration.node.refresh import Seen
 
-__all__ = ["BEAT", "Watch"]
-
 BEAT: Final = 60.0
 """Seconds after which a child that has nothing to say says so."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.components import Context
 
-__all__ = ["FAULT", "FILE", "follow"]
-
 FILE: Final = "let-go"
 """The file's name in the state directory."""
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from integration.node.monitor.children import Child
     from integration.node.refresh import Seen
 
-__all__ = ["NvmlSampler", "sampling"]
-
 _IDLE: Final = 75.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from integration.node.mps.plan import Plan, Programs
     from integration.node.plugin.values import Settings
 
-__all__ = ["run"]
-
 _NAMES = ("seen", "settings", "resources", "let_go")
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Programs
 
-__all__ = ["TIMEOUT", "Control", "command_line"]
-
 TIMEOUT: Final = 3.0 * PATIENCE
 """Seconds that an answer may take. A daemon that lives gives it within milliseconds."""
 

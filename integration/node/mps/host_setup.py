@@ -31,18 +31,6 @@ from shim.mountinfo import unescape
 if TYPE_CHECKING:
     from integration.node.mps.places import Places
 
-__all__ = [
-    "CGROUP",
-    "clear",
-    "empty_pipe",
-    "is_anothers",
-    "lay",
-    "mounts_of",
-    "take_cgroups",
-    "take_shm",
-    "unusable",
-]
-
 CGROUP: Final = "nvshim-mps"
 """The cgroup of all daemons and servers, at the top of every hierarchy."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.mps.places import Places
 
-__all__ = ["give_back", "take", "taken"]
-
 _DEFAULT: Final = 0
 _EXCLUSIVE_PROCESS: Final = 3
 """NVML's numbers."""

@@ -21,8 +21,6 @@ from typing import Final
 
 from integration.node.errors import NoSettingsChosen, SettingsUnreadable
 
-__all__ = ["FALLBACKS", "LABEL", "Choice", "choose", "read_some"]
-
 LABEL: Final = "nvidia.com/device-plugin.config"
 FALLBACKS: Final = ("named", "single", "empty")
 _NAMED: Final = "default"

@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.serving import Serving
     from integration.node.plugin.values import Resource, Settings
 
-__all__ = ["run"]
-
 _NAME: Final = "plugin"
 _GOES_BY: Final = ("seen", "health", "settings", "mps", "claimed")
 

@@ -25,8 +25,6 @@ from integration.node.plugin.sockets import socket_identity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EngineAsked"]
-
 _TIMEOUT: Final = 2.0
 _LONGEST: Final = 16 << 20
 _OPTIONS: Final = (

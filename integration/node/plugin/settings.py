@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.choosing import Choice
     from integration.node.plugin.table import Given
 
-__all__ = ["MOST_MPS_REPLICAS", "Source", "as_document", "read_settings"]
-
 _LARGEST_FILE: Final = 1 << 20
 MOST_MPS_REPLICAS: Final = 48
 """Clients that one MPS daemon has for each GPU. Source: NVIDIA's Multi-Process Service, 2.3.1.1."""

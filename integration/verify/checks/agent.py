@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from integration.verify.pods import Pod
     from integration.verify.sight import Wanted
 
-__all__ = ["health_follows", "restart_loses_nothing"]
-
 _TO_NOTICE: Final = 60.0 * PATIENCE
 # A kubelet waits longer and longer before it starts a container again.
 _TO_RESTART: Final = 90.0 * PATIENCE

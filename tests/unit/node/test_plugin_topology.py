@@ -5,8 +5,6 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hooks.config import Config, load_config
 from hooks.node.gpus import Gpu, Nodes
@@ -130,39 +128,10 @@ def test_a_place_that_is_no_gpu_is_a_switch_unless_nvml_says_otherwise() -> None
     assert links.count(*addresses) == 0
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"null", b"[]", b"{", b"\xff", b'{"gpus": 3}', b'{"gpus": [], "between": 1}',
-        b'{"gpus": [{"bus_id": "x", "links": []}], "between": []}',
-        b'{"gpus": [{"bus_id": "0:1", "links": [["0:1"]]}], "between": []}',
-        b'{"gpus": [{"bus_id": "0:1", "links": [[{}, 0]]}], "between": []}',
-        b'{"gpus": [{"bus_id": "0:1", "links": []}], "between": [[0, -1, 0]]}',
-        b'{"gpus": [{"bus_id": "0:1", "links": []}], "between": [[0, 1, []]]}',
-    ],
-)  # fmt: skip
-def test_an_answer_that_makes_no_sense_is_none(answer: bytes) -> None:
-    assert "makes no sense" in parse_links(answer).failure
-    assert parse_links(answer).gpus == {}
-
-
 def test_what_nvml_complains_of_is_said() -> None:
     assert "crashed" in parse_links(b"").failure
+    assert "crashed" in parse_links(b'{"gpus": [{"bus_id"').failure
     assert parse_links(b'{"error": "NVMLError: lost\\n"}').failure == "NVMLError: lost"
-
-
-TREES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda below: (
-        st.lists(below, max_size=3)
-        | st.dictionaries(st.sampled_from(["gpus", "links", "bus_id", "between", "x"]), below)
-    ),
-)
-
-
-@given(TREES)
-def test_no_answer_is_a_traceback(tree: Any) -> None:
-    parse_links(json.dumps(tree).encode())
 
 
 def inventory(*gpus: Gpu) -> Inventory:
