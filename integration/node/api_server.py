@@ -29,6 +29,8 @@ from integration.node.errors import ApiServerRefused, ApiServerSilent
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+__all__ = ["TIMEOUT", "ApiServer", "Watch", "trusted"]
+
 TIMEOUT: Final = 10.0
 """Seconds that the server may be silent in a call."""
 

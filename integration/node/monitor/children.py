@@ -25,7 +25,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from api.errors import one_line
 from hooks.node.nvml import library_path, modules_directory
 from integration.node.errors import ChildFailed
 from integration.node.monitor import child as program
@@ -222,4 +221,4 @@ class Child:
         return f"it ended with {status}"
 
     def _failed(self, found: str) -> ChildFailed:
-        return ChildFailed(f"{self._what} of NVML", found=one_line(found))
+        return ChildFailed(f"{self._what} of NVML", found=found)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from integration.node.mps.plan import Plan, Programs
     from integration.node.plugin.values import Settings
 
+__all__ = ["run"]
+
 _NAMES = ("seen", "settings", "resources", "let_go")
 
 
@@ -153,7 +155,9 @@ class _Mps:
         says = {each.places.resource: each.says for each in self._keepers.values()}
         self._board.post(mps=says)
         faults = (*self._impossible, *(each.fault for each in self._keepers.values()))
-        self._board.fault("mps", "; ".join(fault for fault in faults if fault))
+        line = "; ".join(fault for fault in faults if fault)
+        if line != self._board.faults.get("mps", ""):
+            self._board.fault("mps", line)
         settings = self._board.settings
         if settings is not None:
             ready = not self._impossible and not any(each.unready for each in says.values())

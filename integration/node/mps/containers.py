@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from api.proto import deviceplugin_pb2 as pb
     from integration.node.plugin.values import Resource, Settings
 
+__all__ = ["MpsDaemon", "add_client", "refuse_unready", "unready"]
+
 
 @dataclass(frozen=True, slots=True)
 class MpsDaemon:

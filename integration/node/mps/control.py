@@ -17,7 +17,6 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from api.errors import one_line
 from integration.node.errors import MpsDaemonFailed
 from integration.timeouts import PATIENCE
 
@@ -141,6 +140,6 @@ def _pids(answer: str) -> tuple[int, ...]:
 def _failed(command: str, found: str) -> MpsDaemonFailed:
     return MpsDaemonFailed(
         f"{command} of the MPS control daemon",
-        found=one_line(found),
+        found=found,
         do="see its log, control.log below mpsRoot; the node agent starts it again",
     )

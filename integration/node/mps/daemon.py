@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Plan, Programs
 
+__all__ = ["Daemon", "Found"]
+
 _POLL: Final = 0.02
 _TO_START: Final = 10.0
 _TO_NOTE: Final = 1.0

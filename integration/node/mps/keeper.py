@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Plan, Programs
 
+__all__ = ["Keeper"]
+
 T = TypeVar("T")
 
 _AGAIN: Final = 20.0

@@ -36,6 +36,14 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.plugin.values import Resource
 
+__all__ = [
+    "Plan",
+    "Programs",
+    "plan_of",
+    "programs_of",
+    "where_programs_run",
+]
+
 _MIB: Final = 1 << 20
 
 _CONTROL: Final = "nvidia-cuda-mps-control"

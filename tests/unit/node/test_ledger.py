@@ -18,10 +18,11 @@ from hooks.node.witness import Witness
 from integration.cli import exits
 from integration.cli.app import main
 from integration.inspection.bundles import TASKS, Container, Pod
+from integration.inspection.holding import devices_of
 from integration.inspection.procfs import Procfs
 from integration.node.components import Context, Options
 from integration.node.ledger import component
-from integration.node.ledger.holdings import Allocated, devices_of, holdings_of, unheld_of
+from integration.node.ledger.holdings import Allocated, holdings_of, unheld_of
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Holding, Unheld
 from integration.node.refresh import Seen
