@@ -30,11 +30,11 @@ from integration.node.watcher import Watcher
 from shim import syscalls
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 from tests.harness.waiting import until
+from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hooks.node.inventory import Inventory
 
 pytestmark = pytest.mark.anyio
 
@@ -48,11 +48,7 @@ PARTS: Final = (
 )
 
 
-class _Has:
-    gpus, mig_devices, nvml_failure = GPUS, PARTS, ""
-
-
-INVENTORY: Final = cast("Inventory", _Has())
+INVENTORY: Final = node_with(*GPUS, mig=PARTS)
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hooks.config import Config, load_config
-from hooks.node.gpus import Gpu, Nodes
-from hooks.node.inventory import Inventory
+from hooks.node.gpus import Gpu
 from integration.inventory import inventory_of
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.resources import resources_of
@@ -23,6 +22,7 @@ from integration.node.plugin.topology import (
 )
 from integration.node.plugin.values import Settings
 from integration.simulated import Scenario, SimulatedNode
+from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,20 +134,6 @@ def test_what_nvml_complains_of_is_said() -> None:
     assert parse_links(b'{"error": "NVMLError: lost\\n"}').failure == "NVMLError: lost"
 
 
-def inventory(*gpus: Gpu) -> Inventory:
-    return Inventory(
-        driver=cast("Any", _Driver()),
-        gpus=gpus,
-        mig_devices=(),
-        nodes=Nodes({}, {}, frozenset()),
-        sockets={},
-    )
-
-
-class _Driver:
-    version = "535.104.05"
-
-
 def test_nvml_is_asked_again_when_there_are_other_gpus(
     sys_tree: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,16 +144,16 @@ def test_nvml_is_asked_again_when_there_are_other_gpus(
         return None if len(asked) == 1 else report()
 
     topologies = Topologies(sys_tree, answer)
-    assert topologies.find(inventory(GPUS[0])).failure == ""
+    assert topologies.find(node_with(GPUS[0])).failure == ""
     assert asked == []
-    assert topologies.find(inventory(*GPUS)).failure
-    assert topologies.find(inventory(*GPUS)).failure
+    assert topologies.find(node_with(*GPUS)).failure
+    assert topologies.find(node_with(*GPUS)).failure
     assert len(asked) == 1
     monkeypatch.setattr("integration.node.plugin.topology._RETRY_AFTER", -1.0)
-    assert topologies.find(inventory(*GPUS)).failure == ""
-    topologies.find(inventory(*GPUS))
+    assert topologies.find(node_with(*GPUS)).failure == ""
+    topologies.find(node_with(*GPUS))
     assert len(asked) == 2
-    topologies.find(inventory(*GPUS[:2]))
+    topologies.find(node_with(*GPUS[:2]))
     assert len(asked) == 3
 
 

@@ -29,7 +29,7 @@ from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
 from shim.causes.xids import Action
 from tests.harness.waiting import until
 from tests.unit.node.causes.holders import holding
-from tests.unit.node.health.inventories import inventory
+from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

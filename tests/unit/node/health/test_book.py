@@ -28,7 +28,7 @@ from integration.node.health.policy import policy_of
 from integration.node.health.values import State
 from integration.node.health.xids import Severity
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
-from tests.unit.node.health.inventories import inventory
+from tests.unit.node.inventories import inventory
 
 RULES: Final = Rules(suspects=3, window=100, patience=20, quiet=10, longest=80)
 POLICY: Final = policy_of(Config(), "", "")
