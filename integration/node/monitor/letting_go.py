@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import one_line
 from hooks.node.drained import read_drains
+from integration.files import read_some
 from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
@@ -60,15 +61,9 @@ def _reason_of_marks(config: Config) -> str:
 def _reason(path: str) -> str:
     """Why, if the file is there."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        first = read_some(path, _LONGEST).decode(errors="replace").partition("\n")[0]
     except FileNotFoundError:
         return ""
     except OSError:
-        return f"{path} is there"
-    try:
-        first = os.read(fd, _LONGEST).decode(errors="replace").partition("\n")[0]
-    except OSError:
         first = ""
-    finally:
-        os.close(fd)
     return one_line(first) or f"{path} is there"
