@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
 
-__all__ = ["Board", "Unsampled"]
-
 # Events that one who listens may be behind; more of them are not kept for it.
 _BEHIND: Final = 1024
 

@@ -398,7 +398,7 @@ class MetricsAddressUnusable(NodeAgentError):
 class ContainerNotKilled(NodeAgentError):
     """A container exceeds its limit of GPU memory, and its shim does not end it. It is tried again.
 
-    Raised by :func:`integration.node.causes.killing.kill`.
+    Raised by :mod:`integration.node.causes.guard`.
     """
 
     code = "NVSHIM-E2790"
