@@ -20,6 +20,7 @@ _HEAD: Final = """\
 # nvshim
 
 `nvshim help` lists the commands, and `nvshim help COMMAND` says what one does.
+[Variables](variables.md) can stand for some options.
 
 Answers go to stdout and everything else to stderr. A table fits the terminal, or 80 columns where
 there is none; `-o wide` shows all of it, `-o name` and `-q` the names that other commands take.
@@ -184,7 +185,4 @@ def _said(option: click.Option) -> str:
         notes.append("repeatable")
     if option.required:
         notes.append("has to be given")
-    if option.envvar:
-        names = [option.envvar] if isinstance(option.envvar, str) else option.envvar
-        notes.append("or by " + ", ".join(code(name) for name in names))
     return f" ({'; '.join(notes)})" if notes else ""

@@ -84,7 +84,7 @@ def page() -> str:
         mine = [kind for kind in left if kind.code.startswith(prefix)]
         left = [kind for kind in left if kind not in mine]
         parts.append(f"## {title}\n\n" + "".join(_entry(kind, advice) for kind in mine))
-    named = ", ".join(f"{_code(kind)} {kind.slug()}" for kind in left)
+    named = ", ".join(f"**{kind.code}** {kind.slug()}" for kind in left)
     return "\n".join([*parts, f"{_COMMANDS}{named}.\n"])
 
 
@@ -101,11 +101,7 @@ def _is_branch(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> 
 def _entry(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> str:
     remedy = _remedy(kind, advice)
     told = f" *{remedy[0].upper()}{remedy[1:]}.*" if remedy else ""
-    return f"- {_code(kind)} {_meaning(kind)}{told}\n"
-
-
-def _code(kind: type[NvshimError]) -> str:
-    return f'<span id="{kind.code.lower()}"></span>**{kind.code}**'
+    return f'- <span id="{kind.code.lower()}"></span>**{kind.code}** {_meaning(kind)}{told}\n'
 
 
 def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> list[str]:
