@@ -83,9 +83,6 @@ class _Method(Generic[Q, R]):
 class Cri:
     """A connection to a server of the CRI. As a context it is closed at the end.
 
-    Args:
-        address: the path of the server's socket.
-
     Attributes:
         address: likewise.
         channel: the connection, which comes to be with the first call.
