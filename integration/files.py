@@ -71,7 +71,12 @@ def read_some(path: str, most: int) -> bytes:
 
 
 def replace_file(
-    path: str, content: bytes, *, mode: int = _MODE, staging: str | None = None
+    path: str,
+    content: bytes,
+    *,
+    mode: int = _MODE,
+    staging: str | None = None,
+    durable: bool = True,
 ) -> None:
     """Put a file in place in one step, with owner, mode and attributes of the one it replaces.
 
@@ -84,6 +89,8 @@ def replace_file(
         mode: of a file that has not been there before.
         staging: a directory where it is written first, if that is on the same file system; for
             a directory of which others read every file, whatever its name.
+        durable: whether it is to be there after the machine has stopped without a word; if not, it
+            may be empty then.
 
     Raises:
         OSError: it cannot be written, or is where another user can lead us; what was there is
@@ -108,12 +115,14 @@ def replace_file(
                 _copy_attributes(path, fd)
             os.fchmod(fd, mode if before is None else stat.S_IMODE(before.st_mode))
             file.flush()
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
         os.rename(aside, path)
     except BaseException:
         os.unlink(aside)
         raise
-    _sync(directory)
+    if durable:
+        _sync(directory)
 
 
 def remove_file(path: str) -> None:

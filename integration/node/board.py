@@ -23,6 +23,7 @@ told           plugin          the status file: how containers are told what the
 resources      plugin          mps, metrics
 claimed        dra             plugin: what claims have it does not give
 plugin_gave    plugin          dra: likewise
+dra            dra             its health streams
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
+    from integration.node.dra.serving import Health
     from integration.node.dra.state import ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
@@ -111,6 +113,8 @@ class Board:
         self.claimed: tuple[ClaimDevice, ...] | None = None
         # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.
         self.plugin_gave: Mapping[str, float] = {}
+        # What the driver of dynamic resource allocation thinks of each of its devices.
+        self.dra: tuple[Health, ...] = ()
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0

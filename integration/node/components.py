@@ -56,6 +56,7 @@ class Options:
         api_server: the address of the cluster's API server; "" for none.
         api_port: likewise.
         service_account: where the agent's token for it is, if it has one.
+        kubeconfig: one that says how the API server is asked, in place of those; "" for none.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
         node_condition: whether the Node is told which of its GPUs no pod can have.
@@ -77,6 +78,7 @@ class Options:
     api_server: str = ""
     api_port: int = 443
     service_account: str = "/run/containerd-shim-nvidia/service-account"
+    kubeconfig: str = ""
     dra: bool = False
     dra_driver: str = DRA_DRIVER
     node_condition: bool = False
@@ -129,8 +131,10 @@ class Part(NamedTuple):
 
 
 def _tells_cluster(options: Options) -> bool:
-    """Whether there is an API server to tell, and a token to be let in by."""
-    return bool(options.api_server) and os.path.isdir(options.service_account)
+    """Whether there is an API server to tell, and what to be let in by."""
+    return bool(options.kubeconfig) or (
+        bool(options.api_server) and os.path.isdir(options.service_account)
+    )
 
 
 PARTS: Final[Mapping[str, Part]] = {

@@ -241,6 +241,14 @@ class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMIS
     retry_after: float = 0.0
 
 
+class KubeconfigUnusable(NodeAgentError):
+    """A kubeconfig does not say how to ask the API server, or in a way that is not to be used."""
+
+    code = "NVSHIM-E2795"
+    status = Status.INVALID_ARGUMENT
+    remedy = "give one with a server, its authority, and a token or a client certificate"
+
+
 # -- metrics -----------------------------------------------------------------------------------
 
 

@@ -12,11 +12,12 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
-from integration.node.api_server import ApiServer
+from integration.node.api_server import api_server_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from integration.node.api_server import ApiServer
     from integration.node.components import Context
 
 _AGAIN: Final = 60.0  # seconds
@@ -30,7 +31,7 @@ async def keep_told(context: Context, tell: Callable[[ApiServer], None], *names:
         names: of the board, by which it goes.
     """
     options, board, failed = context.options, context.board, ""
-    api = ApiServer(options.api_server, options.api_port, options.service_account)
+    api = api_server_of(options)
     while True:
         version, line = board.version(*names), ""
         try:
