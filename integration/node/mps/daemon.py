@@ -147,11 +147,11 @@ class Daemon:
             os.unlink(places.started)
         host_setup.empty_pipe(places)
         self._rotate()
-        modes.take(self._config, places, plan.devices)
+        modes.take(self._config, places, plan.gpus)
         argv = command_line(
             programs,
             programs.environment(places.pipe, places.log, plan.devices),
-            arguments=["-f"],
+            arguments=["-f", *plan.options],
             binds=(places.directory,),
             dev=self._config.dev,
             shm=shm(places.root),
