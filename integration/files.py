@@ -19,7 +19,7 @@ import tempfile
 from collections import deque
 from typing import Final
 
-__all__ = ["read_file", "remove_file", "replace_file", "resolved", "sweep"]
+__all__ = ["read_file", "read_some", "remove_file", "replace_file", "resolved", "sweep"]
 
 _MODE: Final = 0o644
 _SUFFIX: Final = ".new"
@@ -50,6 +50,24 @@ def read_file(path: str) -> bytes | None:
 def _open_at_once(path: str, flags: int) -> int:
     """Open what may be a pipe that nobody writes to."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def read_some(path: str, most: int) -> bytes:
+    """The beginning of a file, also of /dev/null, for which nobody ever has to be waited.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    content = b""
+    try:
+        while len(content) < most and (more := os.read(fd, most - len(content))):
+            content += more
+    except BlockingIOError:
+        pass  # a pipe, to which nobody has written yet
+    finally:
+        os.close(fd)
+    return content
 
 
 def replace_file(

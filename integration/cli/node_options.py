@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.settings import Source
     from integration.node.plugin.table import Setting
 
-__all__ = ["Told", "agent_options", "options_of"]
-
 R = TypeVar("R")
 
 _LONGEST_DRIVER: Final = 63
@@ -51,11 +49,7 @@ class Told(NamedTuple):
 
 
 def agent_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options of the agent's parts; it gets them as ``told``, a :class:`Told`.
-
-    Args:
-        command: the function that needs them.
-    """
+    """Give a command the options of the agent's parts, as ``told``, a :class:`Told`."""
 
     @functools.wraps(command)
     def answer(*args: Any, **kwargs: Any) -> R:

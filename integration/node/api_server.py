@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -186,12 +185,8 @@ class ApiServer:
         )
 
 
-def api_server_of(options: Options) -> ApiServer | None:
-    """The API server that the agent may ask; None if it is given none, or nothing to ask with."""
-    if not options.kubeconfig and not (
-        options.api_server and os.path.isdir(options.service_account)
-    ):
-        return None
+def api_server_of(options: Options) -> ApiServer:
+    """The API server that the agent is told to ask."""
     return ApiServer(
         options.api_server, options.api_port, options.service_account, options.kubeconfig
     )

@@ -37,6 +37,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from integration.node.dra.quantities import quantity
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ NVIDIA: Final = "gpu.nvidia.com"
 _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
 _PARTS: Final = 3
-_MEBI: Final = 1 << 20
 _OTHER: Final = re.compile(r"[^a-z0-9-]+")
 
 _BRANDS: Final = {
@@ -127,7 +127,7 @@ def devices_of(
                 f"{NVIDIA}/uuid": _text(gpu.uuid),
                 **_common(gpu, inventory, places or {}),
             }
-            memory = {f"{NVIDIA}/memory": _quantity(gpu.memory)} if gpu.memory else {}
+            memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
             lost = bool(gpu.lost) or gpu.path not in inventory.nodes.usable
             out = gpu.drained or inventory.drained
             name = _name(gpu.uuid)
@@ -236,11 +236,3 @@ def uuid_of(name: str) -> str:
 
 def _text(text: str) -> Mapping[str, str | int]:
     return {"string": text[:_LONGEST_TEXT]}
-
-
-def _quantity(size: int) -> str:
-    """Bytes as the API server writes them itself, so that what it keeps is what was sent."""
-    for unit, suffix in ((1 << 40, "Ti"), (1 << 30, "Gi"), (_MEBI, "Mi")):
-        if size % unit == 0:
-            return f"{size // unit}{suffix}"
-    return f"{size // _MEBI}Mi"

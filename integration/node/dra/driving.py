@@ -36,8 +36,9 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
-from integration.node.api_server import ApiServer
+from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
+from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
 from integration.node.dra.devices import Place, devices_of, publishable
 from integration.node.dra.publishing import Publisher
@@ -51,6 +52,7 @@ from integration.node.errors import (
     ResourceClaimUnusable,
 )
 from integration.node.ledger.kubelet import allocated_by
+from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
 from integration.node.plugin.topology import numa_nodes, pci_root
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
 __all__ = ["drive"]
 
 _NAME: Final = "dra"
-_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger")
+_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
 _LOOK_AGAIN: Final = 30.0
 _NOTED: Final = 5.0
 _UUIDS: Final = ("GPU-", "MIG-")
@@ -100,15 +102,14 @@ class _Driver:
         self._config = context.config
         self._name = options.dra_driver
         self._pool = options.node_name
-        self._api = ApiServer(
-            options.api_server, options.api_port, options.service_account, options.kubeconfig
-        )
+        self._api = api_server_of(options)
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
         self._reader = ClaimReader(self._api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
         self._seen: Any = None
         self._edits: SpecFile | None = None
         self._claims: dict[str, Claim] = {}
+        self._applying = Applying(context, self.fault)
         self._one_at_a_time = anyio.Lock()
         self._engine = EngineAsked(options.cri_sockets)
 
@@ -116,6 +117,7 @@ class _Driver:
         """Know what was prepared by an agent before this one."""
         load = partial(state.load, self._config, self._name)
         self._claims = await anyio.to_thread.run_sync(load)
+        self._applying.begin(self._claims.values())
         self._tell()
         cdi.sweep(self._config, self._name, self._claims)
         self._look()
@@ -214,6 +216,7 @@ class _Driver:
                     refuse_taken(claim, (), await self._plugin_gave())
                     await self._save()
                 await self._heed_engine()
+                await self._applying.apply(claim)
                 await self._keep_spec(claim, leave=claim == before)
             except NvshimError:
                 if claim != before:
@@ -223,6 +226,7 @@ class _Driver:
 
     async def _put_back(self, claim: Claim, before: Claim | None) -> None:
         """Have a claim what it had before, since it cannot have what it is to have."""
+        await self._applying.put_back(claim.uid, before)
         if before is None:
             del self._claims[claim.uid]
         else:
@@ -235,8 +239,10 @@ class _Driver:
 
         Raises:
             DraStateUnwritten: it cannot be taken back.
+            MpsDaemonFailed: its MPS control daemon has not ended.
         """
         async with self._one_at_a_time:
+            await self._applying.release(reference.uid)
             remove = partial(cdi.remove, self._config, self._name, reference.uid)
             await anyio.to_thread.run_sync(remove)
             before = self._claims.pop(reference.uid, None)
@@ -336,7 +342,8 @@ class _Driver:
             leave: whether one that is there is enough, if its devices cannot be given anew.
         """
         leave = leave and claim not in self._missing()
-        keep = partial(cdi.keep, self._config, self._name, claim, self._edits)
+        root = self._applying.mps_root
+        keep = partial(cdi.keep, self._config, self._name, claim, self._edits, root)
         try:
             if await anyio.to_thread.run_sync(keep):
                 self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
@@ -352,10 +359,19 @@ class _Driver:
             if now - when < _NOTED:
                 yield uuid, "a pod that the device plugin has just answered for"
 
+    def _shared_by_plugin(self) -> dict[str, str]:
+        """What only clients of the device plugin's MPS control daemons can open."""
+        return {
+            uuid: f"the device plugin, which shares {name} by MPS,"
+            for name, daemon in self._board.mps.items()
+            if not is_of_claims(name)
+            for uuid in daemon.devices
+        }
+
     async def _plugin_gave(self) -> dict[str, str]:
         """Who has been given what by a device plugin, by the device's UUID."""
         allocated = await allocated_by(self._context.options.pod_resources)
-        gave = dict(self._given_just_now())
+        gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
             checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)
             return {**_of_checkpoint(checkpoint.content), **gave}

@@ -34,12 +34,31 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Claim", "ClaimDevice", "held", "load", "save"]
+__all__ = ["Claim", "ClaimDevice", "Sharing", "held", "load", "save"]
 
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
 _MODE: Final = 0o600
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the containers of a claim share a device, as its configuration asks.
+
+    Attributes:
+        time_slice: of :data:`~integration.node.dra.configuration.INTERVALS`; "" if it does not say.
+        daemon: what its MPS control daemon is called; "" for none.
+        threads: percent of the threads that a client of MPS may have.
+        memory: MiB that a client of MPS may have of the device; 0 for no limit.
+        multi_user: whether clients of several users may work at the same time.
+    """
+
+    time_slice: str = ""
+    daemon: str = ""
+    threads: int = 100
+    memory: int = 0
+    multi_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,7 @@ class ClaimDevice:
         uuid: likewise.
         gpu: UUID of the GPU that it is, or is a part of.
         admin: whether the claim may only look after it (``adminAccess``): others may have it too.
+        sharing: what its configuration asks for.
     """
 
     request: str
@@ -61,6 +81,7 @@ class ClaimDevice:
     uuid: str
     gpu: str
     admin: bool = False
+    sharing: Sharing = Sharing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +173,17 @@ def _read(config: Config) -> list[Claim] | None:
                 str(each["uid"]),
                 str(each["namespace"]),
                 str(each["name"]),
-                tuple(ClaimDevice(**device) for device in each["devices"]),
+                tuple(map(_device, each["devices"])),
             )
             for each in document["claims"]
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _device(told: dict[str, Any]) -> ClaimDevice:
+    """A device as it was written down, by this agent or an older one."""
+    return ClaimDevice(**{**told, "sharing": Sharing(**told.get("sharing", {}))})
 
 
 def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
