@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -142,7 +143,7 @@ def steps(place: Place, what: str) -> None:
 def main() -> int:
     """Try all of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.claims", description=__doc__)
-    parts = {
+    parts: dict[str, Callable[[Place], None]] = {
         "measure": measure,
         "storm": storm,
         "prepare": partial(steps, what="prepare"),
