@@ -34,7 +34,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,7 +68,7 @@ __all__ = ["is_ready", "is_running", "serve", "status_path"]
 _STATUS: Final = "node.json"
 
 # What of the board is in the status file, besides what a look has seen.
-_NOTED: Final = ("faults", "resources", "told")
+_NOTED: Final = ("faults", "resources", "claims", "told")
 
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
@@ -358,6 +358,12 @@ def _note(context: Context, looked: float) -> None:
     }
     document = {"pid": os.getpid(), "poll": context.options.poll, **seen.as_document()}
     document["resources"] = resources
+    if context.options.dra:
+        document["claims"] = [
+            {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, **asdict(device)}
+            for claim in board.claims
+            for device in claim.devices
+        ]
     if board.told is not None:
         document["device_list_strategies"] = list(board.told.strategies)
         document["device_list_why"] = board.told.why
