@@ -25,6 +25,7 @@ claimed        dra             plugin: what claims have it does not give; the me
 claims         dra             the status file: which claim has what
 claim_daemons  dra             mps: the control daemons that claims need
 plugin_gave    plugin          dra: likewise
+dra            dra             its health streams
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
+    from integration.node.dra.serving import Health
     from integration.node.dra.state import Claim, ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
@@ -65,8 +67,6 @@ if TYPE_CHECKING:
     from integration.node.mps.containers import MpsDaemon
     from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
-
-__all__ = ["Board", "Unsampled"]
 
 # Events that one who listens may be behind; more of them are not kept for it.
 _BEHIND: Final = 1024
@@ -119,6 +119,8 @@ class Board:
         self.claim_daemons: Mapping[str, ClaimDaemon] | None = None
         # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.
         self.plugin_gave: Mapping[str, float] = {}
+        # What the driver of dynamic resource allocation thinks of each of its devices.
+        self.dra: tuple[Health, ...] = ()
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0

@@ -16,8 +16,9 @@ import pytest
 from integration.node.components import DRA_DRIVER
 from integration.node.dra.configuration import OURS
 from integration.simulated import Scenario, SimulatedNode
-from tests.e2e.test_dra import CUT, NODE, Place, error_of, root
+from tests.e2e.test_dra import CUT, error_of, root
 from tests.harness.cluster import Cluster
+from tests.harness.dra_node import NODE, Place
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
 from tests.harness.waiting import eventually
 

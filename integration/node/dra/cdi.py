@@ -27,6 +27,7 @@ from hooks.cdi.errors import CdiNotGenerated
 from hooks.errors import InventoryError, RequestError
 from integration.cdi.writing import text_of, write
 from integration.files import read_file, remove_file
+from integration.files import sweep as sweep_replaced
 from integration.node.dra.sharing import edits_of
 from integration.node.errors import ClaimedDeviceMissing, DraStateUnwritten
 
@@ -135,7 +136,7 @@ def remove(config: Config, driver: str, uid: str) -> None:
 
 
 def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
-    """Remove the specs of all claims but these.
+    """Remove the specs of all claims but these, and what was not put in place of any.
 
     Raises:
         DraStateUnwritten: one of them cannot be removed.
@@ -151,6 +152,9 @@ def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
             uid = name.removeprefix(start).removesuffix(_SUFFIX)
             if uid not in uids:
                 remove(config, driver, uid)
+        elif name.startswith(f".{start}"):
+            spec = name.removeprefix(".").partition(_SUFFIX)[0] + _SUFFIX
+            sweep_replaced(os.path.join(directory, spec))
 
 
 def _name_of(uid: str, device: ClaimDevice) -> str:

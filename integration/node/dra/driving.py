@@ -4,7 +4,8 @@ Rules
 - One claim is prepared after the other: two calls for one claim, or for two that have the same
   device, must not miss each other.
 - A claim is read from the API server each time, and its answer is the same each time. If it has
-  been allocated anew meanwhile, the new devices count.
+  been allocated anew meanwhile, the new devices count. While that server is away, what is prepared
+  is answered as it was.
 - A device is given by a claim or by a device plugin, never by both. Before anything is waited for a
   claim takes its devices on the board, so that our device plugin gives none of them; what a plugin
   has given, the kubelet says (its pod-resources API, or its checkpoint where that does not answer).
@@ -35,16 +36,18 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
-from integration.node.api_server import ApiServer
+from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
 from integration.node.dra.devices import Place, devices_of, publishable
-from integration.node.dra.publishing import Publisher, claim_path
+from integration.node.dra.publishing import Publisher
+from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull, with_shares
 from integration.node.errors import (
     ApiServerRefused,
+    ApiServerSilent,
     ClaimedDeviceMissing,
     EngineReadsNoCdi,
     ResourceClaimUnusable,
@@ -70,7 +73,6 @@ _NAME: Final = "dra"
 _GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
 _LOOK_AGAIN: Final = 30.0
 _NOTED: Final = 5.0
-_NOT_FOUND: Final = 404
 _UUIDS: Final = ("GPU-", "MIG-")
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
@@ -101,8 +103,9 @@ class _Driver:
         self._config = context.config
         self._name = options.dra_driver
         self._pool = options.node_name
-        self._api = ApiServer(options.api_server, options.api_port, options.service_account)
+        self._api = api_server_of(options)
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
+        self._reader = ClaimReader(self._api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
         self._seen: Any = None
         self._edits: SpecFile | None = None
@@ -138,6 +141,8 @@ class _Driver:
             version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
             if self._look():
                 await self._keep_specs()
+            # Health streams go by this: what is heard of a device is told when it is known here.
+            self._board.post(dra=tuple(self.health()))
             gave = await self._plugin_gave()
             known = self._devices
             self.publisher.want(
@@ -192,6 +197,8 @@ class _Driver:
             NvshimError: they cannot be had; what was prepared before still is.
         """
         found = await self._read(reference)
+        if found is None:
+            return await self._again(reference)
         async with self._one_at_a_time:
             if self._devices is None:
                 raise ClaimedDeviceMissing(
@@ -252,18 +259,31 @@ class _Driver:
                 raise
             self._tell()
 
-    async def _read(self, reference: Reference) -> dict[str, Any]:
-        """A claim, as the API server has it."""
-        version = await self.publisher.version()
-        path = claim_path(version, reference.namespace, reference.name)
+    async def _read(self, reference: Reference) -> dict[str, Any] | None:
+        """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            return await anyio.to_thread.run_sync(partial(self._api.call, "GET", path))
-        except ApiServerRefused as error:
-            if error.http != _NOT_FOUND:
-                raise
-            raise ResourceClaimUnusable(
-                f"the claim {reference.namespace}/{reference.name}", found="does not exist"
-            ) from error
+            return await self._reader.read(reference)
+        except (ApiServerRefused, ApiServerSilent) as error:
+            if is_away(error) and reference.uid in self._claims:
+                return None
+            raise
+
+    async def _again(self, reference: Reference) -> Claim:
+        """What is prepared for a claim, with its spec.
+
+        Raises:
+            ResourceClaimUnusable: it has been taken back just now.
+            EngineReadsNoCdi: the engine would not give it.
+        """
+        async with self._one_at_a_time:
+            claim = self._claims.get(reference.uid)
+            if claim is None:
+                raise ResourceClaimUnusable(
+                    f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
+                )
+            await self._heed_engine()
+            await self._keep_spec(claim, leave=True)
+            return claim
 
     async def _save(self) -> None:
         claims = tuple(self._claims.values())

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.inspection.shares import Share
 
-__all__ = ["DeviceUse", "Holding", "Ledger", "Unheld", "as_document", "holding_row"]
-
 
 @dataclass(frozen=True, slots=True)
 class Holding:
