@@ -107,6 +107,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         kubeconfig=others["kubeconfig"],
         dra=others["dra"],
         dra_driver=others["dra_driver"],
+        dra_shares=others["dra_shares"],
         node_condition=others["node_condition"],
         node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
@@ -244,6 +245,11 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "dra_shares": click.option(
+        "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
+        help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
+        " whole GPUs.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

@@ -21,7 +21,8 @@ usage          ledger          metrics, ``nvshim top``, the memory guard
 settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
-claimed        dra             plugin: what claims have it does not give
+claimed        dra             plugin: what claims have it does not give; the memory guard
+claims         dra             the status file: which claim has what
 claim_daemons  dra             mps: the control daemons that claims need
 plugin_gave    plugin          dra: likewise
 dra            dra             its health streams
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
     from integration.node.dra.serving import Health
-    from integration.node.dra.state import ClaimDevice
+    from integration.node.dra.state import Claim, ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
     from integration.node.mps.claims import ClaimDaemon
@@ -113,6 +114,7 @@ class Board:
         self.mps: Mapping[str, MpsDaemon] = {}
         # The devices that resource claims have for themselves; None if that is not known.
         self.claimed: tuple[ClaimDevice, ...] | None = None
+        self.claims: tuple[Claim, ...] = ()
         # By what they are called; None if that is not known.
         self.claim_daemons: Mapping[str, ClaimDaemon] | None = None
         # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.

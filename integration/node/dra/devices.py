@@ -95,6 +95,7 @@ class Device:
         capacity: quantities, by their full names.
         lost: whether it does not answer, or has no node.
         drained: since when and why it is out of service; "" if it is in service.
+        shares: how many claims may have a part of it; 0 if one has all of it.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Device:
     capacity: Mapping[str, str] = field(hash=False)
     lost: bool = False
     drained: str = ""
+    shares: int = 0
 
     @property
     def can_be_given(self) -> bool:

@@ -44,6 +44,7 @@ from integration.node.dra.devices import Place, devices_of, publishable
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
+from integration.node.dra.shares import refuse_conflicts, refuse_overfull, with_shares
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -162,7 +163,8 @@ class _Driver:
             gpu.bus_id: Place(numa.get(gpu.bus_id), pci_root(self._config, gpu.bus_id))
             for gpu in inventory.gpus
         }
-        found = devices_of(inventory, places)
+        most = self._context.options.dra_shares
+        found = with_shares(devices_of(inventory, places), most, inventory, self._config)
         self._devices = {device.name: device for device in found}
         self._edits = cdi.generate(self._name, found, inventory, self._config)
         return True
@@ -209,6 +211,8 @@ class _Driver:
             if claim != before:
                 refuse_drained(claim, read_drains(self._config))
                 refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
+                refuse_overfull(claim, self._claims.values(), self._devices)
+                refuse_conflicts(claim, self._claims.values())
                 self._claims[claim.uid] = claim
                 self._tell()
             try:
@@ -286,9 +290,12 @@ class _Driver:
         await anyio.to_thread.run_sync(partial(state.save, self._config, claims))
 
     def _tell(self) -> None:
-        """Tell the device plugin what is not its to give."""
+        """Tell the device plugin what is not its to give, and people who has what."""
         held = (device for claim in self._claims.values() for device in claim.devices)
-        self._board.post(claimed=tuple(device for device in held if not device.admin))
+        self._board.post(
+            claimed=tuple(device for device in held if not device.admin),
+            claims=tuple(self._claims.values()),
+        )
 
     async def _heed_engine(self) -> None:
         engine = await self._engine.ask()

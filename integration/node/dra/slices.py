@@ -21,6 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.node.dra.shares import policy_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -94,7 +96,12 @@ def _told(device: Device, version: str) -> dict[str, Any]:
         "attributes": {name: dict(value) for name, value in device.attributes.items()}
     }
     if device.capacity:
-        what["capacity"] = {name: {"value": value} for name, value in device.capacity.items()}
+        what["capacity"] = {
+            name: {"value": value, **policy_of(device, name)}
+            for name, value in device.capacity.items()
+        }
+    if device.shares:
+        what["allowMultipleAllocations"] = True
     return {"name": device.name, **({"basic": what} if version == _BASIC else what)}
 
 
