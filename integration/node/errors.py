@@ -269,7 +269,7 @@ class ComputeModeFailed(NodeAgentError):
 
 
 class ChildFailed(NodeAgentError):
-    """A child that talks with NVML hangs, crashed, makes no sense, or says that NVML failed."""
+    """A child that talks with NVML hangs, crashed, or says that NVML failed."""
 
     code = "NVSHIM-E2745"
     status = Status.UNAVAILABLE
