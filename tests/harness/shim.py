@@ -32,7 +32,7 @@ from integration.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.timeouts import PATIENCE
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-from tests.tools.images import Image, Link, Tree, busybox, unpack
+from tests.tools.images import Image, Link, Node, busybox, unpack
 
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
@@ -372,7 +372,7 @@ class ShimByHand:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _lay_out(tree: Tree, rootfs: str) -> None:
+def _lay_out(tree: Mapping[str, Node], rootfs: str) -> None:
     """Unpack an image. Programs that are links to busybox become its names, which cost a tenth."""
     applets = {path for path, node in tree.items() if node == Link("busybox")}
     unpack({path: node for path, node in tree.items() if path not in applets}, rootfs)
