@@ -74,6 +74,7 @@ class Options:
         service_account: where the agent's token for it is, if it has one.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
+        dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
         states: containerd's state directories; none for those that are known.
@@ -95,6 +96,7 @@ class Options:
     service_account: str = "/run/containerd-shim-nvidia/service-account"
     dra: bool = False
     dra_driver: str = DRA_DRIVER
+    dra_mig: bool = False
     node_condition: bool = False
     node_name: str = ""
     states: tuple[str, ...] = ()

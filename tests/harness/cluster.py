@@ -55,6 +55,7 @@ class Cluster(ApiServer):
         asked: method and path of each call, without its query.
         refuse: what is asked first for the status with which a call is refused; None for none.
         drops: what it does not keep of a device's attributes.
+        faults: what it takes for wrong of a slice's spec.
     """
 
     def __init__(self, directory: str, *, node: str, versions: Sequence[str] = ("v1",)) -> None:
@@ -62,6 +63,7 @@ class Cluster(ApiServer):
         self.asked: list[tuple[str, str]] = []
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
         self.drops: frozenset[str] = frozenset()
+        self.faults: Callable[[Any], list[str]] = faults
         self.node_uid = str(uuid.uuid4())
         self._node = node
         self.versions = versions
@@ -241,7 +243,7 @@ class Cluster(ApiServer):
         return self._kept(200, "MODIFIED", {**body, "metadata": new})
 
     def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
-        if wrong := faults(body["spec"]):
+        if wrong := self.faults(body["spec"]):
             return refusal(422, f"is invalid: {', '.join(wrong)}")
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):

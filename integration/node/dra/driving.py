@@ -38,7 +38,8 @@ from hooks.node.kubelet import read_checkpoint
 from integration.node.api_server import ApiServer
 from integration.node.dra import cdi, state
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
-from integration.node.dra.devices import Place, devices_of, publishable
+from integration.node.dra.devices import publishable
+from integration.node.dra.looking import Looking
 from integration.node.dra.publishing import Publisher, claim_path
 from integration.node.dra.serving import Health, Serving
 from integration.node.errors import (
@@ -50,7 +51,6 @@ from integration.node.errors import (
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
-from integration.node.plugin.topology import numa_nodes, pci_root
 from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _Driver:
         self._api = ApiServer(options.api_server, options.api_port, options.service_account)
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
         self._devices: Mapping[str, Device] | None = None
-        self._seen: Any = None
+        self._looking = Looking(context, self.fault)
         self._edits: SpecFile | None = None
         self._claims: dict[str, Claim] = {}
         self._one_at_a_time = anyio.Lock()
@@ -113,7 +113,7 @@ class _Driver:
         self._claims = await anyio.to_thread.run_sync(load)
         self._tell()
         cdi.sweep(self._config, self._name, self._claims)
-        self._look()
+        await self._look()
         await self._keep_specs()
 
     def fault(self, concern: str, line: str) -> None:
@@ -131,7 +131,7 @@ class _Driver:
         version = -1
         while True:
             version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
-            if self._look():
+            if await self._look():
                 await self._keep_specs()
             gave = await self._plugin_gave()
             known = self._devices
@@ -139,23 +139,12 @@ class _Driver:
                 None if known is None else publishable(known.values(), self._board.health, gave)
             )
 
-    def _look(self) -> bool:
+    async def _look(self) -> bool:
         """Know the node's devices; whether they may be others than before."""
-        inventory = self._board.seen.inventory
-        if inventory == self._seen or (inventory is not None and inventory.nvml_failure):
+        found = await self._looking.look(self._board.seen.inventory, {})
+        if found is None:
             return False
-        self._seen = inventory
-        if inventory is None:
-            self._devices, self._edits = {}, None
-            return True
-        numa = numa_nodes(self._config, inventory.gpus)
-        places = {
-            gpu.bus_id: Place(numa.get(gpu.bus_id), pci_root(self._config, gpu.bus_id))
-            for gpu in inventory.gpus
-        }
-        found = devices_of(inventory, places)
-        self._devices = {device.name: device for device in found}
-        self._edits = cdi.generate(self._name, found, inventory, self._config)
+        self._devices, self._edits = found.devices, found.edits
         return True
 
     def health(self) -> Iterator[Health]:

@@ -7,6 +7,9 @@ Rules
 - A watch that ends is resumed. If the server knows its version no more (410), or a write met
   another one (409, 404), all is listed anew.
 - Slices that the server takes for wrong (422) are not sent again until they are others.
+- Devices that exclude each other by counters are published as the server takes them: in slices of
+  their own, beside the devices, or not at all. That is tried in turn; it is learned anew with
+  the version.
 - The newest version of the API that the server has and we speak is spoken.
 - While it is not known what the node has, what was published stays.
 - They stay when the agent ends. Where it does not come back the kubelet deletes them.
@@ -30,12 +33,15 @@ from integration.node.backoff import Backoff
 from integration.node.dra.slices import (
     GROUP,
     VERSIONS,
+    Counting,
     Create,
     Delete,
     Owner,
     changes,
-    device_lists,
+    content_of,
+    contents,
     key_of,
+    lost_counters,
 )
 from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
 
@@ -58,6 +64,10 @@ def claim_path(version: str, namespace: str, name: str) -> str:
     """Where the API server has a claim."""
     where = f"/apis/{GROUP}/{version}/namespaces/{quote(namespace, safe='')}"
     return f"{where}/resourceclaims/{quote(name, safe='')}"
+
+
+class _Uncounted(Exception):
+    """The server keeps no counters of what it was sent."""
 
 
 class Publisher:
@@ -89,6 +99,7 @@ class Publisher:
         self._gone: set[str] = set()
         self._kept: dict[str, Any] = {}
         self._refused: tuple[Device, ...] | None = None
+        self._counting = Counting.APART
         self._wake = anyio.Event()
 
     def want(self, devices: tuple[Device, ...] | None) -> None:
@@ -115,6 +126,7 @@ class Publisher:
                     do=f"see that one of {', '.join(VERSIONS)} is served",
                 )
             self._version = spoken[0]
+            self._counting = Counting.APART if spoken[0] == VERSIONS[0] else Counting.NONE
         return self._version
 
     async def run(self) -> None:
@@ -206,28 +218,45 @@ class Publisher:
         while True:
             wake = self._wake = anyio.Event()
             wanted = self._wanted
-            if wanted is not None and wanted != self._refused:
-                lists = device_lists(wanted, owner.version)
-                due = changes(self._there.values(), lists, owner, kept=self._kept)
-                if any(isinstance(change, Create) for change in due):
-                    # Slices may be gone with their Node, of which there may be another.
-                    owner = replace(owner, node_uid=await self._node_uid())
-                    due = changes(self._there.values(), lists, owner, kept=self._kept)
-                try:
-                    for change in due:
-                        await self._make(path, change)
-                except ApiServerRefused as error:
-                    if error.http != _INVALID:
-                        raise
-                    self._refused = wanted
-                    said = SlicesRefused("to publish the node's devices", found=error.found)
-                    self._fault("slices", str(said))
-                else:
-                    self._refused = None
-                    self._fault("slices", "")
-                    if due:
-                        self._say("info", "published", devices=len(wanted), writes=len(due))
+            while wanted is not None and wanted != self._refused:
+                if await self._publish(path, owner, wanted):
+                    break
             await wake.wait()
+
+    async def _publish(self, path: str, owner: Owner, wanted: tuple[Device, ...]) -> bool:
+        """Make the writes that are needed; whether that is all, or they are others by now."""
+        lists = contents(wanted, owner.version, self._counting)
+        due = changes(self._there.values(), lists, owner, kept=self._kept)
+        if any(isinstance(change, Create) for change in due):
+            # Slices may be gone with their Node, of which there may be another.
+            owner = replace(owner, node_uid=await self._node_uid())
+            due = changes(self._there.values(), lists, owner, kept=self._kept)
+        try:
+            for change in due:
+                await self._make(path, change)
+        except _Uncounted:
+            self._count(Counting.NONE, "it does not keep them")
+            return False
+        except ApiServerRefused as error:
+            if error.http != _INVALID:
+                raise
+            if self._counting is not Counting.NONE and any(each.counters for each in wanted):
+                self._count(self._counting.next, error.found)
+                return False
+            self._refused = wanted
+            said = SlicesRefused("to publish the node's devices", found=error.found)
+            self._fault("slices", str(said))
+            return True
+        self._refused = None
+        self._fault("slices", "")
+        if due:
+            self._say("info", "published", devices=len(wanted), writes=len(due))
+        return True
+
+    def _count(self, counting: Counting, why: str) -> None:
+        """Have counters be elsewhere from now on."""
+        self._counting = counting
+        self._say("warning", "the API server takes no counters here", now=counting.value, why=why)
 
     async def _node_uid(self) -> str:
         node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
@@ -245,8 +274,9 @@ class Publisher:
             found = await self._call("PUT", f"{path}/{quote(change.name, safe='')}", change.body)
         if found["metadata"]["name"] not in self._gone:
             self._there[found["metadata"]["name"]] = found
-        sent = change.body["spec"].get("devices") or []
-        has = found["spec"].get("devices") or []
+        sent, has = content_of(change.body["spec"]), content_of(found["spec"])
+        if lost_counters(sent, has):
+            raise _Uncounted
         if has != sent and key_of(sent) not in self._kept:
             self._kept = {key_of(sent): has}
             self._say("warning", "the API server keeps less of the devices than it was sent")

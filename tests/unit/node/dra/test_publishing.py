@@ -14,6 +14,7 @@ from integration.node.components import DRA_DRIVER, Context, Options
 from integration.node.dra.publishing import Publisher
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
+from tests.unit.node.dra.test_parts import published
 from tests.unit.node.dra.test_slices import many
 
 if TYPE_CHECKING:
@@ -126,3 +127,71 @@ async def test_a_busy_server_is_asked_again_and_an_absent_api_is_said(cluster: C
     cluster.versions = ("v1alpha3",)
     async with publishing(cluster) as (_, faults):
         await until(lambda: "it has v1alpha3" in faults.get("slices", ""))
+
+
+class Uncounted(Cluster):
+    """A server that does not have counters: it drops them, and says nothing."""
+
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        body["spec"].pop("sharedCounters", None)
+        for device in body["spec"].get("devices", ()):
+            device.pop("consumesCounters", None)
+        return super()._kept(code, kind, body)
+
+
+class Beside(Cluster):
+    """A server that has counters where the devices are that take from them, as 1.34 has."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.faults = self._wrong
+
+    def _wrong(self, spec: dict[str, Any]) -> list[str]:
+        there = {each["name"] for each in spec.get("sharedCounters", ())}
+        taken = {
+            each["counterSet"]
+            for device in spec.get("devices", ())
+            for each in device.get("consumesCounters", ())
+        }
+        return [] if taken == there else ["must be a counterSet in the ResourceSlice"]
+
+
+PARTS: Final = tuple(published(3))
+WHOLE: Final = {each.name for each in PARTS if each.part is None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "posts"),
+    [
+        (Cluster, {each.name for each in PARTS}, 4),
+        (Beside, {each.name for each in PARTS}, 4 + 1),  # one was refused
+        (Uncounted, WHOLE, 1),  # it is made of the one in which counters were lost
+    ],
+)
+async def test_counters_go_where_the_server_has_them(
+    tmp_path: Path, kind: type[Cluster], names: set[str], posts: int
+) -> None:
+    with kind(str(tmp_path / "of-a-kind"), node=NODE) as cluster:
+        async with publishing(cluster) as (publisher, faults):
+            publisher.want(PARTS)
+            await until(lambda: cluster.published() == names)
+            methods = [method for method, _ in cluster.writes]
+            assert methods.count("POST") == posts
+            publisher.want((*PARTS[1:],))
+            await until(lambda: cluster.published() == names - {PARTS[0].name})
+            assert not any(faults.values())
+
+
+async def test_no_part_is_published_without_counters_for_a_moment(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    class Looked(Uncounted):
+        def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+            seen.update(each["name"] for each in body["spec"].get("devices", ()))
+            return super()._kept(code, kind, body)
+
+    with Looked(str(tmp_path / "looked"), node=NODE) as cluster:
+        async with publishing(cluster) as (publisher, _):
+            publisher.want(PARTS)
+            await until(lambda: cluster.published() == WHOLE)
+    assert seen == WHOLE
