@@ -92,6 +92,8 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
     if others["dra"] and not others["api_server"]:
         raise click.UsageError("--dra needs an --api-server")
+    if others["dra_mig"] and not others["dra"]:
+        raise click.UsageError("--dra-mig needs --dra")
     if others["node_condition"] and not others["api_server"]:
         raise click.UsageError("--node-condition needs an --api-server")
     return Options(
@@ -107,6 +109,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         service_account=others["service_account"],
         dra=others["dra"],
         dra_driver=others["dra_driver"],
+        dra_mig=others["dra_mig"],
         node_condition=others["node_condition"],
         node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
@@ -239,6 +242,10 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "dra_mig": click.option(
+        "--dra-mig", is_flag=True,
+        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

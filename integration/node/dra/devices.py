@@ -199,7 +199,7 @@ def _there(
         gpu = by_index.get(mig.gpu)
         if gpu is None or gpu.excluded or not gpu.uuid or mig.uuid in made.values():
             continue
-        instance = parts.instance(gpu.uuid, mig.uuid)
+        instance = parts.instance(mig.uuid)
         if instance is None and (on_demand or made):
             continue  # it may be one that is just being made, or undone
         if instance and (gpu.uuid, instance.profile, instance.start) in ours:

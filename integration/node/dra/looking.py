@@ -61,22 +61,28 @@ class Looking:
         self._fault = fault
         self._topologies = Topologies(context.config)
         self._parts = Parts()
+        self._newest: Inventory | None = None
         self._seen: Any = None
         self._cut: Any = None
 
     async def look(
-        self, inventory: Inventory | None, made: Mapping[Part, str], *, anew: bool = False
+        self,
+        inventory: Inventory | None,
+        made: Mapping[Part, str],
+        newest: Inventory | None = None,
     ) -> Found | None:
         """What the node has.
 
         Args:
             inventory: what the look has found.
             made: what was made for claims, or is being made: its UUID, "" if it has none yet.
-            anew: whether NVML is asked, whatever was seen.
+            newest: what the node has by now, since something was made or undone: NVML is asked.
 
         Returns:
             None if nothing may be others than before, or that is not known.
         """
+        self._newest, anew = newest or self._newest, newest is not None
+        inventory = self._later(inventory, made)
         if inventory is not None and inventory.nvml_failure:
             return None
         seen = (inventory, dict(made))
@@ -109,6 +115,23 @@ class Looking:
             options.dra_driver, (each for each in found if each.uuid in there), inventory, config
         )
         return Found({device.name: device for device in found}, edits, self._parts)
+
+    def _later(self, inventory: Inventory | None, made: Mapping[Part, str]) -> Inventory | None:
+        """What is true of what the look has found, and what was found for us.
+
+        A look that had begun before something was made may end after that, without it.
+        """
+        newest = self._newest
+        if inventory is None or newest is None:
+            return inventory
+        there = {mig.uuid for mig in newest.mig_devices} - {
+            mig.uuid for mig in inventory.mig_devices
+        }
+        later = inventory.taken - newest.taken
+        is_behind = later < self._context.config.nvml_timeout + 1
+        if later < 0 or (is_behind and there.intersection(made.values())):
+            return newest
+        return inventory
 
     async def _ask(self, inventory: Inventory) -> None:
         """Know what NVML says of the GPUs, if it may be asked and answers."""

@@ -94,19 +94,19 @@ class Parts:
         gpus: by UUID.
         addressing: how a GPU sees the host's memory ("HMM"), by UUID, if NVML has told.
         figures: of each MIG device, by its UUID, as those of a :class:`Profile`.
-        instance_of: the id of each MIG device's GPU instance, by its UUID.
+        instance_of: the GPU of each MIG device and the id of its GPU instance, by its UUID.
         failure: why there is nothing in it; "" if NVML answered.
     """
 
     gpus: Mapping[str, GpuParts] = field(default_factory=dict)
     addressing: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    instance_of: Mapping[str, int] = field(default_factory=dict)
+    instance_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     failure: str = ""
 
-    def instance(self, gpu: str, uuid: str) -> Instance | None:
+    def instance(self, uuid: str) -> Instance | None:
         """The GPU instance that a MIG device is of."""
-        number = self.instance_of.get(uuid)
+        gpu, number = self.instance_of.get(uuid, ("", -1))
         return next((each for each in self._of(gpu) if each.id == number), None)
 
     def instance_at(self, part: Part) -> Instance | None:
@@ -117,16 +117,17 @@ class Parts:
     def device_at(self, part: Part) -> str:
         """The UUID of the MIG device that is just where a part is; "" if there is none."""
         there = self.instance_at(part)
-        if there is None:
-            return ""
-        of_gpu = (uuid for uuid in self.figures if self.instance(part.gpu, uuid) == there)
-        return next(of_gpu, "")
+        wanted = there and (part.gpu, there.id)
+        return next((uuid for uuid, its in self.instance_of.items() if its == wanted), "")
 
     def named(self, name: str) -> Part | None:
-        """The part of a name, as large as the GPU instance that is there; None if there is none."""
+        """The part of a name that a GPU instance is at; None if there is none."""
         part = parse_name(name)
-        there = part and self.instance_at(part)
-        return part and there and replace(part, size=there.size)
+        there = None if part is None else self.instance_at(part)
+        if part is None or there is None:
+            return None
+        shapes = (each.name for each in self.gpus[part.gpu].profiles if each.id == part.profile)
+        return replace(part, size=there.size, shape=next(shapes, ""))
 
     def _of(self, gpu: str) -> tuple[Instance, ...]:
         return self.gpus.get(gpu, GpuParts()).instances
@@ -157,7 +158,8 @@ class Part:
         # "1g.10gb+me" is "1g10gb-me".
         shape = _PLAIN.sub("-", self.shape.replace(".", ""))
         name = f"{self.gpu.lower()}-mig-{shape}-{numbers}"
-        return name if len(name) <= _LONGEST_NAME else f"{self.gpu.lower()}-mig-{numbers}"
+        is_fit = bool(shape) and len(name) <= _LONGEST_NAME
+        return name if is_fit else f"{self.gpu.lower()}-mig-{numbers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,7 @@ def parse_parts(answer: bytes | None) -> Parts:
                 addressing[uuid] = _ADDRESSING[each["addressing"]]
             for device in each["devices"]:
                 figures[_uuid(device["uuid"])] = _figures(device["figures"])
-                instance_of[_uuid(device["uuid"])] = _number(device["instance"])
+                instance_of[_uuid(device["uuid"])] = uuid, _number(device["instance"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return Parts(failure=one_line(f"NVML's answer makes no sense: {error}"))
     return Parts(gpus, addressing, figures, instance_of)

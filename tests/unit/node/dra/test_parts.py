@@ -164,7 +164,7 @@ def node_of(*instances: Instance, model: str = "h100", gpus: int = 1) -> tuple[I
         {gpu.uuid: cut for gpu in every},
         {GPU: "HMM"},
         dict.fromkeys(PARTS, figures),
-        {uuid: n + 1 for n, uuid in enumerate(PARTS)},
+        {uuid: (GPU, n + 1) for n, uuid in enumerate(PARTS)},
     )
     usable = {f"/dev/nvidia{gpu.minor}": Node("", 195, gpu.minor, 0o666, 0, 0, "") for gpu in every}
     nodes = replace(NODE.nodes, usable={**NODE.nodes.usable, **usable})
@@ -295,10 +295,17 @@ def answer(**change: Any) -> bytes:
 def test_nvmls_answer_is_understood() -> None:
     parts = parse_parts(answer())
     assert parts.addressing == {GPU: "ATS"}
-    assert parts.instance(GPU, PARTS[0]) == Instance(7, 19, 0, 1)
+    assert parts.instance(PARTS[0]) == Instance(7, 19, 0, 1)
     assert parts.device_at(Part(GPU, 19, 0, 1)) == PARTS[0]
     assert parts.device_at(Part(GPU, 19, 1, 1)) == ""
+    assert parts.named(f"{GPU.lower()}-mig-1g10gb-19-0") == Part(GPU, 19, 0, 1, "1g.10gb")
+    assert parts.named(f"{GPU.lower()}-mig-1g10gb-19-1") is None
     assert parse_parts(answer(addressing=9)).addressing == {}
+    # Each GPU counts its instances for itself.
+    other = {**TOLD, "uuid": GPUS[1], "devices": [{**TOLD["devices"][0], "uuid": PARTS[1]}]}
+    both = parse_parts(json.dumps({"gpus": [other, TOLD]}).encode())
+    assert both.device_at(Part(GPU, 19, 0, 1)) == PARTS[0]
+    assert both.device_at(Part(GPUS[1], 19, 0, 1)) == PARTS[1]
 
 
 @pytest.mark.parametrize(
