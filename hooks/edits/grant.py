@@ -17,10 +17,10 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from api.errors import NvshimError
+from api.values import dataclass
 from hooks.errors import (
     AmbiguousDevice,
     DeviceNodeMissing,

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     Places = tuple[Sequence[str], str, str]
     """containerd's state directories, procfs, and the kubelet's pod-resources socket."""
 
-__all__ = ["command", "show_holdings"]
-
 
 def _wrong(row: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (row["stale"], row["orphan"])))

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.settings import Source
     from integration.node.plugin.table import Setting
 
-__all__ = ["Told", "agent_options", "options_of"]
-
 R = TypeVar("R")
 
 _LONGEST_DRIVER: Final = 63
@@ -51,11 +49,7 @@ class Told(NamedTuple):
 
 
 def agent_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options of the agent's parts; it gets them as ``told``, a :class:`Told`.
-
-    Args:
-        command: the function that needs them.
-    """
+    """Give a command the options of the agent's parts, as ``told``, a :class:`Told`."""
 
     @functools.wraps(command)
     def answer(*args: Any, **kwargs: Any) -> R:
@@ -84,18 +78,23 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
 
     Raises:
         SettingsError: a flag or variable says what means nothing.
+        KubeconfigUnusable: the kubeconfig is none to ask with.
     """
     others = told.others
     socket = str(others["kubelet_socket"]).removeprefix("unix://")
     device_plugin = others["device_plugin"]
     if not socket and device_plugin == YES:
         raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
-    if others["dra"] and not others["api_server"]:
-        raise click.UsageError("--dra needs an --api-server")
+    for flag in ("dra", "node_condition"):
+        if others[flag] and not (others["api_server"] or others["kubeconfig"]):
+            name = flag.replace("_", "-")
+            raise click.UsageError(f"--{name} needs an --api-server, or a --kubeconfig")
     if others["dra_mig"] and not others["dra"]:
         raise click.UsageError("--dra-mig needs --dra")
-    if others["node_condition"] and not others["api_server"]:
-        raise click.UsageError("--node-condition needs an --api-server")
+    if others["kubeconfig"]:
+        from integration.node.api_access import of_kubeconfig  # noqa: PLC0415 - seldom given
+
+        of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
     return Options(
         spec=spec,
         poll=poll,
@@ -107,6 +106,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         api_server=others["api_server"],
         api_port=others["api_port"],
         service_account=others["service_account"],
+        kubeconfig=others["kubeconfig"],
         dra=others["dra"],
         dra_driver=others["dra_driver"],
         dra_mig=others["dra_mig"],
@@ -233,6 +233,11 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         "--service-account", metavar="DIR",
         default="/run/containerd-shim-nvidia/service-account", show_default=True,
         help="Where the agent's token for it is; if there is none, nothing is said there.",
+    ),
+    "kubeconfig": click.option(
+        "--kubeconfig", metavar="FILE", default="",
+        help="How the API server is asked, in place of the three above: its current context, with"
+        " a token or a client certificate, as a kubelet's own has them.",
     ),
     "dra": click.option(
         "--dra", is_flag=True,

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from integration.drain.holders import Holder
     from integration.drain.targets import Target
 
-__all__ = ["DRAINING", "PROVING", "RESETTING", "Reset"]
-
 DRAINING: Final = "waits for its holders"
 RESETTING: Final = "nvidia-smi resets it"
 PROVING: Final = "it has to prove that it lives"

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from hooks.words import DeviceName
 
-__all__ = ["THE_DRIVER", "Target", "drained_of", "targets_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

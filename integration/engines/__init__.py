@@ -50,9 +50,6 @@ __all__ = [
 def plan(options: Options) -> Change:
     """What has to change so that an engine knows our runtime.
 
-    Args:
-        options: of the engine.
-
     Raises:
         EnginesError: it cannot be had, or not without changing something else.
     """

@@ -49,13 +49,11 @@ from integration.engines.verdict import (
     refuse_generated,
     theirs,
 )
-from integration.engines.wanted import as_before, kept, with_us, without_theirs
+from integration.engines.wanted import as_before, drop_in_before, kept, with_us, without_theirs
 from integration.handlers import calls_our_shim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["plan", "plan_removal"]
 
 _TOLD_OF_A_HANDLER: Final = (
     "runtime_type", "runtime_path", "options", "container_annotations", "pod_annotations",
@@ -68,9 +66,6 @@ _RESTART: Final = (
 
 def plan(options: Options) -> Change:
     """What has to change so that containerd has the handler.
-
-    Args:
-        options: what is wanted.
 
     Returns:
         The change, which is empty if it has it already.
@@ -88,6 +83,8 @@ def plan(options: Options) -> Change:
     # Where nothing of ours is, there is nothing else to compare with.
     now = _dump_now(options, containerd) if former.exchanged else before
     options = as_before(options, before, now)
+    if containerd.merges and options.drop_in is None:
+        options = replace(options, drop_in=drop_in_before(options, record))
     is_replaced = record.replaces(options.runtime_name, options.replace)
     options = replace(options, replace=is_replaced)
     check_former(options, former, before)

@@ -51,8 +51,6 @@ from integration.engines.undo import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEFAULT_CONFIG", "DEFAULT_DROP_IN", "Options", "plan", "plan_removal"]
-
 ENGINE: Final = "crio"
 DEFAULT_CONFIG: Final = "/etc/crio/crio.conf"
 DEFAULT_DROP_IN: Final = "/etc/crio/crio.conf.d/99-nvshim.conf"
@@ -95,9 +93,6 @@ class Options:
 def plan(options: Options) -> Change:
     """What has to change so that CRI-O has the handler.
 
-    Args:
-        options: what is wanted.
-
     Returns:
         The change, which is empty if it has it already.
 
@@ -129,9 +124,6 @@ def plan(options: Options) -> Change:
 
 def plan_removal(options: Options) -> Change:
     """What has to change so that nothing of ours is left.
-
-    Args:
-        options: where to look.
 
     Returns:
         The change, which is empty if there is nothing of ours.

@@ -55,8 +55,6 @@ from integration.handlers import RUNTIME_TYPE
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DEFAULT_CONFIG", "HOOK", "Options", "plan", "plan_removal"]
-
 ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"
 HOOK: Final = "nvidia-container-runtime-hook"
@@ -119,9 +117,6 @@ class Options:
 def plan(options: Options) -> Change:
     """What has to change so that Docker has the runtime.
 
-    Args:
-        options: what is wanted.
-
     Returns:
         The change, which is empty if it has it already.
 
@@ -167,9 +162,6 @@ def plan(options: Options) -> Change:
 
 def plan_removal(options: Options) -> Change:
     """What has to change so that nothing of ours is left.
-
-    Args:
-        options: where to look.
 
     Returns:
         The change, which is empty if there is nothing of ours.

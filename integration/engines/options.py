@@ -15,18 +15,6 @@ from integration.engines.errors import HandlerNameInvalid
 from integration.engines.imports import File, covers
 from integration.engines.undo import RECORDS, record_path
 
-__all__ = [
-    "DEFAULT_CONFIG",
-    "DROP_IN",
-    "ENGINE",
-    "PLUGINS",
-    "Options",
-    "check_name",
-    "default_drop_in",
-    "drop_in_place",
-    "handlers_path",
-]
-
 ENGINE: Final = "containerd"
 DEFAULT_CONFIG: Final = "/etc/containerd/config.toml"
 DROP_IN: Final = "99-nvshim.toml"

@@ -32,11 +32,6 @@ from integration.engines.files import FileChange, missing_directories, read, rea
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "HEAD", "RECORDS", "Edit", "Record", "View", "Written", "changed_by_hand", "changes",
-    "read_record", "record_path", "remedy_of", "undo_edits", "without",
-]  # fmt: skip
-
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
 """How each file begins that is ours."""
 
@@ -165,27 +160,13 @@ text, and whether what somebody has changed of ours is lost, it makes the text w
 
 
 def record_path(directory: str, engine: str, config: str, default: str) -> str:
-    """Where the record of a configuration is.
-
-    Args:
-        directory: of records.
-        engine: whose.
-        config: its file.
-        default: the file that most nodes have.
-    """
+    """Where the record of a configuration is."""
     name = "" if config == default else f"-{hashlib.sha256(config.encode()).hexdigest()[:8]}"
     return os.path.join(directory, f"{engine}{name}.json")
 
 
 def remedy_of(engine: str, option: str, path: str, default: str) -> str:
-    """The command that takes back what was done to an engine's configuration.
-
-    Args:
-        engine: whose.
-        option: the option that names its file.
-        path: of that.
-        default: the file that most nodes have.
-    """
+    """The command that takes back what was done to an engine's configuration."""
     return f"nvshim configure {engine}{'' if path == default else f' {option} {path}'} --remove"
 
 

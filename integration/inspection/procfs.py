@@ -15,8 +15,6 @@ from integration.memory import pss_and_uss
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Procfs", "Status"]
-
 # Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
 _STATE, _PARENT, _THREADS, _START_TIME, _START_STACK = 0, 1, 17, 19, 25
 _ACCEPTS: Final = "00010000"  # SO_ACCEPTCON: the listener, and no connection made to it
@@ -62,11 +60,7 @@ class Status:
 
 
 class Procfs:
-    """A procfs.
-
-    Args:
-        path: where it is mounted.
-    """
+    """A procfs."""
 
     def __init__(self, path: str = "/proc") -> None:
         self.path = path

@@ -22,7 +22,9 @@ settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
 claimed        dra             plugin: what claims have it does not give
+claim_daemons  dra             mps: the control daemons that claims need
 plugin_gave    plugin          dra: likewise
+dra            dra             its health streams
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
@@ -56,14 +58,14 @@ if TYPE_CHECKING:
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
+    from integration.node.dra.serving import Health
     from integration.node.dra.state import ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
+    from integration.node.mps.claims import ClaimDaemon
     from integration.node.mps.containers import MpsDaemon
     from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
-
-__all__ = ["Board", "Unsampled"]
 
 # Events that one who listens may be behind; more of them are not kept for it.
 _BEHIND: Final = 1024
@@ -111,8 +113,12 @@ class Board:
         self.mps: Mapping[str, MpsDaemon] = {}
         # The devices that resource claims have for themselves; None if that is not known.
         self.claimed: tuple[ClaimDevice, ...] | None = None
+        # By what they are called; None if that is not known.
+        self.claim_daemons: Mapping[str, ClaimDaemon] | None = None
         # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.
         self.plugin_gave: Mapping[str, float] = {}
+        # What the driver of dynamic resource allocation thinks of each of its devices.
+        self.dra: tuple[Health, ...] = ()
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0

@@ -11,8 +11,6 @@ from integration.inventory import ask
 if TYPE_CHECKING:
     from hooks.config import Config
 
-__all__ = ["ask_nvml"]
-
 _PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_child.py")
 _PLACE: Final = 3  # of the program in the command that asks for the inventory
 _TO_END: Final = 1.0

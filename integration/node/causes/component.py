@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Holding
     from integration.node.monitor.values import GpuEvent
 
-__all__ = ["run"]
-
 # Events that are held against later ledgers at the same time.
 _MOST_RECENT: Final = 256
 # Seconds after a failure until the driver knows what the GPU needs.

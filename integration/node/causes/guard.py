@@ -17,19 +17,20 @@ Rules
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from api.errors import one_line, printable
+from api.errors import NvshimError, printable
 from hooks.config import Beyond
 from integration.node.board import Unsampled
-from integration.node.causes.killing import kill
 from integration.node.causes.limits import ANNOTATION, excesses, gibibytes, parse_limit
 from integration.node.errors import ContainerNotKilled
 from integration.node.ledger.component import aside
 from integration.node.ledger.usage import usage_by
+from integration.shim_client import kill
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
@@ -42,10 +43,9 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import Sample
 
-__all__ = ["run"]
-
 _KILLED: Final = "ended by the memory guard"
 _LONGEST: Final = 64  # characters of an annotation: no limit is longer
+_TO_END: Final = 10.0  # seconds for the shim's answer
 _TO_WRITE: Final = 1.0  # seconds for the cause to be where the shim finds it
 
 _Which = tuple[str, int, str]
@@ -127,9 +127,9 @@ class _Guard:
         self._post({**self._over, _which(excess): hit})
         await anyio.sleep(_TO_WRITE)
         try:
-            await kill(excess.container)
+            await _end(excess.container)
         except ContainerNotKilled as error:
-            line = one_line(str(error))
+            line = str(error)
             if line != self._failed:
                 self._context.say("error", line)
             self._failed = line
@@ -151,6 +151,21 @@ class _Guard:
             limit=gibibytes(excess.limit),
             done=what,
         )
+
+
+async def _end(container: Container) -> None:
+    """Have its shim kill all processes of a container, which tells of the exit.
+
+    Raises:
+        ContainerNotKilled: the shim cannot be asked, or does not do it.
+    """
+    asked = f"to end the container {container.title}"
+    if not container.address:
+        raise ContainerNotKilled(asked, found="the address of its shim is not known")
+    try:
+        await kill(container, signal.SIGKILL, timeout=_TO_END)
+    except (NvshimError, OSError) as error:
+        raise ContainerNotKilled(asked, found=str(error) or "no answer") from error
 
 
 def _which(excess: Excess) -> _Which:

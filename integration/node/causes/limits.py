@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import DeviceUse, Ledger
     from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
-__all__ = [
-    "ANNOTATION",
-    "MEMORY_LIMIT",
-    "Excess",
-    "Limit",
-    "excesses",
-    "full_memory",
-    "gibibytes",
-    "parse_limit",
-]
-
 ANNOTATION: Final = "io.containerd.nvidia.v1.gpu-memory-limit"
 """A pod's own limit: "8Gi" or "8GiB", "512Mi", "25%"."""
 

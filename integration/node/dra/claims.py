@@ -8,21 +8,21 @@ Rules
   races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
   nothing from others.
 - What a person has taken out of service is not given. Who has it, keeps it.
-- A configuration for our driver has to be one that we know. Known are NVIDIA's ``GpuConfig`` and
-  ``MigDeviceConfig`` that ask for nothing. Any other is an error: it would be a setting that is
-  lost. Those for other drivers are theirs.
+- What is configured for our driver is read strictly (:mod:`.configuration`), and every device of
+  the claim gets its part of it (:mod:`.sharing`).
 
 Source: Kubernetes, resource.k8s.io/v1 ResourceClaim; dynamic-resource-allocation/kubeletplugin.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hooks.node.drained import DRIVER
+from integration.node.dra.configuration import read_all
+from integration.node.dra.sharing import Result, configured
 from integration.node.dra.state import Claim, ClaimDevice
 from integration.node.errors import (
-    ClaimConfigUnknown,
     ClaimedDeviceMissing,
     DeviceDrained,
     DeviceTaken,
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from integration.node.dra.devices import Device
 
 __all__ = ["Reference", "read_claim", "refuse_drained", "refuse_taken"]
-
-_PLAIN: Final = frozenset({"GpuConfig", "MigDeviceConfig"})
-_PLAIN_GROUP: Final = "resource.nvidia.com/"
 
 
 class Reference(NamedTuple):
@@ -68,7 +65,7 @@ def read_claim(
     Raises:
         ResourceClaimUnusable: it is another claim, or has no allocation.
         ClaimedDeviceMissing: this node does not have one of its devices.
-        ClaimConfigUnknown: it is configured in a way that we do not know.
+        ClaimConfigUnknown: it is configured in a way that we do not know, or that cannot be.
     """
     asked = f"the claim {reference.namespace}/{reference.name}"
     uid = (found.get("metadata") or {}).get("uid")
@@ -80,12 +77,16 @@ def read_claim(
     results = [each for each in allocation.get("results") or () if each.get("driver") == driver]
     if not results:
         raise ResourceClaimUnusable(asked, found=f"nothing of {driver} is allocated to it")
-    _check_config(allocation.get("config") or (), driver, asked)
+    configurations = read_all(allocation.get("config") or (), driver, asked)
+    allocated = []
+    for each in results:
+        device = _device(each, pool, devices, asked)
+        allocated.append(Result(str(each.get("request")), device, devices[device.device]))
     return Claim(
         reference.uid,
         reference.namespace,
         reference.name,
-        tuple(_device(each, pool, devices, asked) for each in results),
+        configured(reference.uid, allocated, configurations, asked),
     )
 
 
@@ -111,27 +112,6 @@ def _device(
         device.gpu,
         admin=result.get("adminAccess") is True,
     )
-
-
-def _check_config(config: Iterable[Mapping[str, Any]], driver: str, asked: str) -> None:
-    for each in config:
-        opaque = each.get("opaque")
-        if not isinstance(opaque, dict):
-            raise ClaimConfigUnknown(
-                f"a configuration of {asked}", found="it is none of a driver's (opaque)"
-            )
-        if opaque.get("driver") != driver:
-            continue
-        parameters = opaque.get("parameters")
-        told = parameters if isinstance(parameters, dict) else {}
-        kind, version = str(told.get("kind")), str(told.get("apiVersion"))
-        is_known = kind in _PLAIN and version.startswith(_PLAIN_GROUP)
-        more = sorted(told.keys() - {"kind", "apiVersion"})
-        if not is_known or more:
-            found = f"{', '.join(more)} of {kind} cannot be obeyed yet" if is_known else (
-                f"{kind} of {version} is not known"
-            )  # fmt: skip
-            raise ClaimConfigUnknown(f"a configuration of {asked}", found=found)
 
 
 def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:

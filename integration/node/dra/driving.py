@@ -4,7 +4,8 @@ Rules
 - One claim is prepared after the other: two calls for one claim, or for two that have the same
   device, must not miss each other.
 - A claim is read from the API server each time, and its answer is the same each time. If it has
-  been allocated anew meanwhile, the new devices count.
+  been allocated anew meanwhile, the new devices count. While that server is away, what is prepared
+  is answered as it was.
 - A device is given by a claim or by a device plugin, never by both. Before anything is waited for a
   claim takes its devices on the board, so that our device plugin gives none of them; what a plugin
   has given, the kubelet says (its pod-resources API, or its checkpoint where that does not answer).
@@ -36,22 +37,26 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
-from integration.node.api_server import ApiServer
+from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
+from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
 from integration.node.dra.devices import publishable
 from integration.node.dra.looking import Looking
 from integration.node.dra.making import is_unmade
 from integration.node.dra.on_demand import OnDemand, gpus_of
-from integration.node.dra.publishing import Publisher, claim_path
+from integration.node.dra.publishing import Publisher
+from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
 from integration.node.errors import (
     ApiServerRefused,
+    ApiServerSilent,
     ClaimedDeviceMissing,
     EngineReadsNoCdi,
     ResourceClaimUnusable,
 )
 from integration.node.ledger.kubelet import allocated_by
+from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
 from integration.node.watcher import ANY, Watcher
@@ -68,10 +73,9 @@ if TYPE_CHECKING:
 __all__ = ["drive"]
 
 _NAME: Final = "dra"
-_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger")
+_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
 _LOOK_AGAIN: Final = 30.0
 _NOTED: Final = 5.0
-_NOT_FOUND: Final = 404
 _UUIDS: Final = ("GPU-", "MIG-")
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
@@ -103,14 +107,16 @@ class _Driver:
         self._config = context.config
         self._name = options.dra_driver
         self._pool = options.node_name
-        self._api = ApiServer(options.api_server, options.api_port, options.service_account)
+        self._api = api_server_of(options)
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
+        self._reader = ClaimReader(self._api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
         self._looking = Looking(context, self.fault)
         self._looks = anyio.Lock()
         self._edits: SpecFile | None = None
         self._claims: dict[str, Claim] = {}
         self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
+        self._applying = Applying(context, self.fault)
         self._one_at_a_time = anyio.Lock()
         self._engine = EngineAsked(options.cri_sockets)
 
@@ -118,6 +124,7 @@ class _Driver:
         """Know what was prepared by an agent before this one."""
         load = partial(state.load, self._config, self._name)
         self._claims = await anyio.to_thread.run_sync(load)
+        self._applying.begin(self._claims.values())
         await self.on_demand.begin()
         self._tell()
         cdi.sweep(self._config, self._name, self._claims)
@@ -141,6 +148,8 @@ class _Driver:
             version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
             if await self._look():
                 await self._keep_specs()
+            # Health streams go by this: what is heard of a device is told when it is known here.
+            self._board.post(dra=tuple(self.health()))
             gave = await self._plugin_gave()
             known = self._devices
             self.publisher.want(
@@ -204,6 +213,8 @@ class _Driver:
             NvshimError: they cannot be had; what was prepared before still is.
         """
         found = await self._read(reference)
+        if found is None:
+            return await self._again(reference)
         async with self.on_demand.alone(gpus_of(found)):
             async with self._one_at_a_time:
                 claim, before = await self._take(found, reference)
@@ -211,6 +222,7 @@ class _Driver:
                     await self._give(claim, before)
                     return claim
             try:
+                await self._heed_engine()
                 made = await self.on_demand.make(claim, self._devices or {})
             except NvshimError:
                 async with self._one_at_a_time:
@@ -264,6 +276,7 @@ class _Driver:
         """
         try:
             await self._heed_engine()
+            await self._applying.apply(claim)
             await self._keep_spec(claim, leave=claim == before)
         except NvshimError:
             if claim != before:
@@ -272,6 +285,7 @@ class _Driver:
 
     async def _put_back(self, claim: Claim, before: Claim | None) -> None:
         """Have a claim what it had before, since it cannot have what it is to have."""
+        await self._applying.put_back(claim.uid, before)
         if before is None:
             del self._claims[claim.uid]
         else:
@@ -284,9 +298,12 @@ class _Driver:
 
         Raises:
             DraStateUnwritten: it cannot be taken back.
+            MpsDaemonFailed: its MPS control daemon has not ended.
             MigDeviceNotUndone: what was made for it cannot be undone now.
         """
         async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
+            async with self._one_at_a_time:
+                await self._applying.release(reference.uid)
             await self.on_demand.undo(reference.uid)
             await self._take_back(reference)
 
@@ -304,18 +321,31 @@ class _Driver:
                 raise
             self._tell()
 
-    async def _read(self, reference: Reference) -> dict[str, Any]:
-        """A claim, as the API server has it."""
-        version = await self.publisher.version()
-        path = claim_path(version, reference.namespace, reference.name)
+    async def _read(self, reference: Reference) -> dict[str, Any] | None:
+        """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            return await anyio.to_thread.run_sync(partial(self._api.call, "GET", path))
-        except ApiServerRefused as error:
-            if error.http != _NOT_FOUND:
-                raise
-            raise ResourceClaimUnusable(
-                f"the claim {reference.namespace}/{reference.name}", found="does not exist"
-            ) from error
+            return await self._reader.read(reference)
+        except (ApiServerRefused, ApiServerSilent) as error:
+            if is_away(error) and reference.uid in self._claims:
+                return None
+            raise
+
+    async def _again(self, reference: Reference) -> Claim:
+        """What is prepared for a claim, with its spec.
+
+        Raises:
+            ResourceClaimUnusable: it has been taken back just now.
+            EngineReadsNoCdi: the engine would not give it.
+        """
+        async with self._one_at_a_time:
+            claim = self._claims.get(reference.uid)
+            if claim is None:
+                raise ResourceClaimUnusable(
+                    f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
+                )
+            await self._heed_engine()
+            await self._keep_spec(claim, leave=True)
+            return claim
 
     async def _save(self) -> None:
         claims = tuple(self._claims.values())
@@ -378,7 +408,8 @@ class _Driver:
             leave: whether one that is there is enough, if its devices cannot be given anew.
         """
         leave = leave and claim not in self._missing()
-        keep = partial(cdi.keep, self._config, self._name, claim, self._edits)
+        root = self._applying.mps_root
+        keep = partial(cdi.keep, self._config, self._name, claim, self._edits, root)
         try:
             if await anyio.to_thread.run_sync(keep):
                 self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
@@ -394,10 +425,19 @@ class _Driver:
             if now - when < _NOTED:
                 yield uuid, "a pod that the device plugin has just answered for"
 
+    def _shared_by_plugin(self) -> dict[str, str]:
+        """What only clients of the device plugin's MPS control daemons can open."""
+        return {
+            uuid: f"the device plugin, which shares {name} by MPS,"
+            for name, daemon in self._board.mps.items()
+            if not is_of_claims(name)
+            for uuid in daemon.devices
+        }
+
     async def _plugin_gave(self) -> dict[str, str]:
         """Who has been given what by a device plugin, by the device's UUID."""
         allocated = await allocated_by(self._context.options.pod_resources)
-        gave = dict(self._given_just_now())
+        gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
             checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)
             return {**_of_checkpoint(checkpoint.content), **gave}

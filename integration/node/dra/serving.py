@@ -14,7 +14,9 @@ Rules
 - Of each claim that is asked about something is said, a refusal in the words of its error: the
   kubelet puts it into an event of the pod.
 - What is begun for a claim is not given up because the kubelet waits no more. It asks again, and
-  the answer is there.
+  the answer is there. So what is asked for one claim is done in the order in which it was asked:
+  else what the kubelet has given up would be prepared after it was taken back, and nobody would
+  take it back any more.
 - Health is told whole at each change, and at least every ten seconds: the kubelet forgets a device
   that it has not heard of for thirty.
 
@@ -26,6 +28,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -121,6 +124,7 @@ class Serving:
         self._fault = fault
         self._registry = os.path.join(root, "plugins_registry")
         self._directory = os.path.join(root, "plugins", driver)
+        self._turns: dict[str, anyio.Lock] = {}
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -242,7 +246,8 @@ class Serving:
 
         async def work() -> None:
             try:
-                found[0] = await do(reference), ""
+                async with self._turn(reference.uid):
+                    found[0] = await do(reference), ""
             except NvshimError as error:
                 found[0] = None, one_line(str(error))
                 self._context.say("warning", str(error), claim=title)
@@ -261,12 +266,23 @@ class Serving:
         await done.wait()
         return found[0]
 
+    @asynccontextmanager
+    async def _turn(self, uid: str) -> AsyncIterator[None]:
+        """Wait until what was asked before for a claim is done."""
+        turns = self._turns.setdefault(uid, anyio.Lock())
+        try:
+            async with turns:
+                yield
+        finally:
+            if not turns.locked():  # it is nobody else's turn
+                self._turns.pop(uid, None)
+
     async def _watch(
         self, _request: health_pb.NodeWatchResourcesRequest, _context: Any
     ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
         board = self._context.board
         while True:
-            version = board.version("seen", "health")
+            version = board.version("dra")
             now = int(time.time())
             told = health_pb.NodeWatchResourcesResponse()
             for each in self._answers.health():
@@ -278,7 +294,7 @@ class Serving:
                     message=each.message[:_LONGEST_MESSAGE],
                 )
             yield told
-            await board.change("seen", "health", since=version, timeout=_TOLD_AGAIN)
+            await board.change("dra", since=version, timeout=_TOLD_AGAIN)
 
 
 def answer_of_claim(claim: Claim, cdi_names: Iterable[str]) -> pb.NodePrepareResourceResponse:

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.components import Context
 
-__all__ = ["FILE", "aside", "interests", "known_states", "look", "look_and_ask", "run"]
-
 R = TypeVar("R")
 
 FILE: Final = LEDGER
@@ -176,7 +174,7 @@ async def run(context: Context) -> None:
     states: tuple[str, ...] = ()
     looked: object = None
     left, late, again = 0, True, False
-    deaf = unwritten = ""
+    deaf = ""
     with Watcher(_QUIET, _LONGEST_SWARM) as watcher:
         while True:
             if late:
@@ -193,10 +191,7 @@ async def run(context: Context) -> None:
                 )
                 _tell(context, board.ledger, ledger)
                 board.post(ledger=ledger)
-                line = await aside(_write, context.config, ledger)
-                if line != unwritten:
-                    unwritten = line
-                    board.fault("ledger", line)
+                board.fault("ledger", await aside(_write, context.config, ledger))
                 ended = watcher.follow_processes(await aside(_processes, ledger))
                 again = watcher.follow(interests(states)) or ended
                 if watcher.deaf != deaf:

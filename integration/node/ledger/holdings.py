@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
 
-__all__ = [
-    "UNKNOWN_POD",
-    "Allocated",
-    "devices_of",
-    "holdings_of",
-    "stale_of",
-    "stopped_of",
-    "unheld_of",
-]
-
 _SHIM: Final = "containerd-shim"
 
 _UUIDS: Final = ("GPU-", "MIG-")

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from integration.inspection.bundles import Container
 
-__all__ = ["DeviceUse", "Holding", "Ledger", "Unheld", "as_document", "holding_row"]
-
 
 @dataclass(frozen=True, slots=True)
 class Holding:

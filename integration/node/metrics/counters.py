@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from integration.node.monitor.values import GpuEvent
 
-__all__ = ["FAILED", "MOST", "OK", "OTHERS", "REFUSED", "SECONDS", "Counters", "Durations"]
-
 OK: Final = "ok"
 REFUSED: Final = "refused"
 """What was asked cannot be had: the one who asked is told why."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from integration.node.metrics.text import Form
     from integration.node.monitor.values import Sample
 
-__all__ = ["FRESH", "LONGEST_WAIT", "SHARE", "Scrapes", "deadline"]
-
 FRESH: Final = 0.5
 SHARE: Final = 0.1
 """How much of its time the agent writes at most, for each form."""

@@ -21,8 +21,6 @@ from shim.causes import kernel_log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["follow", "parse_record"]
-
 
 def parse_record(record: str, when: float = 0.0) -> GpuEvent | None:
     """The Xid that a record of the log tells of.

@@ -8,17 +8,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "COMPUTE",
-    "GRAPHICS",
-    "DeviceSample",
-    "GpuEvent",
-    "GpuSample",
-    "ProcessUse",
-    "Sample",
-    "Sampler",
-]
-
 COMPUTE: Final = "compute"
 GRAPHICS: Final = "graphics"
 

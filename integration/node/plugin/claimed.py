@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from integration.node.dra.state import ClaimDevice
     from integration.node.plugin.values import Device, Resource
 
-__all__ = ["claimed_on", "refuse_claimed", "without_claimed"]
-
 
 def claimed_on(board: Board, config: Config) -> Sequence[ClaimDevice]:
     """What claims have on this node now."""

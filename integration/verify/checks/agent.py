@@ -16,6 +16,7 @@ from integration.verify.checks.containers import gpu_asked_for
 from integration.verify.node import faults_of
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import parse
+from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from integration.verify.node import Node
     from integration.verify.pods import Pod
     from integration.verify.sight import Wanted
-
-__all__ = ["health_follows", "restart_loses_nothing"]
 
 _TO_NOTICE: Final = 60.0 * PATIENCE
 # A kubelet waits longer and longer before it starts a container again.
@@ -168,19 +167,16 @@ def restart_agent(node: Node) -> None:
         NotMade: it cannot be told which process it is.
         NotAsExpected: no other one comes.
     """
-    pid = _agents_pid(node)
+    state = node.config.state
+    pid = agent_of(state)
     with _held(pid, lock_path(node.config)) as fd:
         signal.pidfd_send_signal(fd, signal.SIGTERM)
-    if not _comes(lambda: is_ready(node.config) and _agents_pid(node) != pid, _TO_RESTART):
+    if not _comes(lambda: is_ready(node.config) and agent_of(state) != pid, _TO_RESTART):
         raise NotAsExpected(
             f"another node agent within {_TO_RESTART:g} s of the end of the first",
             seen="none that is ready",
             do="see `systemctl status nvshim-node`, or `kubectl describe` for its pod",
         )
-
-
-def _agents_pid(node: Node) -> int:
-    return int(_content(lock_path(node.config)) or 0)
 
 
 @contextlib.contextmanager
