@@ -173,7 +173,7 @@ class ComputeModeFailed(NodeAgentError, code="NVSHIM-E2740", status=Status.UNAVA
 
 
 class ChildFailed(NodeAgentError, code="NVSHIM-E2745", status=Status.UNAVAILABLE):
-    """A child that talks with NVML hangs, crashed, makes no sense, or says that NVML failed."""
+    """A child that talks with NVML hangs, crashed, or says that NVML failed."""
 
     remedy = "see that nvidia-smi works on the node"
 

@@ -119,6 +119,7 @@ class Device:
         drained: since when and why it is out of service; "" if it is in service.
         part: where it is, or would be, on its GPU, if it is made for claims.
         counters: what it takes of its GPU, likewise.
+        shares: how many claims may have a part of it; 0 if one has all of it.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Device:
     drained: str = ""
     part: Part | None = None
     counters: Counters | None = field(default=None, hash=False)
+    shares: int = 0
 
     @property
     def can_be_given(self) -> bool:

@@ -48,6 +48,7 @@ from integration.node.dra.on_demand import OnDemand, gpus_of
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
+from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -258,6 +259,8 @@ class _Driver:
         if claim != before:
             refuse_drained(claim, read_drains(self._config))
             refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
+            refuse_overfull(claim, self._claims.values(), self._devices)
+            refuse_conflicts(claim, self._claims.values())
             self._claims[claim.uid] = claim
             self._tell()
             try:
@@ -352,9 +355,12 @@ class _Driver:
         await anyio.to_thread.run_sync(partial(state.save, self._config, claims))
 
     def _tell(self) -> None:
-        """Tell the device plugin what is not its to give."""
+        """Tell the device plugin what is not its to give, and people who has what."""
         held = (device for claim in self._claims.values() for device in claim.devices)
-        self._board.post(claimed=tuple(device for device in held if not device.admin))
+        self._board.post(
+            claimed=tuple(device for device in held if not device.admin),
+            claims=tuple(self._claims.values()),
+        )
 
     async def _heed_engine(self) -> None:
         engine = await self._engine.ask()

@@ -19,6 +19,7 @@ from api.errors import NvshimError
 from integration.node.dra import cdi
 from integration.node.dra.devices import Place, devices_of
 from integration.node.dra.parts import Parts, parse_parts
+from integration.node.dra.shares import with_shares
 from integration.node.nvml import ask_nvml
 from integration.node.plugin.topology import Topologies, numa_nodes, pci_root
 
@@ -108,7 +109,8 @@ class Looking:
             )
             for gpu in inventory.gpus
         }  # fmt: skip
-        found = devices_of(inventory, places, self._parts, made, on_demand=options.dra_mig)
+        every = devices_of(inventory, places, self._parts, made, on_demand=options.dra_mig)
+        found = with_shares(every, options.dra_shares, inventory, config)
         there = {gpu.uuid for gpu in inventory.gpus}
         there |= {mig.uuid for mig in inventory.mig_devices}
         edits = cdi.generate(

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.node.dra.shares import policy_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -155,7 +157,12 @@ def _told(device: Device, version: str) -> dict[str, Any]:
         "attributes": {name: dict(value) for name, value in device.attributes.items()}
     }
     if device.capacity:
-        what["capacity"] = {name: {"value": value} for name, value in device.capacity.items()}
+        what["capacity"] = {
+            name: {"value": value, **policy_of(device, name)}
+            for name, value in device.capacity.items()
+        }
+    if device.shares:
+        what["allowMultipleAllocations"] = True
     if device.counters is not None:
         takes = {name: {"value": value} for name, value in device.counters.takes.items()}
         what["consumesCounters"] = [{"counterSet": device.counters.of, "counters": takes}]
