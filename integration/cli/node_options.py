@@ -109,8 +109,8 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         kubeconfig=others["kubeconfig"],
         dra=others["dra"],
         dra_driver=others["dra_driver"],
-        dra_mig=others["dra_mig"],
         dra_shares=others["dra_shares"],
+        dra_mig=others["dra_mig"],
         node_condition=others["node_condition"],
         node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
@@ -249,14 +249,14 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
     ),
-    "dra_mig": click.option(
-        "--dra-mig", is_flag=True,
-        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
-    ),
     "dra_shares": click.option(
         "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
         help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
         " whole GPUs.",
+    ),
+    "dra_mig": click.option(
+        "--dra-mig", is_flag=True,
+        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

@@ -116,8 +116,8 @@ class _Driver:
         self._looks = anyio.Lock()
         self._edits: SpecFile | None = None
         self._claims: dict[str, Claim] = {}
-        self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
         self._applying = Applying(context, self.fault)
+        self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
         self._one_at_a_time = anyio.Lock()
         self._engine = EngineAsked(options.cri_sockets)
 
@@ -306,7 +306,7 @@ class _Driver:
         """
         async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
             async with self._one_at_a_time:
-                await self._applying.release(reference.uid)
+                await self._applying.release(reference.uid)  # an MPS daemon has its device open
             await self.on_demand.undo(reference.uid)
             await self._take_back(reference)
 
@@ -340,9 +340,10 @@ class _Driver:
             ResourceClaimUnusable: it has been taken back just now.
             EngineReadsNoCdi: the engine would not give it.
         """
-        async with self._one_at_a_time:
+        gpus = self.on_demand.gpus_of(reference.uid)
+        async with self.on_demand.alone(gpus), self._one_at_a_time:
             claim = self._claims.get(reference.uid)
-            if claim is None:
+            if claim is None or any(map(is_unmade, claim.devices)):
                 raise ResourceClaimUnusable(
                     f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
                 )

@@ -114,6 +114,7 @@ class Publisher:
         self._written: tuple[Device, ...] | None = None
         self._rewritten: deque[float] = deque(maxlen=_WRITES)
         self._counting = Counting.APART
+        self._owner = Owner(driver, node, "")
         self._wake = anyio.Event()
 
     def want(self, devices: tuple[Device, ...] | None) -> None:
@@ -170,7 +171,7 @@ class Publisher:
         """
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
-        owner = Owner(self._driver, self._node, await self._node_uid(), version)
+        self._owner = Owner(self._driver, self._node, await self._node_uid(), version)
         ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
         found = await self._call("GET", path, query=ours)
         with _understood("the list of slices"):
@@ -188,7 +189,7 @@ class Publisher:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(attempt, partial(self._watch, path, since, ours))
-            tasks.start_soon(attempt, partial(self._write, path, owner))
+            tasks.start_soon(attempt, partial(self._write, path))
         if failed and getattr(failed[0], "http", 0) not in _LIST_AGAIN:
             raise failed[0]
 
@@ -222,7 +223,7 @@ class Publisher:
             self._there[name] = found
         self._news()
 
-    async def _write(self, path: str, owner: Owner) -> None:
+    async def _write(self, path: str) -> None:
         """Make the writes that are needed, whenever there is a reason to look.
 
         Raises:
@@ -233,7 +234,9 @@ class Publisher:
             wake = self._wake = anyio.Event()
             wanted = self._wanted
             if wanted is not None and wanted != self._refused:
-                pause = await self._publish(path, owner, wanted)
+                pause = await self._publish(path, wanted)
+                if pause is None:
+                    continue
                 if pause:
                     self._say("warning", "somebody else changes the node's slices", again_in=pause)
                     with anyio.move_on_after(pause):
@@ -243,29 +246,33 @@ class Publisher:
                     continue
             await wake.wait()
 
-    async def _publish(self, path: str, owner: Owner, wanted: tuple[Device, ...]) -> float:
-        """Make the writes that are needed; seconds until they may be made, 0 if they were."""
-        lists = contents(wanted, owner.version, self._counting)
+    async def _publish(self, path: str, wanted: tuple[Device, ...]) -> float | None:
+        """Make the writes that are needed.
+
+        Returns:
+            Seconds until they may be made; 0 if they were; None if they are others by now.
+        """
+        lists = contents(wanted, self._owner.version, self._counting)
         self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
-        due = changes(self._there.values(), lists, owner, kept=self._kept)
+        due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
             return pause
         if any(isinstance(change, Create) for change in due):
             # Slices may be gone with their Node, of which there may be another.
-            owner = replace(owner, node_uid=await self._node_uid())
-            due = changes(self._there.values(), lists, owner, kept=self._kept)
+            self._owner = replace(self._owner, node_uid=await self._node_uid())
+            due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         try:
             for change in due:
                 await self._make(path, change)
         except _Uncounted:
             self._count(Counting.NONE, "it does not keep them")
-            return await self._publish(path, owner, wanted)
+            return None
         except ApiServerRefused as error:
             if error.http != _INVALID:
                 raise
             if self._counting is not Counting.NONE and any(each.counters for each in wanted):
                 self._count(self._counting.next, error.found)
-                return await self._publish(path, owner, wanted)
+                return None
             self._refused = wanted
             said = SlicesRefused("to publish the node's devices", found=error.found)
             self._fault("slices", str(said))
@@ -309,11 +316,10 @@ class Publisher:
             found = await self._call("PUT", f"{path}/{quote(change.name, safe='')}", change.body)
         with _understood("a slice that was written"):
             name, has = _name_of(found), content_of(found["spec"])
-            sent = content_of(change.body["spec"])
-            is_less = lost_counters(sent, has)
         if name not in self._gone:
             self._there[name] = found
-        if is_less:
+        sent = content_of(change.body["spec"])
+        if lost_counters(sent, has):
             raise _Uncounted
         if has != sent and self._kept.get(key_of(sent)) != has:
             self._kept[key_of(sent)] = has
