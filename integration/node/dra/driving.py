@@ -223,6 +223,7 @@ class _Driver:
                     await self._give(claim, before)
                     return claim
             try:
+                await self._heed_engine()
                 made = await self.on_demand.make(claim, self._devices or {})
             except NvshimError:
                 async with self._one_at_a_time:
