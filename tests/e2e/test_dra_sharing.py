@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["root"]
 
-NVIDIA: Final = "resource.nvidia.com/v1beta1"
-MIB: Final = 1 << 20
+GPU: Final = "nvidia.com/gpu"
+
 
 # Notes how it is called, and does not know GPUs that a file names.
 NVIDIA_SMI: Final = """#!/bin/sh
@@ -288,6 +288,21 @@ def test_what_this_driver_cannot_do_is_said(place: Sharing) -> None:
     assert place.daemons() == {}
     odd = place.shared("two", place.gpus[0], mps={"threads": 50})
     assert "DeviceSharing.mps.threads is not known" in error_of(place.driver, odd)
+
+
+def test_a_gpu_that_the_device_plugin_shares_by_mps_goes_to_no_claim(place: Sharing) -> None:
+    gpu, other = place.gpus
+    resource = {"name": GPU, "replicas": 2, "devices": [place.uuid(gpu)]}
+    sharing = {"mps": {"resources": [resource]}}
+    place.agent.configure(flags={"mpsRoot": str(place.mps)}, sharing=sharing)
+    assert place.published(3) == {other, *place.parts}
+    error = error_of(place.driver, place.claim("one", gpu))
+    assert "NVSHIM-E2774" in error
+    assert f"shares {GPU}.shared by MPS" in error
+    assert error_of(place.driver, place.shared("two", other, mps={})) == ""
+    place.agent.configure(flags={"mpsRoot": str(place.mps)})
+    place.published(4)
+    assert error_of(place.driver, place.claim("one", gpu)) == ""
 
 
 # -- shares ------------------------------------------------------------------------------------

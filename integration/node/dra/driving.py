@@ -274,6 +274,7 @@ class _Driver:
         Raises:
             ResourceClaimUnusable: it has been taken back just now.
             EngineReadsNoCdi: the engine would not give it.
+            MpsNotReady: its MPS control daemon does not serve now.
         """
         async with self._one_at_a_time:
             claim = self._claims.get(reference.uid)
@@ -282,6 +283,7 @@ class _Driver:
                     f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
                 )
             await self._heed_engine()
+            await self._applying.apply(claim)
             await self._keep_spec(claim, leave=True)
             return claim
 
