@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Access", "of_kubeconfig", "of_pod"]
 
 _HTTPS: Final = 443
-_LARGEST: Final = 1 << 20
 _OF_CLUSTER: Final = ("proxy-url", "insecure-skip-tls-verify")
 _OF_USER: Final = ("exec", "auth-provider", "username", "password", "as", "as-uid", "as-groups")
 
@@ -134,4 +133,4 @@ def _pem(given: Mapping[str, Any], key: str, directory: str) -> str:
 
 def _read(path: str) -> str:
     with open(path, encoding="utf-8") as file:
-        return file.read(_LARGEST)
+        return file.read()

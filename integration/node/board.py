@@ -39,7 +39,6 @@ What was done and heard since the agent began is counted in :attr:`Board.counter
 from __future__ import annotations
 
 import math
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -49,7 +48,7 @@ from integration.node.ledger.energy import Meter
 from integration.node.ledger.lately import Lately
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
-from integration.node.monitor.values import Sample
+from integration.node.monitor.values import Sample, now
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Unsampled:
     async def sample(self, *, max_age: float) -> Sample:
         """See :class:`~integration.node.monitor.values.Sampler`."""
         del max_age
-        return Sample(time.clock_gettime(time.CLOCK_BOOTTIME), failure="nobody asks NVML")
+        return Sample(now(), failure="nobody asks NVML")
 
 
 class Board:
@@ -139,11 +138,10 @@ class Board:
             if getattr(self, name) != value:
                 self._posted[name] = self._posted.get(name, 0) + 1
             setattr(self, name, value)
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if "ledger" in known:
-            self.lately.saw(self.ledger, now)
+            self.lately.saw(self.ledger, now())
         if "usage" in known:
-            self.lately.used(self.usage, now)
+            self.lately.used(self.usage, now())
         self._news.set()
         self._news = anyio.Event()
 

@@ -60,6 +60,7 @@ class Options:
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
         dra_shares: how many claims may have a part of one GPU; 0 for one that has all of it.
+        dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
         states: containerd's state directories; none for those that are known.
@@ -83,6 +84,7 @@ class Options:
     dra: bool = False
     dra_driver: str = DRA_DRIVER
     dra_shares: int = 0
+    dra_mig: bool = False
     node_condition: bool = False
     node_name: str = ""
     states: tuple[str, ...] = ()

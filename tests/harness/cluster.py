@@ -57,6 +57,7 @@ class Cluster(ApiServer):
         refuse: what is asked first for the status with which a call is refused; None for none.
         retry_after: seconds after which a client that is refused may ask again; 0 not to say.
         drops: what it does not keep of a device's attributes.
+        faults: what it takes for wrong of a slice's spec.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Cluster(ApiServer):
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
         self.retry_after = 0
         self.drops: frozenset[str] = frozenset()
+        self.faults: Callable[[Any], list[str]] = faults
         self.node_uid = str(uuid.uuid4())
         self._node = node
         self.versions = versions
@@ -251,7 +253,7 @@ class Cluster(ApiServer):
         return self._kept(200, "MODIFIED", {**body, "metadata": new})
 
     def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
-        if wrong := faults(body["spec"]):
+        if wrong := self.faults(body["spec"]):
             return refusal(422, f"is invalid: {', '.join(wrong)}")
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):

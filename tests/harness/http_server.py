@@ -43,6 +43,7 @@ def served(
     opened: list[socket.socket] = []
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.0" if connected is None else "HTTP/1.1"
 
         def setup(self) -> None:

@@ -111,7 +111,7 @@ def _of_group(
         )  # fmt: skip
     ordered = sorted(group, key=lambda each: each.known.attributes.get("index", {}).get("int", 0))
     limits = _limits([each.known.uuid for each in ordered], wish.mps, asked)
-    daemon = f"{SHARES}/{shares[0].uuid}" if shares else _daemon(uid, limits)
+    daemon = f"{SHARES}/{shares[0].uuid}" if shares else _daemon(uid, ordered)
     return [
         (
             each,
@@ -145,8 +145,9 @@ def _limits(uuids: Sequence[str], mps: Mps, asked: str) -> dict[str, int]:
     return limits
 
 
-def _daemon(uid: str, uuids: Iterable[str]) -> str:
-    content = ",".join(sorted(uuids)).encode()
+def _daemon(uid: str, group: Iterable[Result]) -> str:
+    # By name: a MIG device that has yet to be made has no UUID.
+    content = ",".join(sorted(each.device.device for each in group)).encode()
     return f"{CLAIMS}/{uid}-{hashlib.sha256(content).hexdigest()[:_HASH]}"
 
 

@@ -25,7 +25,7 @@ from integration.node.dra.shares import (
     with_shares,
 )
 from integration.node.dra.sharing import daemons_of, edits_of
-from integration.node.dra.slices import VERSIONS, device_lists
+from integration.node.dra.slices import VERSIONS, contents
 from integration.node.dra.state import Claim, Sharing
 from integration.node.errors import ClaimConfigUnknown, DeviceTaken
 from tests.harness.slice_rules import faults
@@ -45,9 +45,9 @@ SHARED: Final = {
 
 
 def spec_of(devices: Iterable[Device]) -> dict[str, Any]:
-    (found,) = device_lists(devices, "v1")
+    (found,) = contents(devices, "v1")
     pool = {"name": POOL, "generation": 1, "resourceSliceCount": 1}
-    return {"driver": DRIVER, "pool": pool, "nodeName": POOL, "devices": found}
+    return {"driver": DRIVER, "pool": pool, "nodeName": POOL, **found}
 
 
 def part(memory: int = 20, shares: int = 1, *, share: str = ID, device: str = "gpu-0") -> Any:
@@ -73,8 +73,8 @@ def test_without_being_told_a_gpu_is_published_as_a_whole() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_gpu_is_published_with_shares_and_a_mig_device_is_not(version: str) -> None:
-    (told,) = device_lists(with_shares(DEVICES, 4, NODE, Config()), version)
-    for each in told:
+    (told,) = contents(with_shares(DEVICES, 4, NODE, Config()), version)
+    for each in told["devices"]:
         device = each.get("basic", each)
         is_gpu = each["name"].startswith("gpu-")
         assert device.get("allowMultipleAllocations", False) is is_gpu
