@@ -339,6 +339,7 @@ class _Driver:
         Raises:
             ResourceClaimUnusable: it has been taken back just now.
             EngineReadsNoCdi: the engine would not give it.
+            MpsNotReady: its MPS control daemon does not serve now.
         """
         gpus = self.on_demand.gpus_of(reference.uid)
         async with self.on_demand.alone(gpus), self._one_at_a_time:
@@ -348,6 +349,7 @@ class _Driver:
                     f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
                 )
             await self._heed_engine()
+            await self._applying.apply(claim)
             await self._keep_spec(claim, leave=True)
             return claim
 
