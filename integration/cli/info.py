@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["command"]
-
 _WIDTH = 14
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.settings import Source
     from integration.node.plugin.table import Setting
 
-__all__ = ["Told", "agent_options", "options_of"]
-
 R = TypeVar("R")
 
 _LONGEST_DRIVER: Final = 63
@@ -51,11 +49,7 @@ class Told(NamedTuple):
 
 
 def agent_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options of the agent's parts; it gets them as ``told``, a :class:`Told`.
-
-    Args:
-        command: the function that needs them.
-    """
+    """Give a command the options of the agent's parts, as ``told``, a :class:`Told`."""
 
     @functools.wraps(command)
     def answer(*args: Any, **kwargs: Any) -> R:
@@ -84,16 +78,23 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
 
     Raises:
         SettingsError: a flag or variable says what means nothing.
+        KubeconfigUnusable: the kubeconfig is none to ask with.
     """
     others = told.others
     socket = str(others["kubelet_socket"]).removeprefix("unix://")
     device_plugin = others["device_plugin"]
     if not socket and device_plugin == YES:
         raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
-    if others["dra"] and not others["api_server"]:
-        raise click.UsageError("--dra needs an --api-server")
-    if others["node_condition"] and not others["api_server"]:
-        raise click.UsageError("--node-condition needs an --api-server")
+    for flag in ("dra", "node_condition"):
+        if others[flag] and not (others["api_server"] or others["kubeconfig"]):
+            name = flag.replace("_", "-")
+            raise click.UsageError(f"--{name} needs an --api-server, or a --kubeconfig")
+    if others["dra_mig"] and not others["dra"]:
+        raise click.UsageError("--dra-mig needs --dra")
+    if others["kubeconfig"]:
+        from integration.node.api_access import of_kubeconfig  # noqa: PLC0415 - seldom given
+
+        of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
     return Options(
         spec=spec,
         poll=poll,
@@ -105,8 +106,11 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         api_server=others["api_server"],
         api_port=others["api_port"],
         service_account=others["service_account"],
+        kubeconfig=others["kubeconfig"],
         dra=others["dra"],
         dra_driver=others["dra_driver"],
+        dra_shares=others["dra_shares"],
+        dra_mig=others["dra_mig"],
         node_condition=others["node_condition"],
         node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
@@ -231,6 +235,11 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         default="/run/containerd-shim-nvidia/service-account", show_default=True,
         help="Where the agent's token for it is; if there is none, nothing is said there.",
     ),
+    "kubeconfig": click.option(
+        "--kubeconfig", metavar="FILE", default="",
+        help="How the API server is asked, in place of the three above: its current context, with"
+        " a token or a client certificate, as a kubelet's own has them.",
+    ),
     "dra": click.option(
         "--dra", is_flag=True,
         help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"
@@ -239,6 +248,15 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "dra_shares": click.option(
+        "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
+        help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
+        " whole GPUs.",
+    ),
+    "dra_mig": click.option(
+        "--dra-mig", is_flag=True,
+        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from integration.cli.output import Output
 
-__all__ = ["Progress"]
-
 _CLEAR = "\r\x1b[K"
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["ENVIRONMENT", "Ended", "Host"]
-
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY
 ENVIRONMENT: Final = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
