@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from integration.node.components import AUTO, DRA_DRIVER, NO, YES, Options
+from integration.node.components import DRA_DRIVER, NO, YES, Options
 from integration.node.plugin.readers import BOOLEAN
 from integration.node.plugin.table import FLAGS, Given
 
@@ -31,6 +31,11 @@ R = TypeVar("R")
 _LONGEST_DRIVER: Final = 63
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+
+# The options that say where the device plugin's settings come from.
+_OF_SETTINGS: Final = frozenset({
+    "config_file", "config_dir", "config_name_file", "node_label", "default_config", "fallbacks",
+})  # fmt: skip
 
 _KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -79,36 +84,21 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
     Raises:
         SettingsError: a flag or variable says what means nothing.
     """
-    others = told.others
-    socket = str(others["kubelet_socket"]).removeprefix("unix://")
-    device_plugin = others["device_plugin"]
-    if not socket and device_plugin == YES:
-        raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
-    if others["dra"] and not others["api_server"]:
-        raise click.UsageError("--dra needs an --api-server")
-    if others["node_condition"] and not others["api_server"]:
-        raise click.UsageError("--node-condition needs an --api-server")
-    return Options(
-        spec=spec,
-        poll=poll,
-        device_plugin=NO if device_plugin == AUTO and not socket else device_plugin,
-        kubelet_socket=socket,
-        pod_resources=str(others["pod_resources"]).removeprefix("unix://"),
-        settings=_source(told),
-        metrics=others["metrics"],
-        api_server=others["api_server"],
-        api_port=others["api_port"],
-        service_account=others["service_account"],
-        dra=others["dra"],
-        dra_driver=others["dra_driver"],
-        node_condition=others["node_condition"],
-        node_name=others["node_name"] or os.uname().nodename.lower(),
-        states=others["states"],
-        **({"cri_sockets": sockets} if (sockets := others["cri_sockets"]) else {}),
-        ignored_xids=others["ignored_xids"],
-        heeded_xids=others["heeded_xids"],
-        kernel_log="" if others["kernel_log"] == "none" else others["kernel_log"],
-    )
+    others = {k: v for k, v in told.others.items() if k not in _OF_SETTINGS}
+    for name in ("kubelet_socket", "pod_resources"):
+        others[name] = str(others[name]).removeprefix("unix://")
+    if not others["kubelet_socket"]:
+        if others["device_plugin"] == YES:
+            raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
+        others["device_plugin"] = NO
+    for name in ("dra", "node_condition"):
+        if others[name] and not others["api_server"]:
+            raise click.UsageError(f"--{name.replace('_', '-')} needs an --api-server")
+    others["node_name"] = others["node_name"] or os.uname().nodename.lower()
+    others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
+    if not others["cri_sockets"]:
+        del others["cri_sockets"]
+    return Options(spec=spec, poll=poll, settings=_source(told), **others)
 
 
 def _source(told: Told) -> Source:

@@ -21,7 +21,6 @@ from integration.cri.errors import CriRefused, CriUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
 Q = TypeVar("Q", bound=Message)
 Q_contra = TypeVar("Q_contra", bound=Message, contravariant=True)
@@ -133,12 +132,7 @@ class Cri:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
