@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from api.values import dataclass
 from hooks import platforms
 from hooks.config import Config
 from hooks.edits import features

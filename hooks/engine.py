@@ -27,9 +27,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from api.values import dataclass, replace
 from hooks import platforms
 from hooks.config import Config, Platform, load_config
 from hooks.contributions import Case, Check, contribute

@@ -15,9 +15,9 @@ Source: OCI runtime specification, config.md and config-linux.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
+from api.values import dataclass, field
 from hooks.ocispec import Json
 from hooks.words import NVIDIA, Arch, Node
 

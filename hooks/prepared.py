@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Self
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.edits.compat import Compat
 from hooks.image.layout import Layout, Libc, Loader
@@ -131,18 +131,19 @@ _KINDS: Final[tuple[type, ...]] = (
     Missing, File, LinkDirectory, ProcFile,
 )  # fmt: skip
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
+# Nearly all fields are text and numbers, and each call costs more than a look.
+_COMPOSED: Final = frozenset({tuple, *_KINDS})
 
 
 def _encoded(value: Any) -> Any:
     """A value of one of the kinds as a tuple of its number and fields; tuples become lists."""
-    if isinstance(value, tuple):
-        return [_encoded(each) for each in value]
-    number = _NUMBERS.get(type(value))
-    if number is None:
-        return value
+    if type(value) is tuple:
+        return [_encoded(v) if type(v) in _COMPOSED else v for v in value]
+    number = _NUMBERS[type(value)]
     if isinstance(value, Enum):
         return number, value.value
-    return number, *(_encoded(getattr(value, name)) for name in type(value).__match_args__)
+    fields = [getattr(value, name) for name in value.__match_args__]
+    return number, *[_encoded(v) if type(v) in _COMPOSED else v for v in fields]
 
 
 def _decoded(value: Any) -> Any:

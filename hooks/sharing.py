@@ -29,9 +29,9 @@ Source: the MIG user guide, "Device Nodes and Capabilities".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from api.values import dataclass, replace
 from hooks.config import Config, Holders
 from hooks.edits.grant import Grant
 from hooks.errors import DeviceHeld, enumerated

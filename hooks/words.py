@@ -9,9 +9,10 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
+
+from api.values import dataclass, field
 
 NVIDIA: Final = "NVIDIA"
 """The vendor whose devices have a grant of their own in the record."""

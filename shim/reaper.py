@@ -21,9 +21,9 @@ import os
 import signal
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from api.values import dataclass
 from shim import loop
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ import os
 import signal
 from _posixsubprocess import fork_exec
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import dataclass
 from shim import loop, programs
 from shim.errors import ProgramNotFound, ProgramTimeout
 

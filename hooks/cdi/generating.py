@@ -39,9 +39,9 @@ Source: NVIDIA Container Toolkit, pkg/nvcdi, for kinds and names; ld.so(8).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from hooks.cdi import schema
 from hooks.cdi.errors import CdiNotGenerated
 from hooks.cdi.spec import DeviceNode, Edits, SpecDevice, SpecFile, SpecMount

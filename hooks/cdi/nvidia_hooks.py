@@ -36,9 +36,9 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from api.values import dataclass, replace
 from hooks.cdi.errors import CdiHookMalformed
 from hooks.cdi.spec import SpecHook
 from hooks.config import Config

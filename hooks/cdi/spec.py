@@ -17,9 +17,9 @@ limit on a device's name; ours is that of a file's name.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from hooks.cdi.errors import CdiNameMalformed
 from hooks.plan import IntelRdt, NetDevice
 

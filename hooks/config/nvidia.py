@@ -16,9 +16,9 @@ Source: nvidia-container-toolkit, internal/config, up to version 1.20; its defau
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from api.values import dataclass, replace
 from hooks.config import values
 from hooks.config.settings import Config, Mode, Platform, parse_toml
 from hooks.errors import UnknownConfigKey, WrongConfigValue

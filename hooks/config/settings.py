@@ -87,9 +87,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
+from api.values import dataclass, field
 from hooks.config import values
 from hooks.config.values import Kind
 from hooks.errors import ConfigMalformed, UnknownConfigKey, WrongConfigValue
@@ -152,10 +152,14 @@ _NAMESPACES: Final = values.one_of(Namespaces.PROCESS, Namespaces.PATHS)
 _BEYOND_MEMORY: Final = values.one_of(Beyond.TELL, Beyond.KILL)
 
 
+# Of each field of Config that a key of the file sets, in their order: table, key, kind of value.
+_keys: Final[list[tuple[str, str, Kind]]] = []
+
+
 def _key(table: str, name: str, kind: Kind, default: _T) -> _T:
     """A field that a key of the file sets."""
-    made: Any = field(default=default, metadata={"key": (table, name, kind)})
-    return made  # type: ignore[no-any-return]
+    _keys.append((table, name, kind))
+    return default
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +306,8 @@ class Config:
 
 TABLES: Final[dict[str, dict[str, tuple[str, Callable[[object], Any], str]]]] = {}
 """By table and key: the field of :class:`Config`, the check of a value, and the allowed ones."""
-for _field in fields(Config):
-    if _field.metadata:
-        _table, _name, _kind = _field.metadata["key"]
-        TABLES.setdefault(_table, {})[_name] = (_field.name, *_kind)
+for _field, (_table, _name, _kind) in zip(Config.__match_args__, _keys, strict=False):
+    TABLES.setdefault(_table, {})[_name] = (_field, *_kind)
 
 
 def parse_config(content: bytes, file: str) -> Config:

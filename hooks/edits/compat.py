@@ -36,9 +36,9 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from api.values import dataclass, replace
 from hooks.errors import RootfsError
 from hooks.image.elf import elf_of_fd, text_notes_of_fd
 from hooks.image.layout import Layout

@@ -36,9 +36,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.edits.exclusions import excluded_numbers
 from hooks.edits.grant import Grant

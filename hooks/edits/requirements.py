@@ -31,9 +31,9 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from api.values import dataclass
 from hooks.edits.grant import Grant
 from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
 from hooks.node.gpus import Gpu

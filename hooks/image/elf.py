@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, TypeAlias
 
+from api.values import dataclass
 from hooks.image.rootfs_errors import MalformedElf
 from hooks.words import Arch
 

@@ -28,10 +28,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from api.values import dataclass
 from hooks.errors import RootfsError
 from hooks.image.elf import elf_of_fd
 from hooks.image.rootfs import Rootfs

@@ -44,10 +44,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
+from api.values import dataclass
 from hooks.image.rootfs_errors import MalformedCache
 from hooks.plan import CachedLibrary
 from hooks.words import Arch

@@ -32,9 +32,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
+from api.values import replace
 from hooks.image.journal import Journal
 from hooks.image.layout import Layout
 from hooks.image.loader_files import DISPENSABLE, NOT_IN_A_DIRECTORY, loader_files

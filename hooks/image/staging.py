@@ -29,9 +29,9 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from hooks.errors import RootfsError
 from hooks.image.journal import Journal
 from hooks.image.layout import CACHE, SCRATCH, Layout, Libc, Loader, coverable

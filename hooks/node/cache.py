@@ -17,9 +17,9 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, MigDevice

@@ -35,9 +35,10 @@ lists; the installer's manifest (.manifest) of the driver packages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cache
 from typing import Final, TypeAlias, TypeVar
 
+from api.values import dataclass
 from hooks.words import CAPABILITIES, Capability
 
 
@@ -279,6 +280,7 @@ def wants_drm(capabilities: Iterable[str]) -> bool:
     return not _DRM.isdisjoint(capabilities)
 
 
+@cache
 def every_row() -> tuple[Row, ...]:
     """All rows of the table: what a driver is searched for."""
     return rows_of(CAPABILITIES)

@@ -21,9 +21,9 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import OutOfService
 from hooks.node.gpus import Gpu, MigDevice

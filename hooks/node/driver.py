@@ -20,9 +20,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.errors import DriverNotFound
 from hooks.image.elf import Elf, elf_of_fd

@@ -27,8 +27,9 @@ extensions of Talos; Bottlerocket's kmod packages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from api.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

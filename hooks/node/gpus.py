@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
 from hooks.node.device_nodes import CAPS, DRM, cap_minors, cap_path, look_at_node, read_majors

@@ -73,9 +73,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.node.capabilities import FRONTEND, MODESET, UVM, nodes_of
 from hooks.node.device_nodes import CAPS, cap_path, read_majors

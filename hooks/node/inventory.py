@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Final
 
+from api.values import dataclass, field, replace
 from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node import cache

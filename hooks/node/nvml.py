@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from api.errors import one_line
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node.driver import Driver

@@ -32,9 +32,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final
 
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import DriverMismatch, DriverNotFound
 from hooks.image.ldcache import parse

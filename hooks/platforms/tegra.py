@@ -43,9 +43,9 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.errors import CsvFilesMissing, GpuExcluded, NoGpus, PlatformNodeMissing
 from hooks.image.layout import Layout

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from api.values import dataclass
 from hooks.config import Config, Holders, find_files, load_config
 from hooks.errors import ConfigError
 

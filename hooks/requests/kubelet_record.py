@@ -37,10 +37,10 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from api.errors import NvshimError
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import enumerated
 from hooks.requests.naming import items_of, parse_names, united_channels

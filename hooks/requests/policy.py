@@ -60,10 +60,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from api.errors import one_line
+from api.values import dataclass, replace
 from hooks.config import Config, Denied, Mode
 from hooks.errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
 from hooks.ocispec import has_user_namespace, part

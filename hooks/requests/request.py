@@ -56,10 +56,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import MalformedMigAccess, UnknownCapability
 from hooks.ocispec import misshapen, part, parts, variables_of
@@ -113,7 +113,6 @@ class Request:
 
     devices: Devices
     capabilities: frozenset[str] = frozenset()
-    _: KW_ONLY
     features: frozenset[str] = frozenset()
     imex_channels: tuple[int, ...] | None = ()
     requirements: tuple[tuple[str, str], ...] = ()

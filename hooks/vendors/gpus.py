@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from hooks.config import Config
 from hooks.errors import GpuExcluded, NoVendorGpus, UnknownVendorGpu, VendorNodeMissing, enumerated
 from hooks.node.device_nodes import look_at_node

@@ -32,9 +32,9 @@ for Kubernetes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from api.values import dataclass
 from hooks.errors import MalformedVendorRange
 
 # More digits than any node has GPUs; longer ones are unique ids.

@@ -83,6 +83,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
 
     Raises:
         SettingsError: a flag or variable says what means nothing.
+        KubeconfigUnusable: the kubeconfig is none to ask with.
     """
     others = {k: v for k, v in told.others.items() if k not in _OF_SETTINGS}
     for name in ("kubelet_socket", "pod_resources"):
@@ -92,8 +93,15 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
             raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
         others["device_plugin"] = NO
     for name in ("dra", "node_condition"):
-        if others[name] and not others["api_server"]:
-            raise click.UsageError(f"--{name.replace('_', '-')} needs an --api-server")
+        if others[name] and not (others["api_server"] or others["kubeconfig"]):
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"--{flag} needs an --api-server, or a --kubeconfig")
+    if others["dra_mig"] and not others["dra"]:
+        raise click.UsageError("--dra-mig needs --dra")
+    if others["kubeconfig"]:
+        from integration.node.api_access import of_kubeconfig  # noqa: PLC0415 - seldom given
+
+        of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()
     others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
     if not others["cri_sockets"]:
@@ -215,6 +223,11 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         default="/run/containerd-shim-nvidia/service-account", show_default=True,
         help="Where the agent's token for it is; if there is none, nothing is said there.",
     ),
+    "kubeconfig": click.option(
+        "--kubeconfig", metavar="FILE", default="",
+        help="How the API server is asked, in place of the three above: its current context, with"
+        " a token or a client certificate, as a kubelet's own has them.",
+    ),
     "dra": click.option(
         "--dra", is_flag=True,
         help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"
@@ -223,6 +236,15 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "dra_shares": click.option(
+        "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
+        help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
+        " whole GPUs.",
+    ),
+    "dra_mig": click.option(
+        "--dra-mig", is_flag=True,
+        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

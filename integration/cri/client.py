@@ -17,10 +17,13 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 from google.protobuf.message import Message
 
 from api.proto import cri_pb2 as pb
+from integration.cri.engine import engine_of
 from integration.cri.errors import CriRefused, CriUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from integration.cri.engine import Engine
 
 Q = TypeVar("Q", bound=Message)
 Q_contra = TypeVar("Q_contra", bound=Message, contravariant=True)
@@ -138,6 +141,16 @@ class Cri:
     def close(self) -> None:
         """Close the connection."""
         self.channel.close()
+
+    def engine(self, *, timeout: float = _TIMEOUT) -> Engine:
+        """What the server says of itself, by two calls.
+
+        Raises:
+            CriRefused: the server answered with an error.
+            CriUnreachable: there is no answer.
+        """
+        version = self.version(pb.VersionRequest(), timeout=timeout)
+        return engine_of(version, self.status(pb.StatusRequest(verbose=True), timeout=timeout))
 
     def container_events(
         self, *, timeout: float | None = None

@@ -15,17 +15,6 @@ from __future__ import annotations
 from api.errors import Status
 from integration.errors import IntegrationError
 
-__all__ = [
-    "DrainError",
-    "MarkUnwritten",
-    "NotDrained",
-    "ResetFailed",
-    "ResetRunning",
-    "ResetUnproven",
-    "StillHeld",
-    "TargetUnknown",
-]
-
 
 class DrainError(IntegrationError, code="NVSHIM-E2640"):
     """Base of what :mod:`integration.drain` raises."""

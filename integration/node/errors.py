@@ -6,7 +6,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
     ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
     ├── SettingsError      E2720 to E2725: what the device plugin is told to do
-    └── DraError           E2772 to E2779: what a kubelet is told of a resource claim
+    └── DraError           E2772 to E2781: what a kubelet is told of a resource claim
 
 docs/reference/errors.md has all of them as a table.
 """
@@ -173,7 +173,7 @@ class ComputeModeFailed(NodeAgentError, code="NVSHIM-E2740", status=Status.UNAVA
 
 
 class ChildFailed(NodeAgentError, code="NVSHIM-E2745", status=Status.UNAVAILABLE):
-    """A child that talks with NVML hangs, crashed, makes no sense, or says that NVML failed."""
+    """A child that talks with NVML hangs, crashed, or says that NVML failed."""
 
     remedy = "see that nvidia-smi works on the node"
 
@@ -241,6 +241,14 @@ class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMIS
     retry_after: float = 0.0
 
 
+class KubeconfigUnusable(NodeAgentError):
+    """A kubeconfig does not say how to ask the API server, or in a way that is not to be used."""
+
+    code = "NVSHIM-E2795"
+    status = Status.INVALID_ARGUMENT
+    remedy = "give one with a server, its authority, and a token or a client certificate"
+
+
 # -- metrics -----------------------------------------------------------------------------------
 
 
@@ -260,7 +268,7 @@ class MetricsAddressUnusable(NodeAgentError, code="NVSHIM-E2786", status=Status.
 class ContainerNotKilled(NodeAgentError, code="NVSHIM-E2790", status=Status.UNAVAILABLE):
     """A container exceeds its limit of GPU memory, and its shim does not end it. It is tried again.
 
-    Raised by :func:`integration.node.causes.killing.kill`.
+    Raised by :mod:`integration.node.causes.guard`.
     """
 
     remedy = "see that the container's shim answers: nvshim ps"
@@ -322,3 +330,21 @@ class DraFailed(DraError, code="NVSHIM-E2779", status=Status.INTERNAL):
     """A mistake of ours. Raised where a kubelet is answered; the agent's log has more."""
 
     remedy = "see the agent's log"
+
+
+class MigDeviceNotMade(DraError):
+    """A claim was given a MIG device that is made for it, and it cannot be made now."""
+
+    code = "NVSHIM-E2780"
+    status = Status.FAILED_PRECONDITION
+    remedy = (
+        "see `nvidia-smi mig -lgi` on the node; have the pod made anew, or wait: it is tried again"
+    )
+
+
+class MigDeviceNotUndone(DraError):
+    """A MIG device that was made for a claim cannot be undone now. Its pod stays until it is."""
+
+    code = "NVSHIM-E2781"
+    status = Status.FAILED_PRECONDITION
+    remedy = "see on the node who uses it (`nvshim ps`); it is tried again"

@@ -31,10 +31,10 @@ import os
 import re
 import stat
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
+from api.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

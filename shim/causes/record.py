@@ -19,11 +19,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
+from api.values import dataclass
 from shim import files
 from shim.errors import BundleUnusable
 
@@ -131,9 +131,10 @@ def as_rows(faults: Iterable[Fault], longest: int = _LONGEST_TEXTS[0]) -> list[d
         faults: in their order.
         longest: characters that a text may have.
     """
+    rows = [{name: getattr(fault, name) for name in Fault.__match_args__} for fault in faults]
     return [
-        {k: one_line(v)[:longest] if isinstance(v, str) else v for k, v in asdict(f).items()}
-        for f in faults
+        {k: one_line(v)[:longest] if isinstance(v, str) else v for k, v in row.items()}
+        for row in rows
     ]
 
 
@@ -259,9 +260,9 @@ def _fault(row: object) -> Fault | None:
     if not isinstance(row, dict):
         return None
     values = {
-        field.name: row[field.name]
-        for field in fields(Fault)
-        if field.name in row and _fits(row[field.name], field.type)
+        name: row[name]
+        for name, kind in Fault.__annotations__.items()
+        if name in row and _fits(row[name], kind)
     }
     values = {k: one_line(v) if isinstance(v, str) else v for k, v in values.items()}
     values["whose"] = Whose(row["whose"]) if row.get("whose") in list(Whose) else Whose.UNCLEAR

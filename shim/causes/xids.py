@@ -17,10 +17,10 @@ modules; nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from api.values import dataclass
 from shim.causes.record import Whose
 
 if TYPE_CHECKING:

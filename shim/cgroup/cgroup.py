@@ -18,9 +18,9 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from api.values import dataclass
 from shim.files import at_and_below
 from shim.mountinfo import unescape
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
 from api.proto import linux_runc_pb2, runc_options_pb2
+from api.values import dataclass
 from shim.checkpoint.errors import (
     CheckpointFailed,
     CheckpointOptionsInvalid,
@@ -34,7 +34,7 @@ from shim.checkpoint.errors import (
     CriuUnsupportedByRuntime,
     RestoreFailed,
 )
-from shim.checkpoint.images import Switches
+from shim.checkpoint.images import NO_SWITCHES, Switches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class CheckpointOptions:
     """
 
     exit: bool = False
-    switches: Switches = field(default_factory=Switches)
+    switches: Switches = NO_SWITCHES
     work_path: str = ""
     parent_path: str = ""
 

@@ -16,9 +16,9 @@ import json
 import os
 import re
 import stat
-from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
+from api.values import dataclass
 from shim.checkpoint.errors import CheckpointUnusable
 
 # Our own file in a checkpoint, beside CRIU's images and the runtime's descriptors.json.
@@ -81,6 +81,9 @@ class Switches:
         return words
 
 
+NO_SWITCHES: Final = Switches()
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """Our record in a checkpoint, for the shim that restores it.
@@ -90,12 +93,13 @@ class Record:
         switches: what CRIU was allowed to save.
     """
 
-    files: dict[str, int] = field(default_factory=dict)
-    switches: Switches = field(default_factory=Switches)
+    files: dict[str, int]
+    switches: Switches
 
     def encode(self) -> bytes:
         """The record as it is written."""
-        return json.dumps({"files": self.files, "switches": asdict(self.switches)}).encode()
+        switches = {name: getattr(self.switches, name) for name in Switches.__match_args__}
+        return json.dumps({"files": self.files, "switches": switches}).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Record:
@@ -119,7 +123,7 @@ def _decode_switches(table: Any) -> Switches:
     message = "no table of switches"
     if not isinstance(table, dict):
         raise ValueError(message)  # noqa: TRY004 - one type for all malformed records
-    known = {f.name: type(getattr(Switches(), f.name)) for f in fields(Switches)}
+    known = {name: type(getattr(Switches(), name)) for name in Switches.__match_args__}
     values: dict[str, Any] = {}
     for name, value in table.items():
         kind = known.get(name)
@@ -169,7 +173,7 @@ def open_checkpoint(directory: str, parent: str = "") -> Record:
         raise CheckpointUnusable(asked, found=found, do=do) from None
     content = _read(asked, directory, RECORD, do)
     if content is None:
-        return Record()
+        return Record({}, NO_SWITCHES)
     try:
         return Record.decode(content)
     except (ValueError, KeyError, TypeError, RecursionError) as error:

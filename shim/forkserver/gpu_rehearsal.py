@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import Any, Final
 
+from api.values import replace
 from hooks import engine
 from hooks.config import Config
 from hooks.edits.compat import Compat

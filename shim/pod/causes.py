@@ -12,9 +12,9 @@ known cause is remembered, too, once the exit is published.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import replace
 from hooks.config import load_config
 from shim import bundle, files, loop
 from shim.causes.agent import agent_runs

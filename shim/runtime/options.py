@@ -26,13 +26,13 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
 from api.errors import kind_name
 from api.proto import linux_runc_pb2, runc_options_pb2, runtimeoptions_pb2
+from api.values import dataclass, replace
 from shim.bundle import cgroups_path_of
 from shim.errors import InvalidRuntimeOptions, SystemdNotRunning
 

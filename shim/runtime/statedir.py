@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import dataclass
 from shim import files
 from shim.bundle import has_own_pid_namespace
 from shim.errors import BundleUnusable

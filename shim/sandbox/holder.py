@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from typing import Final
 
+from api.values import dataclass
 from shim.sandbox.errors import MachineUnsupported
 
 # The name in its root, hence in ``ps``.

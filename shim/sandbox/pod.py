@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
 from api import typeurl
 from api.proto import pod_pb2
+from api.values import dataclass
 from shim.sandbox.errors import InvalidPodConfig, SysctlRefused
 
 if TYPE_CHECKING:

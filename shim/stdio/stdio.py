@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from api.values import dataclass
 from shim import loop
 from shim.stdio.ends import Descriptors
 from shim.stdio.streams import DRAIN_SECONDS

@@ -19,10 +19,10 @@ Source: containerd cmd/containerd-shim-runc-v2/process/io.go, io_util.go; net/ur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from api.values import dataclass
 from shim.errors import InvalidLogUri, StdioUnsupported
 
 _LOGGERS: Final = frozenset({"binary", "binary-v2"})

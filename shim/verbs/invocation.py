@@ -14,9 +14,9 @@ Source: containerd pkg/shim; Go's package flag; containerd pkg/identifiers.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from api.values import dataclass, replace
 from shim.errors import InvalidInvocation, RequestTooLarge
 from shim.files import check_id
 
@@ -55,7 +55,7 @@ _LARGEST_REQUEST: Final = 10 << 20
 _CHUNK: Final = 1 << 16
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Invocation:
     """What containerd asks of the program.
 
@@ -102,20 +102,20 @@ def parse(arguments: Sequence[str], verbs: Sequence[str] = VERBS) -> Invocation:
         InvalidInvocation: no verb, a flag without its value, a value of the wrong kind.
         InvalidIdentifier: an id or a namespace that containerd would not accept either.
     """
-    invocation = Invocation()
+    found: dict[str, Any] = {}
     words = list(arguments)
     while words:
         word = words.pop(0)
         if not word.startswith("-") or word == "-":
-            invocation.verb = word
+            found["verb"] = word
             break
         if word == "--":
-            invocation.verb = words[0] if words else ""
+            found["verb"] = words[0] if words else ""
             break
-        _take_flag(invocation, word, words)
+        _take_flag(found, word, words)
+    invocation = Invocation(**found)
     if invocation.info or invocation.version or invocation.help:
-        invocation.verb = ""
-        return invocation
+        return replace(invocation, verb="")
     if invocation.verb not in verbs:
         raise InvalidInvocation(
             f"to do {invocation.verb!r}",
@@ -129,20 +129,20 @@ def parse(arguments: Sequence[str], verbs: Sequence[str] = VERBS) -> Invocation:
     return invocation
 
 
-def _take_flag(invocation: Invocation, word: str, rest: list[str]) -> None:
+def _take_flag(found: dict[str, Any], word: str, rest: list[str]) -> None:
     name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
     if name in _VALUES:
         if not equals:
             if not rest:
                 raise InvalidInvocation(f"flag -{name}", found="no value after it", do="add one")
             value = rest.pop(0)
-        setattr(invocation, _VALUES[name], value)
+        found[_VALUES[name]] = value
     elif name in _SWITCHES:
         if equals and value not in _TRUE and value not in _FALSE:
             raise InvalidInvocation(
                 f"flag -{name}", found=f"{value!r}, neither true nor false", do="use one of them"
             )
-        setattr(invocation, _SWITCHES[name], not equals or value in _TRUE)
+        found[_SWITCHES[name]] = not equals or value in _TRUE
     elif not equals and rest and not rest[0].startswith("-") and rest[0] not in VERBS:
         del rest[0]
 

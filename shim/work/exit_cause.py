@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import dataclass
 from hooks.config import load_config
 from hooks.node import cache
 from hooks.ocispec import part

@@ -68,10 +68,14 @@ def prepare(
     if key is None or identity is None:
         return None
 
+    made: dict[bytes, Prepared] = {}
+
     def fill(tree: int) -> bytes:
         with Rootfs(tree) as image:
             prepared = engine.prepare(spec, request, inventory, image, rootfs=rootfs, config=config)
-        return prepared.encode()
+        note = prepared.encode()
+        made[note] = prepared
+        return note
 
     name = layers.name_of(digest(key + _dependencies(overlay, identity)))
     layer = layers.find(config.layers, name)
@@ -83,11 +87,8 @@ def prepare(
             layers.collect(config.layers)
         except (NvshimError, OSError):
             pass  # the next one that is made tries again
-    return _used(overlay, layer)
-
-
-def _used(overlay: Overlay, layer: Layer) -> tuple[Mount, Layer, Prepared] | None:
-    prepared = engine.Prepared.decode(layer.note)
+    # If another has made it meanwhile, the note is not ours.
+    prepared = made.get(layer.note) or engine.Prepared.decode(layer.note)
     mount = overlay.with_layer(layer.files)
     if prepared is None or mount is None:
         layer.close()

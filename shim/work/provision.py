@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import dataclass, replace
 from hooks import engine
 from hooks.config import load_config
 from hooks.errors import DeviceHeld

@@ -53,11 +53,11 @@ def main(what: str, library: str, modules: str, parent: str, beat: str) -> None:
         import pynvml  # noqa: PLC0415 - found only now
 
         if what == EVENTS:
-            from integration.node.monitor.watching import watch  # noqa: PLC0415
+            from integration.node.monitor.watching import watch  # noqa: PLC0415 - likewise
 
             watch(pynvml, say, int(beat))
         else:
-            from integration.node.monitor.answering import answer  # noqa: PLC0415
+            from integration.node.monitor.answering import answer  # noqa: PLC0415 - likewise
 
             answer(pynvml, say)
     except BrokenPipeError:  # nobody listens any more

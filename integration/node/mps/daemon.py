@@ -13,7 +13,6 @@ Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -29,6 +28,7 @@ from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
 from integration.node.mps.control import TIMEOUT, Control, command_line
 from integration.node.mps.places import shm
+from shim.causes.agent import is_locked
 
 if TYPE_CHECKING:
     from threading import Event
@@ -79,7 +79,7 @@ class Daemon:
             MpsStateUnusable: it is locked, and does not say by whom.
         """
         deadline = time.monotonic() + _TO_NOTE
-        while self._is_locked():
+        while is_locked(self._places.lock):
             found = self._read()
             if found is not None:
                 return found
@@ -91,19 +91,6 @@ class Daemon:
                 )
             time.sleep(_POLL)
         return None
-
-    def _is_locked(self) -> bool:
-        try:
-            fd = os.open(self._places.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
 
     def _read(self) -> Found | None:
         try:
@@ -119,25 +106,8 @@ class Daemon:
 
     def holders(self) -> tuple[int, ...]:
         """The processes that have the lock's file open: the daemon, and its servers."""
-        try:
-            lock = os.stat(self._places.lock)
-        except FileNotFoundError:
-            return ()
         others = (pid for pid in self._procfs.pids() if pid != os.getpid())
-        return tuple(pid for pid in others if self._has_open(pid, lock))
-
-    @staticmethod
-    def _has_open(pid: int, inode: os.stat_result) -> bool:
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            return False  # it has just gone
-        for name in names:
-            with suppress(OSError):
-                seen = os.stat(f"/proc/{pid}/fd/{name}")
-                if (seen.st_dev, seen.st_ino) == (inode.st_dev, inode.st_ino):
-                    return True
-        return False
+        return tuple(pid for pid in others if self._procfs.has_open(pid, self._places.lock))
 
     # -- started ----------------------------------------------------------------------------------
 
@@ -160,11 +130,11 @@ class Daemon:
             os.unlink(places.started)
         host_setup.empty_pipe(places)
         self._rotate()
-        modes.take(self._config, places, plan.devices)
+        modes.take(self._config, places, plan.gpus)
         argv = command_line(
             programs,
             programs.environment(places.pipe, places.log, plan.devices),
-            arguments=["-f"],
+            arguments=["-f", *plan.options],
             binds=(places.directory,),
             dev=self._config.dev,
             shm=shm(places.root),

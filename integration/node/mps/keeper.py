@@ -20,7 +20,8 @@ Rules
   It is ended only if it does not do so although it has no clients, or does not say, and no
   container has its pipes, of whatever engine. Nor is one that is wanted, and silent, before.
 - When the agent ends, its daemons go only if no container has their pipes and they have no
-  clients. Those that stay are found by the next agent.
+  clients; that of a claim stays, since the kubelet starts containers of it without an agent. Those
+  that stay are found by the next agent.
 - A daemon that is not as wanted serves nobody new: what is said of it says why.
 - What fails is tried again, after a while that grows.
 """
@@ -151,7 +152,7 @@ class Keeper:
                 if self._ending.is_set():
                     await anyio.lowlevel.checkpoint()  # it is cancelled
                 pause = backoff.pause(anyio.current_time() - begun)
-                self._post(unready=error.found, pid=0)
+                self._post(unready=error.found, pid=0, has_failed=True)
                 self._say_fault(str(error), again_in=pause)
                 with anyio.move_on_after(pause):
                     await self._news.wait()
@@ -265,7 +266,7 @@ class Keeper:
                 await _aside(self._daemon.kill, found.pid)
             raise
         self._silent = 0
-        await _aside(modes.take, config, self.places, plan.devices)
+        await _aside(modes.take, config, self.places, plan.gpus)
         if found.pid != self.says.pid:
             self._context.say(
                 "info", "MPS control daemon found", resource=plan.resource, pid=found.pid
@@ -341,6 +342,8 @@ class Keeper:
     # -- the agent ends ---------------------------------------------------------------------------
 
     async def _leave(self) -> None:
+        if self.plan is not None and self.plan.stays:
+            return
         found = await self._living()
         users = await _aside(self._users)
         clients = () if found is None else await self._clients()
@@ -371,9 +374,10 @@ class Keeper:
         pid: int,
         devices: tuple[str, ...] = (),
         restarts: int | None = None,
+        has_failed: bool = False,
     ) -> None:
         restarts = self.says.restarts if restarts is None else restarts
-        says = MpsDaemon(self.places.resource, devices, unready, pid, restarts)
+        says = MpsDaemon(self.places.resource, devices, unready, pid, restarts, has_failed)
         if says != self.says:
             self.says = says
             self._posted()

@@ -246,7 +246,8 @@ def _checkpoint(directory: Path) -> Path:
 
 
 def test_checkpoint_of_another_shim_has_an_empty_record(tmp_path: Path) -> None:
-    assert images.open_checkpoint(str(_checkpoint(tmp_path / "c"))) == images.Record()
+    record = images.open_checkpoint(str(_checkpoint(tmp_path / "c")))
+    assert record == images.Record({}, images.NO_SWITCHES)
 
 
 def test_record_in_a_checkpoint_is_read(tmp_path: Path) -> None:

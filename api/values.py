@@ -1,0 +1,133 @@
+"""Frozen dataclasses with slots, at a fiftieth of what those cost to define.
+
+:mod:`dataclasses` compiles methods for each class, a third of a millisecond, and imports the
+interpreter's parser for it. A cold shim defines a hundred classes. Here nothing is compiled.
+For mypy it is :mod:`dataclasses` itself, whose functions take these classes, too.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["dataclass", "field", "replace"]
+
+
+class _NotCompared(NamedTuple):
+    default: Any
+
+
+class _AsDataclass:
+    """What the functions of :mod:`dataclasses` read of a class, made when they do."""
+
+    def __set_name__(self, _: object, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _: object, cls: Any) -> Any:
+        from dataclasses import MISSING, field, make_dataclass  # noqa: PLC0415 - see above
+
+        fields = []
+        for name in cls.__slots__:
+            default = cls._defaults.get(name, MISSING)
+            described: Any = field(default=default, compare=name not in cls._apart)
+            fields.append((name, cls.__annotations__[name], described))
+        return vars(make_dataclass(cls.__name__, fields, frozen=True))[self._name]
+
+
+class _Value:
+    __slots__ = ()
+    __dataclass_fields__ = _AsDataclass()
+    __dataclass_params__ = _AsDataclass()
+    # Each class has its own.
+    __match_args__: tuple[str, ...] = ()
+    _defaults: dict[str, Any] = {}  # noqa: RUF012
+    _apart: set[str] = set()  # noqa: RUF012
+    _compared: Any
+    _form: str
+
+    def __eq__(self, other: object) -> Any:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._compared(self) == self._compared(other)
+
+    def __hash__(self) -> int:
+        return hash(self._compared(self))
+
+    def __repr__(self) -> str:
+        return self._form.format(*_kept(self))
+
+    def __setattr__(self, name: str, _: object) -> NoReturn:
+        message = f"{type(self).__name__}.{name} cannot be changed"
+        raise AttributeError(message)
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(_kept(self))
+
+
+def _made(cls: Any) -> Any:
+    """The class with slots and what all values have; what it defines itself goes first."""
+    names = tuple(cls.__annotations__)
+    body = {k: v for k, v in vars(cls).items() if k not in {"__dict__", "__weakref__", *names}}
+    stated = {name: getattr(cls, name) for name in names if name in vars(cls)}
+    apart = {name for name, kept in stated.items() if isinstance(kept, _NotCompared)}
+    defaults = {name: kept[0] if name in apart else kept for name, kept in stated.items()}
+    compared = [name for name in names if name not in apart]
+    body |= {"__slots__": names, "__match_args__": names, "__qualname__": cls.__qualname__}
+    form = f"{cls.__qualname__}({', '.join(f'{name}={{!r}}' for name in names)})"
+    body |= {"_defaults": defaults, "_apart": apart, "_form": form}
+    body["_compared"] = staticmethod(attrgetter(*compared) if compared else lambda _: ())
+    made = type(cls)(cls.__name__, (_Value, *(b for b in cls.__bases__ if b is not object)), body)
+    made.__init__ = _initializer(made, tuple(vars(made)[name].__set__ for name in names))
+    return made
+
+
+def _initializer(cls: Any, setters: tuple[Callable[[Any, Any], None], ...]) -> Any:
+    defaults, count = cls._defaults, len(setters)
+    steps = tuple(zip(cls.__slots__, setters, strict=True))
+
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        for keep, value in zip(setters, values, strict=False):
+            keep(self, value)
+        if len(values) == count and not named:
+            return
+        try:
+            for name, keep in steps[len(values) :]:
+                keep(self, named.pop(name) if name in named else defaults[name])
+        except KeyError:
+            named[name] = None
+        if named or len(values) > count:
+            message = f"{cls.__name__}: {len(values)} values and {list(named)} for {cls.__slots__}"
+            raise TypeError(message)
+
+    return init
+
+
+def _dataclass(*, frozen: bool, slots: bool) -> Any:
+    if frozen and slots:
+        return _made
+    raise TypeError("only frozen classes with slots are made here")
+
+
+def _field(*, default: Any, compare: bool = True) -> Any:
+    return default if compare else _NotCompared(default)
+
+
+def _replace(value: Any, /, **changes: Any) -> Any:
+    kept = zip(value.__match_args__, _kept(value), strict=True)
+    return type(value)(*[changes.pop(name, old) for name, old in kept], **changes)
+
+
+def _kept(value: Any) -> list[Any]:
+    return [getattr(value, name) for name in value.__match_args__]
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass, field, replace
+else:
+    dataclass, field, replace = _dataclass, _field, _replace
