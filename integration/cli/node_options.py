@@ -59,7 +59,7 @@ def agent_options(command: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(command)
     def answer(*args: Any, **kwargs: Any) -> R:
         context = click.get_current_context()
-        given = [_given(context, flag, kwargs.pop(_parameter(flag))) for flag in FLAGS]
+        given = [_given(context, flag, kwargs.pop(parameter_of(flag))) for flag in FLAGS]
         others = {name: kwargs.pop(name) for name in _OTHERS}
         return command(
             *args, told=Told(tuple(each for each in given if each is not None), others), **kwargs
@@ -138,7 +138,8 @@ def _source(told: Told) -> Source:
 # -- NVIDIA's flags ----------------------------------------------------------------------------
 
 
-def _parameter(flag: Setting) -> str:
+def parameter_of(flag: Setting) -> str:
+    """The name of the value that a flag of NVIDIA's plugin gives."""
     return "setting_" + flag.name.replace("-", "_")
 
 
@@ -146,7 +147,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
     names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     boolean: dict[str, Any] = {"is_flag": False, "flag_value": "true"}
     return click.option(
-        *names, _parameter(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
+        *names, parameter_of(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
         multiple=flag.repeated, hidden=flag.ignored, help=flag.help,
         **(boolean if flag.kind is BOOLEAN else {}),
     )  # fmt: skip
@@ -154,7 +155,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
 
 def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
     """What a flag says; None if neither it nor its variable is given."""
-    source = context.get_parameter_source(_parameter(flag))
+    source = context.get_parameter_source(parameter_of(flag))
     if source is ParameterSource.ENVIRONMENT:
         origin = next(name for name in flag.variables if os.environ.get(name))
     elif source is ParameterSource.COMMANDLINE:
