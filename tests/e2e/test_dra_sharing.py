@@ -17,9 +17,9 @@ from integration.node.components import DRA_DRIVER
 from integration.node.dra.configuration import OURS
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.test_dra import CUT, error_of, root
-from tests.e2e.test_dra_mig import EVERYTHING, cut_node
+from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut
 from tests.harness.cluster import Cluster
-from tests.harness.dra_node import NODE, Place
+from tests.harness.dra_node import NODE, Place, dra_node_of
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
 from tests.harness.waiting import eventually
 
@@ -256,11 +256,12 @@ def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place:
     assert place.daemons() == {}
 
 
-def test_a_mig_device_that_is_made_for_a_claim_has_its_daemon(tmp_path: Path) -> None:
+def test_a_mig_device_that_is_made_for_a_claim_has_its_daemon(tmp_path: Path, root: str) -> None:
     mps = Path(tempfile.mkdtemp(prefix="mps-"))
-    with cut_node(tmp_path, "--dra-mig", "--mps-root", str(mps)) as cut:
+    flags = ("--dra-mig", "--mps-root", str(mps))
+    where = (str(tmp_path), root, SCENARIO)
+    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as cut:
         try:
-            cut.published(EVERYTHING)
             parameters = {
                 "apiVersion": OURS,
                 "kind": "DeviceSharing",
