@@ -71,6 +71,7 @@ class Cluster(ApiServer):
         self._node = node
         self.versions = versions
         self._claims: dict[tuple[str, str], dict[str, Any]] = {}
+        self._classes: dict[str, dict[str, Any]] = {}
         self._slices: dict[str, dict[str, Any]] = {}
         self._history: list[tuple[int, str, dict[str, Any]]] = []
         self._last = 100
@@ -138,19 +139,40 @@ class Cluster(ApiServer):
         namespace: str = "default",
         uid: str = "",
         config: Sequence[dict[str, Any]] = (),
+        classes: Sequence[str] = (),
+        annotations: dict[str, str] | None = None,
     ) -> str:
         """Have a claim be allocated; its UID.
 
         Args:
             results: what it is given; None for a claim without an allocation.
+            classes: the DeviceClasses of its requests.
+            annotations: that it has.
         """
         uid = uid or str(uuid.uuid4())
         devices = {"results": list(results or ()), "config": list(config)}
         self._claims[namespace, name] = {
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "uid": uid,
+                "annotations": annotations or {},
+            },
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {"name": f"request-{n}", "exactly": {"deviceClassName": each}}
+                        for n, each in enumerate(classes)
+                    ]
+                }
+            },
             "status": {} if results is None else {"allocation": {"devices": devices}},
         }
         return uid
+
+    def device_class(self, name: str, **spec: Any) -> None:
+        """Have a DeviceClass."""
+        self._classes[name] = {"metadata": {"name": name}, "spec": spec}
 
     def remove_claim(self, name: str, namespace: str = "default") -> None:
         """The claim is no more."""
@@ -174,6 +196,9 @@ class Cluster(ApiServer):
             return 200, {"metadata": {"name": self._node, "uid": self.node_uid}}
         if not parts.path.startswith(_GROUP) or words[0] not in self.versions:
             return refusal(404)
+        if words[1] == "deviceclasses":
+            one = self._classes.get(words[2])
+            return refusal(404, "not found") if one is None else (200, one)
         if words[1] == "namespaces":
             found = self._claims.get((words[2], words[4]))
             return refusal(404, "not found") if found is None else (200, found)

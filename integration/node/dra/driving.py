@@ -258,7 +258,10 @@ class _Driver:
     async def _read(self, reference: Reference) -> dict[str, Any] | None:
         """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            return await self._reader.read(reference)
+            found = await self._reader.read(reference)
+            served = [each.name for each in self._board.resources]
+            await self._reader.refuse_clash(found, served)
+            return found  # noqa: TRY300 - what is raised is of all of it
         except (ApiServerRefused, ApiServerSilent) as error:
             if is_away(error) and reference.uid in self._claims:
                 return None

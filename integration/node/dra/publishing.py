@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from integration.node.dra.devices import Device
     from integration.node.dra.slices import Change
 
-__all__ = ["Publisher", "claim_path"]
+__all__ = ["Publisher", "claim_path", "class_path"]
 
 _NOT_FOUND, _CONFLICT, _GONE, _INVALID = 404, 409, 410, 422
 _LIST_AGAIN: Final = frozenset({_NOT_FOUND, _CONFLICT, _GONE})
@@ -70,6 +70,11 @@ def claim_path(version: str, namespace: str, name: str) -> str:
     """Where the API server has a claim."""
     where = f"/apis/{GROUP}/{version}/namespaces/{quote(namespace, safe='')}"
     return f"{where}/resourceclaims/{quote(name, safe='')}"
+
+
+def class_path(version: str, name: str) -> str:
+    """Where the API server has a DeviceClass."""
+    return f"/apis/{GROUP}/{version}/deviceclasses/{quote(name, safe='')}"
 
 
 class Publisher:
