@@ -107,6 +107,7 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         kubeconfig=others["kubeconfig"],
         dra=others["dra"],
         dra_driver=others["dra_driver"],
+        dra_unhealthy=others["dra_unhealthy"],
         node_condition=others["node_condition"],
         node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
@@ -244,6 +245,12 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "dra_unhealthy": click.option(
+        "--dra-unhealthy", type=click.Choice(["taint", "evict", "omit"]), default="taint",
+        show_default=True,
+        help="Devices that are unhealthy, lost or out of service: publish them with taints"
+        " (NoSchedule), evict their pods as well (NoExecute), or leave them out.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

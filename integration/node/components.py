@@ -59,6 +59,8 @@ class Options:
         kubeconfig: one that says how the API server is asked, in place of those; "" for none.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
+        dra_unhealthy: what becomes of devices that no new pod should get: ``taint``, ``evict`` or
+            ``omit``.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
         states: containerd's state directories; none for those that are known.
@@ -81,6 +83,7 @@ class Options:
     kubeconfig: str = ""
     dra: bool = False
     dra_driver: str = DRA_DRIVER
+    dra_unhealthy: str = "taint"
     node_condition: bool = False
     node_name: str = ""
     states: tuple[str, ...] = ()

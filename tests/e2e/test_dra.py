@@ -203,13 +203,37 @@ def test_a_gpu_that_is_out_of_service_goes_to_no_new_claim(place: Place) -> None
     for name in place.gpus:
         nvshim("drain", *config, f"GPU-{name.removeprefix('gpu-')}")
     assert "NVSHIM-E2715" in error_of(place.driver, other)
-    assert place.published(2) == {*place.parts}
+    eventually(lambda: place.cluster.taints().keys() == {*place.gpus}, "they have taints")
+    for (taint,) in place.cluster.taints().values():
+        assert taint["key"] == f"{DRA_DRIVER}/out-of-service"
+        assert (taint["effect"], bool(taint["timeAdded"])) == ("NoSchedule", True)
+    assert place.published(4) == {*place.gpus, *place.parts}
     assert error_of(place.driver, claim) == "", "who has it, keeps it"
     assert error_of(place.driver, place.claim("part", place.parts[0])) == ""
     for name in place.gpus:
         nvshim("undrain", *config, f"GPU-{name.removeprefix('gpu-')}")
-    place.published(4)
+    eventually(lambda: not place.cluster.taints(), "the taints are gone")
     assert error_of(place.driver, other) == ""
+
+
+@pytest.mark.parametrize("how", ["omit", "evict", "dropped"])
+def test_what_becomes_of_a_gpu_out_of_service_is_a_setting(place: Place, how: str) -> None:
+    place.agent.stop()
+    place.cluster.drops = frozenset({"taints"} if how == "dropped" else ())
+    flags = () if how == "dropped" else ("--dra-unhealthy", how)
+    uuid = f"GPU-{place.gpus[0].removeprefix('gpu-')}"
+    with place.new_agent(*flags):
+        eventually(lambda: place.cluster.watches, "it publishes")
+        nvshim("drain", "--config", place.node.config_path, uuid)
+        if how == "evict":
+            eventually(place.cluster.taints, "it has a taint")
+            assert place.cluster.taints()[place.gpus[0]][0]["effect"] == "NoExecute"
+        else:
+            assert place.gpus[0] not in place.published(3)
+            assert not place.cluster.taints()
+        nvshim("undrain", "--config", place.node.config_path, uuid)
+        eventually(lambda: not place.cluster.taints(), "it has none")
+        place.published(4)
 
 
 def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:

@@ -56,7 +56,7 @@ class Cluster(ApiServer):
         asked: method and path of each call, without its query.
         refuse: what is asked first for the status with which a call is refused; None for none.
         retry_after: seconds after which a client that is refused may ask again; 0 not to say.
-        drops: what it does not keep of a device's attributes.
+        drops: what it does not keep of a device, or of its attributes.
     """
 
     def __init__(
@@ -106,6 +106,23 @@ class Cluster(ApiServer):
             for spec in specs
             if spec["pool"]["generation"] == newest
             for device in spec.get("devices", ())
+        }
+
+    def taints(self) -> dict[str, list[dict[str, str]]]:
+        """The taints of each device that has some, by its name."""
+        return {
+            device["name"]: taints
+            for each in self.slices()
+            for device in each["spec"].get("devices", ())
+            if (taints := device.get("basic", device).get("taints"))
+        }
+
+    def ever_published(self) -> set[str]:
+        """The names of all devices that have ever been in a slice."""
+        return {
+            device["name"]
+            for _, _, each in list(self._history)
+            for device in each["spec"].get("devices", ())
         }
 
     def wipe(self) -> None:
@@ -212,7 +229,7 @@ class Cluster(ApiServer):
         if method == "GET":
             return self._found(query)
         if method == "POST":
-            return self._made(body)
+            return self._made(body, dry="dryRun" in query)
         if name[0] not in self._slices:
             return refusal(404, f"{name[0]} not found")
         seen = self._slices[name[0]]["metadata"]
@@ -258,13 +275,13 @@ class Cluster(ApiServer):
         finally:
             self._watches -= 1
 
-    def _made(self, body: Any) -> tuple[int, Any]:
+    def _made(self, body: Any, *, dry: bool) -> tuple[int, Any]:
         metadata = body["metadata"]
         name = metadata.get("name") or f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
         if name in self._slices:
             return refusal(409, f"{name} already exists")
         new = {**metadata, "name": name, "uid": str(uuid.uuid4()), "generation": 1}
-        return self._kept(201, "ADDED", {**body, "metadata": new})
+        return self._kept(201, "ADDED", {**body, "metadata": new}, dry=dry)
 
     def _put(self, name: str, body: Any) -> tuple[int, Any]:
         seen = self._slices[name]
@@ -275,13 +292,18 @@ class Cluster(ApiServer):
         new = {**seen["metadata"], **body["metadata"]}
         return self._kept(200, "MODIFIED", {**body, "metadata": new})
 
-    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+    def _kept(self, code: int, kind: str, body: Any, *, dry: bool = False) -> tuple[int, Any]:
         if wrong := faults(body["spec"]):
             return refusal(422, f"is invalid: {', '.join(wrong)}")
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):
             for name in self.drops:
+                device.pop(name, None)
                 device.get("attributes", {}).pop(name, None)
+            for taint in device.get("basic", device).get("taints", ()):
+                taint.setdefault("timeAdded", f"time {self._last}")
+        if dry:
+            return code, body
         self._note(kind, body)
         self._slices[body["metadata"]["name"]] = body
         return code, body

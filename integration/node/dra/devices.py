@@ -12,7 +12,7 @@ gpu.nvidia.com/parentUUID, profile    of a MIG device
 resource.kubernetes.io/pciBusID,      of the GPU; ``numaNode`` is standard from Kubernetes 1.37
 pcieRoot, numaNode
 index, minor                          of the GPU, as nvidia-smi and /dev/nvidiaN have them
-health                                ``healthy`` or ``suspect``; others are not published
+health                                ``healthy``, ``suspect``, ``unhealthy`` or ``recovering``
 ====================================  ========================================================
 
 The first ones have the names and types of NVIDIA's driver, with its domain whatever ours is called,
@@ -24,8 +24,8 @@ Rules
 - A device is called by its UUID, so that no other has its name when one is gone.
 - A GPU in MIG mode is not published, only its MIG devices.
 - What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
-- A device that is lost, unhealthy or out of service, or that a device plugin has given, is left out
-  of what is published. It comes back by itself.
+- A device that is lost, unhealthy or out of service is published with taints (:mod:`.taints`), or
+  left out. One that a device plugin has given is left out. It comes back by itself.
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resource.k8s.io/v1.
 """
@@ -38,6 +38,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from integration.node.dra.quantities import quantity
+from integration.node.dra.taints import Taint, taints_of
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
 _PARTS: Final = 3
 _OTHER: Final = re.compile(r"[^a-z0-9-]+")
+
+_WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
 
 _BRANDS: Final = {
     "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
@@ -95,6 +98,7 @@ class Device:
         capacity: quantities, by their full names.
         lost: whether it does not answer, or has no node.
         drained: since when and why it is out of service; "" if it is in service.
+        taints: why no new pod is to get it.
     """
 
     name: str
@@ -104,6 +108,7 @@ class Device:
     capacity: Mapping[str, str] = field(hash=False)
     lost: bool = False
     drained: str = ""
+    taints: tuple[Taint, ...] = ()
 
     @property
     def can_be_given(self) -> bool:
@@ -155,25 +160,26 @@ def publishable(
     devices: Iterable[Device],
     health: Mapping[str, Condition],
     plugin_gave: Collection[str] = (),
+    driver: str = "",
+    effect: str = "",
 ) -> tuple[Device, ...]:
     """What of the devices is published, with what is thought of each.
 
     Args:
         health: by UUID; what is not in it is healthy.
         plugin_gave: UUIDs that a device plugin has given to a pod.
+        driver: our name.
+        effect: of the taints of what is not to be given; "" to leave it out.
     """
     found = []
     for device in devices:
-        states = {
-            condition.state
-            for uuid in (device.uuid, device.gpu)
-            if (condition := health.get(uuid)) is not None
-        }
-        is_fit = device.can_be_given and all(state.is_given for state in states)
-        if is_fit and not {device.uuid, device.gpu}.intersection(plugin_gave):
-            word = State.SUSPECT if State.SUSPECT in states else State.HEALTHY
+        known = [health[uuid] for uuid in (device.uuid, device.gpu) if uuid in health]
+        taints = taints_of(device, known, driver, effect)
+        if (effect or not taints) and not {device.uuid, device.gpu}.intersection(plugin_gave):
+            states = {condition.state for condition in known}
+            word = next((state for state in _WORST_FIRST if state in states), State.HEALTHY)
             attributes = {**device.attributes, "health": _text(word.value)}
-            found.append(replace(device, attributes=attributes))
+            found.append(replace(device, attributes=attributes, taints=taints))
     return tuple(found)
 
 

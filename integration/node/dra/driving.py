@@ -44,6 +44,7 @@ from integration.node.dra.devices import Place, devices_of, publishable
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
+from integration.node.dra.taints import EFFECTS
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -101,6 +102,7 @@ class _Driver:
         self._board = context.board
         self._config = context.config
         self._name = options.dra_driver
+        self._effect = EFFECTS[options.dra_unhealthy]
         self._pool = options.node_name
         self._api = api_server_of(options)
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
@@ -145,7 +147,9 @@ class _Driver:
             gave = await self._plugin_gave()
             known = self._devices
             self.publisher.want(
-                None if known is None else publishable(known.values(), self._board.health, gave)
+                None
+                if known is None
+                else publishable(known.values(), self._board.health, gave, self._name, self._effect)
             )
 
     def _look(self) -> bool:

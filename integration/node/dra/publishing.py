@@ -10,6 +10,8 @@ Rules
 - Where somebody else changes what we publish each time, it is written a few times at once, so that
   what a kubelet deletes is there again, and after that now and then.
 - What a server keeps of what it was sent may be less. That is noted of each slice.
+- Devices are published with taints if the server keeps them, and are left out if not. That is tried
+  before (``dryRun``): a device that lost its taint would be given in the meantime.
 - The newest version of the API that the server has and we speak is spoken.
 - An answer that is not as an API server's is silence: it may come from a proxy. It does not end the
   driver, which the kubelet goes on calling.
@@ -44,10 +46,11 @@ from integration.node.dra.slices import (
     device_lists,
     key_of,
 )
+from integration.node.dra.taints import with_times
 from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from integration.node.api_server import ApiServer, Watch
     from integration.node.components import Context
@@ -108,6 +111,7 @@ class Publisher:
         self._refused: tuple[Device, ...] | None = None
         self._written: tuple[Device, ...] | None = None
         self._rewritten: deque[float] = deque(maxlen=_WRITES)
+        self._tainting: bool | None = None
         self._wake = anyio.Event()
 
     def want(self, devices: tuple[Device, ...] | None) -> None:
@@ -148,7 +152,7 @@ class Publisher:
                 pause = min(pause, _PAUSE) if self._there else pause
             except (ApiServerRefused, ApiServerSilent) as error:
                 self._fault("slices", str(error))
-                self._version = ""  # it may be another server by then
+                self._version, self._tainting = "", None  # it may be another server by then
                 pause = backoff.pause(time.monotonic() - begun)
                 if isinstance(error, ApiServerRefused) and error.retry_after:
                     pause = min(error.retry_after, _LONGEST_PAUSE)
@@ -238,7 +242,12 @@ class Publisher:
 
     async def _publish(self, path: str, owner: Owner, wanted: tuple[Device, ...]) -> float:
         """Make the writes that are needed; seconds until they may be made, 0 if they were."""
-        lists = device_lists(wanted, owner.version)
+        if any(each.taints for each in wanted) and not await self._keeps_taints(
+            path, owner, wanted
+        ):
+            wanted = tuple(each for each in wanted if not each.taints)
+        there = self._there.values()
+        lists = [with_times(some, there) for some in device_lists(wanted, owner.version)]
         self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
         due = changes(self._there.values(), lists, owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
@@ -274,6 +283,26 @@ class Publisher:
             self._rewritten.append(now)
         return 0.0
 
+    async def _keeps_taints(self, path: str, owner: Owner, wanted: Iterable[Device]) -> bool:
+        """Whether the server keeps taints, if there are any. Nothing is made to find out."""
+        one = next((each for each in wanted if each.taints), None)
+        if one is None:
+            return True
+        if self._tainting is None:
+            (create,) = changes((), device_lists((one,), owner.version), owner)
+            try:
+                found = await self._call("POST", path, create.body, {"dryRun": "All"})
+                with _understood("a slice that was tried"):
+                    (device,) = found["spec"]["devices"]
+                    self._tainting = bool(device.get("basic", device).get("taints"))
+            except ApiServerRefused as error:
+                if error.http != _INVALID:
+                    raise
+                self._tainting = False
+            if not self._tainting:
+                self._say("warning", "the API server keeps no taints: such devices are left out")
+        return self._tainting
+
     async def _node_uid(self) -> str:
         node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
         with _understood("the Node"):
@@ -293,7 +322,7 @@ class Publisher:
             name, has = _name_of(found), found["spec"].get("devices") or []
         if name not in self._gone:
             self._there[name] = found
-        sent = change.body["spec"].get("devices") or []
+        sent = with_times(change.body["spec"].get("devices") or [], (found,))
         if has != sent and self._kept.get(key_of(sent)) != has:
             self._kept[key_of(sent)] = has
             self._say("warning", "the API server keeps less of the devices than it was sent")

@@ -2,7 +2,8 @@
 
 Rules
 - The devices of a node are one pool, called as the node. It is one slice for each
-  :data:`MOST_DEVICES` devices, and one without devices if there is none: the driver is alive.
+  :data:`MOST_DEVICES` devices, and one without devices if there is none: the driver is alive. Those
+  with taints are in slices of their own, which may have half as many.
 - Only the slices of a pool's highest generation count for the scheduler, if there are as many of
   them as they say. So whatever is changed, all slices of the pool are written with the next
   generation.
@@ -36,6 +37,7 @@ VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """Of the API, those that we speak, best first."""
 
 MOST_DEVICES: Final = 128
+_MOST_LARGE: Final = 64
 _BASIC: Final = "v1beta1"
 
 
@@ -84,9 +86,12 @@ Change = Create | Update | Delete
 
 def device_lists(devices: Iterable[Device], version: str) -> tuple[list[dict[str, Any]], ...]:
     """The devices of each slice, as the API has them; one empty list if there are none."""
-    told = [_told(device, version) for device in sorted(devices, key=lambda each: each.name)]
-    starts = range(0, len(told) or 1, MOST_DEVICES)
-    return tuple(told[start : start + MOST_DEVICES] for start in starts)
+    ordered = sorted(devices, key=lambda each: each.name)
+    found: list[list[dict[str, Any]]] = []
+    for is_large, most in ((False, MOST_DEVICES), (True, _MOST_LARGE)):
+        told = [_told(device, version) for device in ordered if bool(device.taints) is is_large]
+        found += [told[start : start + most] for start in range(0, len(told), most)]
+    return tuple(found) or ([],)
 
 
 def _told(device: Device, version: str) -> dict[str, Any]:
@@ -95,6 +100,8 @@ def _told(device: Device, version: str) -> dict[str, Any]:
     }
     if device.capacity:
         what["capacity"] = {name: {"value": value} for name, value in device.capacity.items()}
+    if device.taints:
+        what["taints"] = [taint._asdict() for taint in device.taints]
     return {"name": device.name, **({"basic": what} if version == _BASIC else what)}
 
 
