@@ -1,4 +1,8 @@
-"""What is mounted at and below a directory.
+"""What is mounted at and below a directory, and whether a mount may hang.
+
+A mount may hang that needs a file system of another machine or process: the kernel waits for the
+server of such a file system for as long as it takes. So nothing here touches one. mountinfo lists
+them without asking their servers; statfs(2) would ask.
 
 Source: proc(5), /proc/PID/mountinfo.
 """
@@ -6,10 +10,21 @@ Source: proc(5), /proc/PID/mountinfo.
 from __future__ import annotations
 
 import os
-from typing import Final
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Sequence
 
 _MOUNT_POINT_FIELD: Final = 4
 _OCTAL_DIGITS: Final = 3
+_TYPES: Final = (
+    r"fuse(?!ctl)|nfs|cifs|smb|9p|virtiofs|ceph|afs|lustre|gpfs|beegfs|orangefs|ocfs2|gfs2|autofs"
+)
+_SERVED: Final = re.compile(_TYPES)
+_SERVED_LINE: Final = re.compile(f" - (?:{_TYPES})".encode())
+# The kernel follows as many links in a path.
+_MOST_LINKS: Final = 40
 
 
 def mount_points_below(path: str) -> list[str]:
@@ -76,3 +91,68 @@ def unescape(text: bytes) -> bytes:
         else:
             result += b"\\" + part
     return bytes(result)
+
+
+def may_hang(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> bool:
+    """Whether mounting these, or unmounting them, may need a served file system.
+
+    Args:
+        mounts: the rootfs, as containerd describes it.
+    """
+    if any(_SERVED.match(kind) for kind, *_ in mounts):
+        return True
+    points = _served_mount_points()
+    plain: set[str] = set()
+    return bool(points) and any(_is_below(path, points, plain) for path in _paths(mounts))
+
+
+def _served_mount_points() -> frozenset[str]:
+    with open("/proc/thread-self/mountinfo", "rb", buffering=0) as file:
+        content = file.read()
+    points = []
+    for found in _SERVED_LINE.finditer(content):
+        line = content[content.rfind(b"\n", 0, found.start()) + 1 : found.start()]
+        points.append(os.fsdecode(unescape(line.split(b" ")[_MOUNT_POINT_FIELD])))
+    return frozenset(points)
+
+
+def _paths(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> Iterator[str]:
+    """The paths that mounts name: sources, and the directories of an overlay."""
+    for _, source, _, options in mounts:
+        yield source
+        for option in options:
+            yield from option.partition("=")[2].split(":")
+
+
+def _is_below(path: str, points: Container[str], plain: set[str]) -> bool:
+    """Whether a path leads to or below one of some mount points, also through links.
+
+    Args:
+        path: a path.
+        points: the mount points.
+        plain: paths that are known not to be links; those of this path are added.
+    """
+    if not path.startswith("/"):
+        return False
+    done, rest, links = "", path.split("/"), 0
+    while rest:
+        name = rest.pop(0)
+        if name == "..":
+            done = os.path.dirname(done)
+        elif name not in ("", "."):
+            done = os.path.join(done or "/", name)
+            if done in plain:
+                continue
+            if done in points:
+                return True
+            try:
+                target = os.readlink(done)
+            except OSError:  # not a link; if it is missing, the mount will say so
+                plain.add(done)
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                return False
+            done = "" if target.startswith("/") else os.path.dirname(done)
+            rest = [*target.split("/"), *rest]
+    return False

@@ -40,6 +40,10 @@ def _wrong(row: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (row["stale"], row["orphan"])))
 
 
+def _shares(row: Mapping[str, Any]) -> list[str]:
+    return [f"{each['memory_bytes'] / (1 << 30):.1f} GiB" for each in row["shares"]]
+
+
 def _given_to(row: Mapping[str, Any]) -> str:
     return f"{row['namespace']}/{row['pod']}/{row['container']}"
 
@@ -57,6 +61,7 @@ _HOLDINGS: Final = (
     Column("PID", "pid", right=True),
     Column("GPUS", lambda row: by_index(row["devices"], row["device_indexes"])),
     Column("DEVICES", "devices", wide=True),
+    Column("SHARES", _shares, wide=True),
     Column("WRONG", _wrong),
     Column("FAULT", "fault"),
 )

@@ -89,6 +89,8 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         if others[flag] and not (others["api_server"] or others["kubeconfig"]):
             name = flag.replace("_", "-")
             raise click.UsageError(f"--{name} needs an --api-server, or a --kubeconfig")
+    if others["dra_mig"] and not others["dra"]:
+        raise click.UsageError("--dra-mig needs --dra")
     if others["kubeconfig"]:
         from integration.node.api_access import of_kubeconfig  # noqa: PLC0415 - seldom given
 
@@ -108,6 +110,8 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         dra=others["dra"],
         dra_driver=others["dra_driver"],
         dra_unhealthy=others["dra_unhealthy"],
+        dra_shares=others["dra_shares"],
+        dra_mig=others["dra_mig"],
         node_condition=others["node_condition"],
         node_name=others["node_name"] or os.uname().nodename.lower(),
         states=others["states"],
@@ -251,6 +255,15 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         show_default=True,
         help="Devices that are unhealthy, lost or out of service: publish them with taints"
         " (NoSchedule), evict their pods as well (NoExecute), or leave them out.",
+    ),
+    "dra_shares": click.option(
+        "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
+        help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
+        " whole GPUs.",
+    ),
+    "dra_mig": click.option(
+        "--dra-mig", is_flag=True,
+        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

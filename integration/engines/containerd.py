@@ -35,13 +35,8 @@ from integration.engines.errors import ConfigRefused, EngineNotInstalled
 from integration.engines.files import Change, Need
 from integration.engines.former import without_us
 from integration.engines.imports import load
-from integration.engines.options import (
-    DEFAULT_CONFIG,
-    ENGINE,
-    Options,
-    check_name,
-)
-from integration.engines.undo import Record, View, changes, read_record, remedy_of
+from integration.engines.options import ENGINE, Options
+from integration.engines.undo import Record, View, changes, read_record
 from integration.engines.verdict import (
     check,
     check_default,
@@ -73,7 +68,7 @@ def plan(options: Options) -> Change:
     Raises:
         EnginesError: it cannot be had, or not without changing something else.
     """
-    check_name(options.runtime_name)
+    options.check_name()
     containerd = Containerd(options.program, options.socket)
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)
@@ -166,8 +161,7 @@ def _change(
 ) -> Change:
     files = changes(
         record, former, wanted, config=options.config, name=options.runtime_name,
-        remedy=remedy_of(ENGINE, "--config", options.config, DEFAULT_CONFIG),
-        replaced=bool(options.replace),
+        remedy=options.remedy, replaced=bool(options.replace),
         # What it imports it may import by "*", and somebody may start it just now.
         staging=os.path.dirname(os.path.realpath(options.config)),
     )  # fmt: skip

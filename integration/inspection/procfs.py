@@ -130,6 +130,16 @@ class Procfs:
             return {}
         return {number: self.link(pid, f"fd/{number}") for number in numbers}
 
+    def has_open(self, pid: int, path: str) -> bool:
+        """Whether it has a file open, whatever that is called where it is."""
+        try:
+            file = os.stat(path)
+            numbers = os.listdir(f"{self.path}/{pid}/fd")
+        except OSError:  # either is gone
+            return False
+        wanted = (file.st_dev, file.st_ino)
+        return any(self.identity(pid, f"fd/{number}") == wanted for number in numbers)
+
     def listening(self, pid: int) -> set[str]:
         """The paths of the unix sockets that it listens on, as it named them."""
         own = set(self.descriptors(pid).values())

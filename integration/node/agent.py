@@ -34,7 +34,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 _STATUS: Final = "node.json"
 
 # What of the board is in the status file, besides what a look has seen.
-_NOTED: Final = ("faults", "resources", "told")
+_NOTED: Final = ("faults", "resources", "claims", "told")
 
 # Seconds after which a swarm of changes is over.
 _QUIET: Final = 0.3
@@ -364,6 +364,12 @@ def _note(context: Context, looked: float) -> None:
     }
     document = {"pid": os.getpid(), "poll": context.options.poll, **seen.as_document()}
     document["resources"] = resources
+    if context.options.dra:
+        document["claims"] = [
+            {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, **asdict(device)}
+            for claim in board.claims
+            for device in claim.devices
+        ]
     if board.told is not None:
         document["device_list_strategies"] = list(board.told.strategies)
         document["device_list_why"] = board.told.why

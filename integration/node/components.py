@@ -61,6 +61,8 @@ class Options:
         dra_driver: what that is called.
         dra_unhealthy: what becomes of devices that no new pod should get: ``taint``, ``evict`` or
             ``omit``.
+        dra_shares: how many claims may have a part of one GPU; 0 for one that has all of it.
+        dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
         states: containerd's state directories; none for those that are known.
@@ -84,6 +86,8 @@ class Options:
     dra: bool = False
     dra_driver: str = DRA_DRIVER
     dra_unhealthy: str = "taint"
+    dra_shares: int = 0
+    dra_mig: bool = False
     node_condition: bool = False
     node_name: str = ""
     states: tuple[str, ...] = ()

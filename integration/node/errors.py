@@ -6,7 +6,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
     ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
     ├── SettingsError      E2720 to E2725: what the device plugin is told to do
-    └── DraError           E2772 to E2779: what a kubelet is told of a resource claim
+    └── DraError           E2772 to E2781: what a kubelet is told of a resource claim
 
 docs/reference/errors.md has all of them as a table.
 """
@@ -173,7 +173,7 @@ class ComputeModeFailed(NodeAgentError, code="NVSHIM-E2740", status=Status.UNAVA
 
 
 class ChildFailed(NodeAgentError, code="NVSHIM-E2745", status=Status.UNAVAILABLE):
-    """A child that talks with NVML hangs, crashed, makes no sense, or says that NVML failed."""
+    """A child that talks with NVML hangs, crashed, or says that NVML failed."""
 
     remedy = "see that nvidia-smi works on the node"
 
@@ -330,3 +330,21 @@ class DraFailed(DraError, code="NVSHIM-E2779", status=Status.INTERNAL):
     """A mistake of ours. Raised where a kubelet is answered; the agent's log has more."""
 
     remedy = "see the agent's log"
+
+
+class MigDeviceNotMade(DraError):
+    """A claim was given a MIG device that is made for it, and it cannot be made now."""
+
+    code = "NVSHIM-E2780"
+    status = Status.FAILED_PRECONDITION
+    remedy = (
+        "see `nvidia-smi mig -lgi` on the node; have the pod made anew, or wait: it is tried again"
+    )
+
+
+class MigDeviceNotUndone(DraError):
+    """A MIG device that was made for a claim cannot be undone now. Its pod stays until it is."""
+
+    code = "NVSHIM-E2781"
+    status = Status.FAILED_PRECONDITION
+    remedy = "see on the node who uses it (`nvshim ps`); it is tried again"

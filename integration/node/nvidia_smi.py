@@ -1,12 +1,14 @@
 """Running the driver's nvidia-smi, for what NVML has no function for.
 
-A driver root that is a system of its own, as in a driver container, is the program's root.
+A driver root that is a system of its own, as in a driver container, is the program's root. It ends
+with whoever has started it, as what it would do then is no longer what is wanted.
 
 Source: nvidia-smi(1).
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING, Final
 
@@ -60,12 +62,10 @@ def run_nvidia_smi(
         )
     root, libraries = where_programs_run(driver)
     environment = {"PATH": _PATH} | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
-    argv = [program, *arguments]
-    if root:
-        argv = launch_line(
-            program.removeprefix(root), root, environment,
-            arguments=list(arguments), dev=config.dev,
-        )  # fmt: skip
+    argv = launch_line(
+        program.removeprefix(root), root, environment,
+        arguments=list(arguments), dev=config.dev, ends_with=os.getpid(),
+    )  # fmt: skip
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -21,7 +21,7 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
 
     Args:
         config: where the driver is, and how long it may take.
-        question: "links", "mode" or "persistence".
+        question: "links", "mode", "parts" or "persistence".
 
     Returns:
         What the child printed; None if it did not end in time.

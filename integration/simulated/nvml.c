@@ -41,12 +41,21 @@
  *                      the processes if it is not told), temperature (degrees), milliwatts,
  *                      throttle (bits), millijoules (more than it has drawn while idle), and counts:
  *                      ecc-corrected, ecc-uncorrected, rows-corrected, rows-uncorrected,
- *                      rows-pending, rows-failed; recovery-action: what it needs to recover
+ *                      rows-pending, rows-failed; recovery-action: what it needs to recover;
+ *                      addressing-mode: how it sees the host's memory
  *     nvml-nvlinks     INDEX OTHER LINKS
  *                      so many NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each GPU
  *                      numbers its links in the order of the lines
  *
  * A GPU's compute mode is what was set last: one digit, in the file nvml-compute-mode-UUID.
+ *
+ * MIG's instances are the scenario's until one is made or undone. From then on they are those of
+ * the file nvml-mig, a line for each place in the tables below:
+ *
+ *     g INDEX PROFILE ID START             a GPU instance; "g -" for a place that is free
+ *     c GPU-INSTANCE ID SLICES START       a compute instance of the one in that place; or "c -"
+ *
+ * As with the real driver the kernel's list of capabilities follows, and so do their nodes.
  *
  * Energy grows by what an idle GPU draws, since boot.
  *
@@ -54,7 +63,8 @@
  * if somebody has put one there.
  *
  * The library runs in images that are older than the machine it was built on, so it uses no
- * symbol that is younger than glibc 2.28 (hence statx, and numbers read by hand).
+ * symbol that is younger than glibc 2.28 (hence statx, mknodat by its number, and numbers read
+ * by hand).
  *
  * Layouts of structures: those that pynvml declares with ctypes, through which the tests read
  * them. One long file, as it is one table of functions.
@@ -70,8 +80,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
@@ -91,12 +103,18 @@ typedef enum {
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
+    IN_USE = 19,
+    INSUFFICIENT_RESOURCES = 23,
     ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999,
 } nvmlReturn_t;
 
 enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
 enum { GEFORCE = 5, XID = 8 };
+
+enum { INSTANCES_OF_GPU = 15, COMPUTE_OF_INSTANCE = 8, FIRST_CAPABILITY = 3, CONFIG_CAPABILITY = 1 };
+enum { MOST_INSTANCES = MOST_GPUS * INSTANCES_OF_GPU };
+enum { MOST_COMPUTE = MOST_INSTANCES * COMPUTE_OF_INSTANCE };
 
 /* The node's state directory has the files that say what the GPUs do. */
 static const char *state_file(const char *name)
@@ -122,6 +140,18 @@ static int initialised;
 static char faults[4096];
 static struct statx faults_seen;      /* the file of them, when it was read */
 static __thread const char *function; /* the one that this thread is in */
+
+/* What there is now; a place without a profile, or without an instance, is free. */
+static struct instance gpu_instances[MOST_INSTANCES];
+static struct mig migs[MOST_COMPUTE];
+static u32 instance_count, mig_count;
+
+#define EACH_INSTANCE(i)                                                                           \
+    for (struct instance *i = gpu_instances; i < gpu_instances + instance_count; i++)                     \
+        if (i->profile)
+#define EACH_MIG(mig)                                                                              \
+    for (struct mig *mig = migs; mig < migs + mig_count; mig++)                                   \
+        if (mig->instance)
 
 /* A GPU's number in the scenario, by which files name it. */
 static u32 index_of(const struct gpu *gpu)
@@ -163,7 +193,7 @@ static int mig_visible(const struct mig *mig)
 
 static const struct mig *as_mig(const void *handle)
 {
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         if (handle == mig && mig_visible(mig))
             return mig;
     return NULL;
@@ -171,7 +201,7 @@ static const struct mig *as_mig(const void *handle)
 
 static const struct instance *as_instance(const void *handle)
 {
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+    EACH_INSTANCE(i)
         if (handle == i && as_gpu(i->gpu))
             return i;
     return NULL;
@@ -187,7 +217,7 @@ static const struct gpu *board_of(const void *handle)
 
 static const struct mig *nth_mig(const struct gpu *gpu, u32 n)
 {
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         if (mig->instance->gpu == gpu && mig_visible(mig) && n-- == 0)
             return mig;
     return NULL;
@@ -211,14 +241,19 @@ static void look_at_faults(struct statx *status)
         memset(status, 0, sizeof *status);
 }
 
+static int differs(const struct statx *now, const struct statx *seen)
+{
+    return now->stx_ino != seen->stx_ino || now->stx_size != seen->stx_size ||
+           now->stx_mtime.tv_sec != seen->stx_mtime.tv_sec ||
+           now->stx_mtime.tv_nsec != seen->stx_mtime.tv_nsec;
+}
+
 static int faults_changed(void)
 {
     struct statx now;
 
     look_at_faults(&now);
-    return now.stx_ino != faults_seen.stx_ino || now.stx_size != faults_seen.stx_size ||
-           now.stx_mtime.tv_sec != faults_seen.stx_mtime.tv_sec ||
-           now.stx_mtime.tv_nsec != faults_seen.stx_mtime.tv_nsec;
+    return differs(&now, &faults_seen);
 }
 
 static void read_faults(void)
@@ -302,6 +337,114 @@ static nvmlReturn_t suffer(const char *name)
     return SUCCESS;
 }
 
+/* --- What instances there are ----------------------------------------------------------- */
+
+static struct statx mig_seen; /* the file of them, when it was read */
+
+/* The kernel numbers capabilities once and for all (capabilities.py). */
+static u32 capability_of(const struct gpu *gpu, u32 instance, u32 compute)
+{
+    u32 first = FIRST_CAPABILITY +
+                (gpu->minor * INSTANCES_OF_GPU + instance) * (1 + COMPUTE_OF_INSTANCE);
+
+    return first + compute;
+}
+
+static void put_instance(struct instance *at, const struct gpu *gpu, u32 profile, u32 id, u32 start)
+{
+    const struct profile *found = gpu->profiles;
+
+    while (found->name && found->id != profile)
+        found++;
+    *at = (struct instance){gpu, found->name ? found : NULL, id, start, capability_of(gpu, id, 0)};
+}
+
+/* A compute instance that the scenario has keeps its UUID when it is made anew, as a real one. */
+static void put_mig(struct mig *at, const struct instance *instance, u32 id, u32 slices, u32 start)
+{
+    const struct gpu *gpu = instance->gpu;
+    static char uuids[MOST_COMPUTE][48], names[MOST_COMPUTE][64];
+    char *uuid = uuids[at - migs], *name = names[at - migs];
+    u64 hash = 14695981039346656037ULL;
+
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        if (mig->instance->gpu == gpu && mig->instance->id == instance->id && mig->id == id)
+            uuid = (char *)mig->uuid;
+    if (uuid == uuids[at - migs]) {
+        for (const char *c = gpu->uuid; *c; c++)
+            hash = (hash ^ (u64)*c) * 1099511628211ULL;
+        snprintf(uuid, sizeof uuids[0], "MIG-%08x-%04x-5000-8000-%04x%04x%04x", (u32)(hash >> 32),
+                 (u32)(hash >> 16) & 0xffff, (u32)hash & 0xffff, instance->id, id);
+    }
+    if (slices == instance->profile->slices)
+        snprintf(name, sizeof names[0], "%s", instance->profile->name);
+    else
+        snprintf(name, sizeof names[0], "%uc.%s", slices, instance->profile->name);
+    *at = (struct mig){instance, uuid, name, id, slices, start,
+                       capability_of(gpu, instance->id, 1 + id)};
+}
+
+static void load_scenario(void)
+{
+    instance_count = mig_count = 0;
+    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+        put_instance(&gpu_instances[instance_count++], i->gpu, i->profile->id, i->id, i->start);
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        put_mig(&migs[mig_count++], &gpu_instances[mig->instance - INSTANCES], mig->id, mig->slices,
+                mig->start);
+}
+
+static void load_lines(FILE *file)
+{
+    u32 places = 0, computes = 0;
+    char line[128];
+
+    while (fgets(line, sizeof line, file)) {
+        const char *rest = line + 1;
+        u32 first = (u32)number(&rest), second = (u32)number(&rest);
+        u32 third = (u32)number(&rest), fourth = (u32)number(&rest);
+        int is_free = line[2] == '-';
+
+        if (line[0] == 'g' && places < MOST_INSTANCES) {
+            if (is_free || first >= GPU_COUNT)
+                gpu_instances[places] = (struct instance){0};
+            else
+                put_instance(&gpu_instances[places], &GPUS[first], second, third, fourth);
+            places++;
+        }
+        if (line[0] == 'c' && computes < MOST_COMPUTE) {
+            if (is_free || first >= places || !gpu_instances[first].profile)
+                migs[computes] = (struct mig){0};
+            else
+                put_mig(&migs[computes], &gpu_instances[first], second, third, fourth);
+            computes++;
+        }
+    }
+    instance_count = places;
+    mig_count = computes;
+}
+
+static void look_at_mig(void)
+{
+    static int is_loaded;
+    struct statx now;
+    FILE *file;
+
+    if (statx(AT_FDCWD, state_file("nvml-mig"), 0, STATX_MTIME | STATX_SIZE | STATX_INO, &now))
+        memset(&now, 0, sizeof now);
+    if (is_loaded && !differs(&now, &mig_seen))
+        return;
+    is_loaded = 1;
+    mig_seen = now;
+    file = fopen(state_file("nvml-mig"), "re");
+    if (!file) {
+        load_scenario();
+        return;
+    }
+    load_lines(file);
+    fclose(file);
+}
+
 static nvmlReturn_t enter(const char *name)
 {
     nvmlReturn_t fault;
@@ -311,6 +454,7 @@ static nvmlReturn_t enter(const char *name)
         return UNINITIALIZED;
     if (faults_changed())
         read_faults();
+    look_at_mig();
     fault = suffer("any");
     return fault ? fault : suffer(name);
 }
@@ -694,7 +838,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, const void **device
             return SUCCESS;
         }
     }
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++) {
+    EACH_MIG(mig) {
         if (!strcmp(uuid, mig->uuid) && mig_visible(mig)) {
             *device = mig;
             return SUCCESS;
@@ -1106,6 +1250,20 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct 
         known = 1;
     }
     return known ? SUCCESS : NOT_SUPPORTED;
+}
+
+/* Only drivers of branch 580 and later tell it; so does this one, of any, if a fact says so. */
+API nvmlReturn_t nvmlDeviceGetAddressingMode(const void *device, u32 *version_and_mode)
+{
+    u64 mode;
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(version_and_mode, INVALID_ARGUMENT);
+    mode = fact(gpu, "addressing-mode", NO_INSTANCE);
+    REQUIRE(mode != NO_INSTANCE, NOT_SUPPORTED);
+    version_and_mode[1] = (u32)mode;
+    return SUCCESS;
 }
 
 /* --- Memory ---------------------------------------------------------------------------- */
@@ -1613,7 +1771,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(const void *device, u
     ENTER;
     GPU_OF(device);
     REQUIRE(count, INVALID_ARGUMENT);
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+    EACH_INSTANCE(i)
         if (i->gpu == gpu)
             taken |= ((1U << i->profile->memory_slices) - 1) << i->start;
     for (const struct profile *profile = gpu->profiles; profile->name; profile++) {
@@ -1637,7 +1795,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstances(const void *device, u32 id, const voi
     REQUIRE(instances && count, INVALID_ARGUMENT);
     REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
     *count = 0;
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+    EACH_INSTANCE(i)
         if (i->gpu == gpu && i->profile->id == id)
             instances[(*count)++] = i;
     return SUCCESS;
@@ -1648,7 +1806,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceById(const void *device, u32 id, const 
     ENTER;
     GPU_OF(device);
     REQUIRE(instance, INVALID_ARGUMENT);
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++) {
+    EACH_INSTANCE(i) {
         if (i->gpu == gpu && i->id == id) {
             *instance = i;
             return SUCCESS;
@@ -1764,7 +1922,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(const void *
     ENTER;
     REQUIRE(instance && count && id < COUNT(compute_slices), INVALID_ARGUMENT);
     left = instance->profile->slices;
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         left -= mig->instance == instance ? mig->slices : 0;
     *count = left / compute_slices[id];
     return SUCCESS;
@@ -1778,7 +1936,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(const void *handle, u32 id,
     ENTER;
     REQUIRE(instance && instances && count, INVALID_ARGUMENT);
     *count = 0;
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         if (mig->instance == instance && compute_profile(mig->slices) == id)
             instances[(*count)++] = mig;
     return SUCCESS;
@@ -1791,7 +1949,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(const void *handle, u32 i
 
     ENTER;
     REQUIRE(instance && compute, INVALID_ARGUMENT);
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++) {
+    EACH_MIG(mig) {
         if (mig->instance == instance && mig->id == id) {
             *compute = mig;
             return SUCCESS;
@@ -1833,6 +1991,262 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo(const void *handle, struct compute_i
     REQUIRE(!result, result);
     memcpy(info, &full, offsetof(struct compute_instance_info, placement));
     return SUCCESS;
+}
+
+/* --- Making and undoing instances -------------------------------------------------------- */
+
+/* Only one changes them at a time. The descriptor of the lock; -1 for who may not. */
+static int begin_change(void)
+{
+    int lock;
+
+    if (geteuid() || !is_node(0, CONFIG_CAPABILITY, "nvidia-caps/nvidia-cap%u", CONFIG_CAPABILITY))
+        return -1;
+    lock = open(state_file("nvml-mig.lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (lock >= 0)
+        flock(lock, LOCK_EX);
+    look_at_mig();
+    return lock;
+}
+
+static nvmlReturn_t end_change(int lock)
+{
+    char aside[PATH_MAX];
+    FILE *file;
+
+    snprintf(aside, sizeof aside, "%s", state_file("nvml-mig.new"));
+    file = fopen(aside, "we");
+    if (file) {
+        for (struct instance *i = gpu_instances; i < gpu_instances + instance_count; i++) {
+            if (i->profile)
+                fprintf(file, "g %u %u %u %u\n", index_of(i->gpu), i->profile->id, i->id, i->start);
+            else
+                fputs("g -\n", file);
+        }
+        for (struct mig *mig = migs; mig < migs + mig_count; mig++) {
+            if (mig->instance)
+                fprintf(file, "c %u %u %u %u\n", (u32)(mig->instance - gpu_instances), mig->id,
+                        mig->slices, mig->start);
+            else
+                fputs("c -\n", file);
+        }
+    }
+    if (!file || fclose(file) || rename(aside, state_file("nvml-mig"))) {
+        close(lock);
+        return UNKNOWN;
+    }
+    close(lock);
+    return SUCCESS;
+}
+
+/* The kernel's entry of an instance, and its node. */
+static void add_capability(const struct instance *instance, const struct mig *mig)
+{
+    u32 minor_number = mig ? mig->capability : instance->capability;
+    char below[128], path[PATH_MAX];
+    struct statx config;
+    FILE *file;
+
+    snprintf(below, sizeof below, "../proc/driver/nvidia/capabilities/gpu%u",
+             instance->gpu->minor);
+    mkdir(state_file(below), 0755);
+    strcat(below, "/mig");
+    mkdir(state_file(below), 0755);
+    snprintf(below + strlen(below), 16, "/gi%u", instance->id);
+    mkdir(state_file(below), 0755);
+    if (mig) {
+        snprintf(below + strlen(below), 16, "/ci%u", mig->id);
+        mkdir(state_file(below), 0755);
+    }
+    strcat(below, "/access");
+    file = fopen(state_file(below), "we");
+    if (file) {
+        fprintf(file, "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+                minor_number);
+        fclose(file);
+    }
+    snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", dev, CONFIG_CAPABILITY);
+    if (statx(AT_FDCWD, path, 0, STATX_TYPE, &config))
+        return;
+    snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", dev, minor_number);
+    syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0444,
+            makedev(config.stx_rdev_major, minor_number));
+}
+
+/* The kernel's entry goes; whoever wants the node gone has to remove it. */
+static void remove_capability(const struct instance *instance, const struct mig *mig)
+{
+    char below[128];
+    size_t length;
+
+    snprintf(below, sizeof below, "../proc/driver/nvidia/capabilities/gpu%u/mig/gi%u",
+             instance->gpu->minor, instance->id);
+    if (mig)
+        snprintf(below + strlen(below), 16, "/ci%u", mig->id);
+    length = strlen(below);
+    strcat(below, "/access");
+    unlink(state_file(below));
+    below[length] = '\0';
+    rmdir(state_file(below));
+}
+
+/* The place of a new GPU instance that starts there, if that is free; NULL otherwise. */
+static struct instance *place_for(const struct gpu *gpu, const struct profile *profile, u32 start)
+{
+    const u32 size = (1U << profile->memory_slices) - 1;
+    struct instance *place = NULL;
+    u32 taken = 0, same = 0;
+
+    EACH_INSTANCE(i) {
+        if (i->gpu != gpu)
+            continue;
+        taken |= ((1U << i->profile->memory_slices) - 1) << i->start;
+        same += i->profile == profile;
+    }
+    if (taken & size << start || same >= profile->instances)
+        return NULL;
+    for (place = gpu_instances; place < gpu_instances + instance_count && place->profile;)
+        place++;
+    return place < gpu_instances + MOST_INSTANCES ? place : NULL;
+}
+
+static u32 free_id(const struct gpu *gpu, u32 first)
+{
+    u32 id = first;
+
+again:
+    EACH_INSTANCE(i)
+        if (i->gpu == gpu && i->id == id) {
+            id++;
+            goto again;
+        }
+    return id;
+}
+
+static nvmlReturn_t make_instance(const struct gpu *gpu, u32 id, const struct placement *wanted,
+                                  const void **handle)
+{
+    const struct profile *profile = gpu->profiles;
+    struct instance *place = NULL;
+    const int *start;
+    int lock;
+
+    REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
+    while (profile->name && profile->id != id)
+        profile++;
+    REQUIRE(profile->name, NOT_SUPPORTED);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    for (start = profile->starts; *start >= 0 && !place; start += !place)
+        if (!wanted || wanted->start == (u32)*start)
+            place = place_for(gpu, profile, (u32)*start);
+    if (!place) {
+        close(lock);
+        return INSUFFICIENT_RESOURCES;
+    }
+    put_instance(place, gpu, id, free_id(gpu, profile->first_id), (u32)*start);
+    if (place == gpu_instances + instance_count)
+        instance_count++;
+    add_capability(place, NULL);
+    *handle = place;
+    return end_change(lock);
+}
+
+API nvmlReturn_t nvmlDeviceCreateGpuInstance(const void *device, u32 id, const void **instance)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(instance, INVALID_ARGUMENT);
+    return make_instance(gpu, id, NULL, instance);
+}
+
+API nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(const void *device, u32 id,
+                                                          const struct placement *placement,
+                                                          const void **instance)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(placement && instance, INVALID_ARGUMENT);
+    return make_instance(gpu, id, placement, instance);
+}
+
+API nvmlReturn_t nvmlGpuInstanceDestroy(const void *handle)
+{
+    struct instance *instance = (struct instance *)as_instance(handle);
+    int lock;
+
+    ENTER;
+    REQUIRE(instance, INVALID_ARGUMENT);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    EACH_MIG(mig)
+        if (mig->instance == instance) {
+            close(lock);
+            return IN_USE;
+        }
+    remove_capability(instance, NULL);
+    *instance = (struct instance){0};
+    return end_change(lock);
+}
+
+API nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(const void *handle, u32 id,
+                                                      const void **compute)
+{
+    const struct instance *instance = as_instance(handle);
+    struct mig *place = migs;
+    u32 taken = 0, number_of_it = 0, start = 0;
+    int lock;
+
+    ENTER;
+    REQUIRE(instance && compute && id < COUNT(compute_slices), INVALID_ARGUMENT);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    EACH_MIG(mig)
+        if (mig->instance == instance)
+            taken |= ((1U << mig->slices) - 1) << mig->start;
+    while (start < instance->profile->slices && taken & ((1U << compute_slices[id]) - 1) << start)
+        start++;
+    if (start + compute_slices[id] > instance->profile->slices) {
+        close(lock);
+        return INSUFFICIENT_RESOURCES;
+    }
+again:
+    EACH_MIG(mig)
+        if (mig->instance == instance && mig->id == number_of_it) {
+            number_of_it++;
+            goto again;
+        }
+    while (place < migs + mig_count && place->instance)
+        place++;
+    put_mig(place, instance, number_of_it, compute_slices[id], start);
+    if (place == migs + mig_count)
+        mig_count++;
+    add_capability(instance, place);
+    *compute = place;
+    return end_change(lock);
+}
+
+static void count_process(const struct process *process, void *count)
+{
+    (void)process;
+    ++*(u32 *)count;
+}
+
+API nvmlReturn_t nvmlComputeInstanceDestroy(const void *handle)
+{
+    struct mig *mig = (struct mig *)as_mig(handle);
+    u32 processes = 0;
+    int lock;
+
+    ENTER;
+    REQUIRE(mig, INVALID_ARGUMENT);
+    each_process(mig->instance->gpu, mig, count_process, &processes);
+    REQUIRE(!processes, IN_USE);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    remove_capability(mig->instance, mig);
+    *mig = (struct mig){0};
+    return end_change(lock);
 }
 
 /* --- Events ---------------------------------------------------------------------------- */

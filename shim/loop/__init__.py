@@ -44,10 +44,9 @@ from shim.loop.core import (
     watch,
 )
 from shim.loop.core import running_tasks as get_running_tasks
-from shim.loop.groups import TaskGroup, run
+from shim.loop.groups import Event, Lock, TaskGroup, run
 from shim.loop.scopes import CancelScope, fail_after, move_on_after
 from shim.loop.signals import SignalReceiver
-from shim.loop.sync import Event, Lock
 from shim.loop.threads import run_in_thread
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Final
 
 from shim.loop import core
 from shim.loop.descriptors import ENDS, READ, WRITE
-from shim.loop.sync import Event
+from shim.loop.groups import Event
 
 # One read; below glibc's threshold for a mapping of its own.
 _READ_SIZE: Final = 64 << 10

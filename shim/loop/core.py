@@ -21,16 +21,24 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from _thread import allocate_lock
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from shim.loop import timers
 from shim.loop.descriptors import READ, Descriptors
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Generator
+
+
+# The heap is cleaned when it has this many stopped timers, and more than half as many as all.
+_STALE: Final = 64
+
+
+now = time.monotonic
 
 
 class Cancelled(BaseException):
@@ -49,6 +57,72 @@ class Scope(Protocol):
 
     def remove(self, task: Task) -> None:
         """A task leaves."""
+
+
+class Timer:
+    """A function that is called at a time, unless the timer is stopped before.
+
+    Args:
+        when: on the loop's clock.
+        function: it.
+    """
+
+    __slots__ = ("function", "when")
+
+    def __init__(self, when: float, function: Callable[[], object]) -> None:
+        self.when = when
+        self.function: Callable[[], object] | None = function
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.when < other.when
+
+
+class Timers:
+    """A heap of timers. A stopped one stays in it until it is on top, or many are stopped."""
+
+    def __init__(self) -> None:
+        self._timers: list[Timer] = []
+        self._stopped = 0
+
+    def at(self, when: float, function: Callable[[], object]) -> Timer:
+        """Call a function at a time."""
+        timer = Timer(when, function)
+        heappush(self._timers, timer)
+        return timer
+
+    def stop(self, timer: Timer) -> None:
+        """Do not call the function."""
+        if timer.function is None:
+            return
+        timer.function = None
+        self._stopped += 1
+        if self._stopped > _STALE + len(self._timers) // 2:
+            # In place: a timer that is being called may stop others.
+            self._timers[:] = [timer for timer in self._timers if timer.function is not None]
+            heapify(self._timers)
+            self._stopped = 0
+
+    def patience(self) -> float | None:
+        """How long the loop may wait for descriptors, in seconds; None for no limit."""
+        timers = self._timers
+        while timers and timers[0].function is None:
+            heappop(timers)
+            self._stopped -= 1
+        return max(0.0, timers[0].when - now()) if timers else None
+
+    def ring(self) -> None:
+        """Call the functions whose time has come."""
+        timers = self._timers
+        if not timers:
+            return
+        clock = now()
+        while timers and (timers[0].function is None or timers[0].when <= clock):
+            timer = heappop(timers)
+            function, timer.function = timer.function, None
+            if function is None:
+                self._stopped -= 1
+            else:
+                function()
 
 
 class Task:
@@ -100,7 +174,7 @@ class Loop:
         self.current: Task | None = None
         self.tasks: set[Task] = set()
         self.descriptors: Descriptors[Task] = Descriptors()
-        self.timers = timers.Timers()
+        self.timers = Timers()
         self._ready: deque[tuple[Task, BaseException | None]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
         self._waker = -1
@@ -297,7 +371,7 @@ def raise_if_cancelled() -> None:
 
 def current_time() -> float:
     """The loop's clock, in seconds."""
-    return timers.now()
+    return now()
 
 
 async def checkpoint() -> None:
@@ -323,7 +397,7 @@ async def sleep(delay: float) -> None:
         message = "sleep for a negative time"
         raise ValueError(message)
     loop, task = current(), current_task()
-    timer = loop.timers.at(timers.now() + delay, lambda: loop.schedule(task))
+    timer = loop.timers.at(now() + delay, lambda: loop.schedule(task))
     await _Park(lambda: loop.timers.stop(timer))
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Self
 
-from shim.loop import core, timers
+from shim.loop import core
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from shim.loop.core import Task
-    from shim.loop.timers import Timer
+    from shim.loop.core import Task, Timer
 
 
 class CancelScope:
@@ -163,7 +162,7 @@ class CancelScope:
     def _start_timer(self) -> None:
         if self._deadline == math.inf or self.cancel_called:
             return
-        if self._deadline <= timers.now():
+        if self._deadline <= core.now():
             self.cancel()
         else:
             self._timer = core.current().timers.at(self._deadline, self.cancel)
@@ -192,7 +191,7 @@ class _FailAfter:
         traceback: TracebackType | None,
     ) -> bool | None:
         caught = self._scope.__exit__(kind, raised, traceback)
-        if caught and self._scope.deadline <= timers.now():
+        if caught and self._scope.deadline <= core.now():
             raise TimeoutError
         return caught
 
@@ -217,4 +216,4 @@ def fail_after(delay: float | None) -> _FailAfter:
 
 
 def _deadline(delay: float | None) -> float:
-    return math.inf if delay is None else timers.now() + delay
+    return math.inf if delay is None else core.now() + delay

@@ -39,10 +39,10 @@ from shim.errors import (
     RuntimeMisbehaved,
     UnmountFailed,
 )
+from shim.mountinfo import may_hang
 from shim.pod import spare
 from shim.pod.causes import forget_cause
 from shim.rootfs import detaching, mounts
-from shim.rootfs.served import may_hang
 from shim.runtime import remains
 from shim.runtime.options import with_cgroup_driver
 from shim.runtime.runtime import LowLevelRuntime

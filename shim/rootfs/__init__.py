@@ -1,6 +1,6 @@
 """The mounts of a container's root file system, and their end.
 
 :mod:`shim.rootfs.mounts` mounts and unmounts, :mod:`shim.rootfs.detaching` unmounts without waiting
-for the disk, :mod:`shim.rootfs.served` says which mounts may hang, :mod:`shim.rootfs.overlay` adds
+for the disk, :mod:`shim.mountinfo` says which mounts may hang, :mod:`shim.rootfs.overlay` adds
 a layer to an overlay, and :mod:`shim.rootfs.proc_cover` covers files of a container's procfs.
 """

@@ -9,6 +9,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 import pytest
 
@@ -38,10 +39,48 @@ if grep -q "$3" {state}/smi-refuses 2>/dev/null; then echo "Not Supported"; exit
 """
 
 
+class ShareCluster(Cluster):
+    """An API server, whose gate of consumable capacity may be off: it drops what it says."""
+
+    gate = True
+
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        if not self.gate:
+            for device in body["spec"].get("devices", ()):
+                device.pop("allowMultipleAllocations", None)
+                for each in device.get("capacity", {}).values():
+                    each.pop("requestPolicy", None)
+        return super()._kept(code, kind, body)
+
+
 class Sharing(Place):
     """A node whose agent shares GPUs as claims ask."""
 
+    cluster: ShareCluster
     mps: Path
+
+    def told(self, name: str) -> dict[str, Any]:
+        """What is published of a device."""
+        found = [each for one in self.cluster.slices() for each in one["spec"].get("devices", ())]
+        (device,) = [each for each in found if each["name"] == name]
+        return dict(device)
+
+    def part(self, name: str, device: str, memory: str, shares: int = 1, **more: Any) -> Reference:
+        """A claim with a share of a GPU."""
+        capacity = {"gpu.nvidia.com/memory": memory, "gpu.nvidia.com/shares": str(shares)}
+        share = {"shareID": str(uuid4()), "consumedCapacity": capacity}
+        result = {"request": "gpu", **self.result(device, **share)}
+        config = []
+        if more:
+            parameters = {"apiVersion": OURS, "kind": "DeviceSharing", **more}
+            config = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+        return "default", self.cluster.claim(name, [result], config=config), name
+
+    def status(self) -> list[dict[str, Any]]:
+        """What the agent's status file says that claims have."""
+        with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
+            found: list[dict[str, Any]] = json.load(file)["claims"]
+        return found
 
     def end_agent(self) -> None:
         """Tell the agent to end, as an update of it does."""
@@ -97,7 +136,9 @@ class Sharing(Place):
 
 
 @pytest.fixture
-def place(tmp_path: Path, root: str) -> Iterator[Sharing]:
+def place(tmp_path: Path, root: str, request: pytest.FixtureRequest) -> Iterator[Sharing]:
+    """The parameter is of how many shares a GPU is."""
+    shares = getattr(request, "param", 0)
     scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
     mps = tempfile.mkdtemp(prefix="mps-")
     with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
@@ -111,9 +152,10 @@ def place(tmp_path: Path, root: str) -> Iterator[Sharing]:
         smi.unlink()  # it is a link to what other nodes have as well
         smi.write_text(NVIDIA_SMI.format(state=node.state), encoding="ascii")
         smi.chmod(0o755)
-        with Cluster(str(tmp_path / "account"), node=NODE) as cluster:
+        with ShareCluster(str(tmp_path / "account"), node=NODE) as cluster:
             place = Sharing(str(tmp_path), root, node, cluster)
             place.mps = Path(mps)
+            place.agent = place.new_agent("--dra-shares", str(shares))
             place.agent.configure(flags={"mpsRoot": mps})
             try:
                 with place.kubelet, place.plugins, place.agent:
@@ -246,3 +288,110 @@ def test_what_this_driver_cannot_do_is_said(place: Sharing) -> None:
     assert place.daemons() == {}
     odd = place.shared("two", place.gpus[0], mps={"threads": 50})
     assert "DeviceSharing.mps.threads is not known" in error_of(place.driver, odd)
+
+
+# -- shares ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_claims_have_parts_of_a_gpu_until_it_is_full(place: Sharing) -> None:
+    gpu, other = place.gpus
+    told = place.told(gpu)
+    assert told["allowMultipleAllocations"] is True
+    assert told["capacity"]["gpu.nvidia.com/shares"]["value"] == "4"
+    one, two = place.part("one", gpu, "10Gi"), place.part("two", gpu, "20Gi", 2)
+    answers = place.driver.prepare(one, two)
+    for claim in (one, two):
+        (device,) = answers[claim[1]].devices
+        assert device.share_id
+        (name,) = device.cdi_device_ids
+        assert name.endswith(f"={claim[1]}-{gpu}-{device.share_id}")
+        variable = "NVSHIM_GPU_SHARE_" + device.share_id.replace("-", "_")
+        assert any(each.startswith(variable) for each in place.environment(claim))
+    error = error_of(place.driver, place.part("three", gpu, "20Gi"))
+    assert "NVSHIM-E2774" in error
+    assert "claim default/one, claim default/two" in error
+    for whole in (place.claim("whole", gpu), place.part("many", gpu, "1Gi", 2)):
+        assert "NVSHIM-E2774" in error_of(place.driver, whole)
+    assert error_of(place.driver, place.claim("elsewhere", other)) == ""
+    eventually(
+        lambda: (
+            [(each["claim"], each["memory"], each["shares"]) for each in place.status()]
+            == [("default/one", 10240, 1), ("default/two", 20480, 2), ("default/elsewhere", 0, 0)]
+        ),
+        "the status file says who has what",
+    )
+    # Whoever begins anew knows it, and gives no more than before.
+    place.agent.kill()
+    place.start_again()
+    assert place.driver.prepare(one, two) == answers
+    assert "NVSHIM-E2774" in error_of(place.driver, place.part("three", gpu, "20Gi"))
+    place.driver.unprepare(one)
+    assert error_of(place.driver, place.part("three", gpu, "20Gi")) == ""
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_where_the_api_server_knows_no_shares_a_gpu_is_given_once(place: Sharing) -> None:
+    place.cluster.gate = False
+    place.cluster.wipe()
+    gpu = place.gpus[0]
+    place.published(4)
+    assert "allowMultipleAllocations" not in place.told(gpu)
+    writes = len(place.cluster.writes)
+    one, two = place.claim("one", gpu), place.claim("two", gpu)
+    assert error_of(place.driver, one) == ""
+    assert "NVSHIM-E2774" in error_of(place.driver, two)
+    assert error_of(place.driver, place.claim("other", place.gpus[1])) == ""
+    assert len(place.cluster.writes) == writes, "what it does not keep is not sent again"
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_an_older_kubelet_is_told_of_no_share(place: Sharing) -> None:
+    claim = place.part("one", place.gpus[0], "1Gi")
+    driver = place.driver
+    driver.version = "v1beta1.DRAPlugin"
+    (device,) = driver.prepare(claim)[claim[1]].devices
+    assert not device.HasField("share_id")
+    driver.version = "v1.DRAPlugin"
+    (device,) = driver.prepare(claim)[claim[1]].devices
+    assert device.HasField("share_id")
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_shares_of_a_gpu_are_clients_of_one_daemon(place: Sharing) -> None:
+    gpu = place.gpus[0]
+    one = place.part("one", gpu, "10Gi", mps={"threadPercentage": 25})
+    two = place.part("two", gpu, "5Gi", mps={})
+    assert error_of(place.driver, one) == ""
+    ((name, pid),) = place.daemons().items()
+    assert name == f"shares/{place.uuid(gpu)}"
+    assert error_of(place.driver, two) == ""
+    assert place.daemons() == {name: pid}
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M" in place.environment(one)
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in place.environment(one)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M" in place.environment(two)
+    for other in (place.part("plain", gpu, "1Gi"), place.part("s", gpu, "1Gi", timeSlice="Long")):
+        error = error_of(place.driver, other)
+        assert "NVSHIM-E2789" in error
+        assert "shares it by MPS" in error
+    assert place.driver.unprepare(one) == {one[1]: ""}
+    assert place.daemons() == {name: pid}
+    assert place.driver.unprepare(two) == {two[1]: ""}
+    assert place.daemons() == {}
+    assert place.modes() == set()
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_a_time_slice_stays_for_the_last_share_that_asks_for_it(place: Sharing) -> None:
+    gpu = place.gpus[0]
+    one, two = (place.part(each, gpu, "1Gi", timeSlice="Long") for each in ("one", "two"))
+    plain = place.part("plain", gpu, "1Gi")
+    for claim in (one, two, plain):
+        assert error_of(place.driver, claim) == ""
+    short = place.part("short", gpu, "1Gi", timeSlice="Short")
+    assert "with the time slice Long" in error_of(place.driver, short)
+    place.driver.unprepare(one)
+    assert place.called() == [call(place.uuid(gpu), 3)]
+    place.driver.unprepare(two)
+    assert place.called() == [call(place.uuid(gpu), 3), call(place.uuid(gpu), 0)]
+    assert error_of(place.driver, short) == ""

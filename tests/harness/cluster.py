@@ -57,6 +57,7 @@ class Cluster(ApiServer):
         refuse: what is asked first for the status with which a call is refused; None for none.
         retry_after: seconds after which a client that is refused may ask again; 0 not to say.
         drops: what it does not keep of a device, or of its attributes.
+        faults: what it takes for wrong of a slice's spec.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Cluster(ApiServer):
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
         self.retry_after = 0
         self.drops: frozenset[str] = frozenset()
+        self.faults: Callable[[Any], list[str]] = faults
         self.node_uid = str(uuid.uuid4())
         self._node = node
         self.versions = versions
@@ -74,6 +76,7 @@ class Cluster(ApiServer):
         self._classes: dict[str, dict[str, Any]] = {}
         self._slices: dict[str, dict[str, Any]] = {}
         self._history: list[tuple[int, str, dict[str, Any]]] = []
+        self._is_trial = False
         self._last = 100
         self._oldest = 0
         self._watches = 0
@@ -229,7 +232,11 @@ class Cluster(ApiServer):
         if method == "GET":
             return self._found(query)
         if method == "POST":
-            return self._made(body, dry="dryRun" in query)
+            self._is_trial = "dryRun" in query
+            try:
+                return self._made(body)
+            finally:
+                self._is_trial = False
         if name[0] not in self._slices:
             return refusal(404, f"{name[0]} not found")
         seen = self._slices[name[0]]["metadata"]
@@ -275,13 +282,13 @@ class Cluster(ApiServer):
         finally:
             self._watches -= 1
 
-    def _made(self, body: Any, *, dry: bool) -> tuple[int, Any]:
+    def _made(self, body: Any) -> tuple[int, Any]:
         metadata = body["metadata"]
         name = metadata.get("name") or f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
         if name in self._slices:
             return refusal(409, f"{name} already exists")
         new = {**metadata, "name": name, "uid": str(uuid.uuid4()), "generation": 1}
-        return self._kept(201, "ADDED", {**body, "metadata": new}, dry=dry)
+        return self._kept(201, "ADDED", {**body, "metadata": new})
 
     def _put(self, name: str, body: Any) -> tuple[int, Any]:
         seen = self._slices[name]
@@ -292,8 +299,8 @@ class Cluster(ApiServer):
         new = {**seen["metadata"], **body["metadata"]}
         return self._kept(200, "MODIFIED", {**body, "metadata": new})
 
-    def _kept(self, code: int, kind: str, body: Any, *, dry: bool = False) -> tuple[int, Any]:
-        if wrong := faults(body["spec"]):
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        if wrong := self.faults(body["spec"]):
             return refusal(422, f"is invalid: {', '.join(wrong)}")
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):
@@ -302,7 +309,7 @@ class Cluster(ApiServer):
                 device.get("attributes", {}).pop(name, None)
             for taint in device.get("basic", device).get("taints", ()):
                 taint.setdefault("timeAdded", f"time {self._last}")
-        if dry:
+        if self._is_trial:
             return code, body
         self._note(kind, body)
         self._slices[body["metadata"]["name"]] = body

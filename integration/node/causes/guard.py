@@ -76,16 +76,17 @@ class _Guard:
     async def keep(self) -> NoReturn:
         board = self._board
         while True:
-            version = board.version("ledger", "sampler")
+            version = board.version("ledger", "sampler", "claimed")
             own = await self._limits(board.ledger)
-            is_wanted = bool(board.ledger.holdings) and (self._limit is not None or own)
+            shares = self._shares()
+            is_wanted = bool(board.ledger.holdings) and (self._limit is not None or own or shares)
             if not is_wanted or isinstance(board.sampler, Unsampled):
                 self._post({})
-                await board.change("ledger", "sampler", since=version)
+                await board.change("ledger", "sampler", "claimed", since=version)
                 continue
             sample = await board.sampler.sample(max_age=self._interval / 2)
             if not sample.failure:
-                await self._judge(sample, own)
+                await self._judge(sample, own, shares)
             await anyio.sleep(self._interval)
 
     async def _limits(self, ledger: Ledger) -> dict[str, Limit]:
@@ -103,10 +104,16 @@ class _Guard:
                     )  # fmt: skip
         return {bundle: limit for (bundle, _), limit in self._own.items() if limit is not None}
 
-    async def _judge(self, sample: Sample, own: dict[str, Limit]) -> None:
+    def _shares(self) -> dict[str, int]:
+        """Bytes of each share that a container has of a GPU by a resource claim, by its id."""
+        known = {each.share: each.memory << 20 for each in self._board.claimed or () if each.memory}
+        held = {share.id for each in self._board.ledger.holdings for share in each.shares}
+        return {share: size for share, size in known.items() if share in held}
+
+    async def _judge(self, sample: Sample, own: dict[str, Limit], shares: dict[str, int]) -> None:
         uses = await usage_by(self._context, sample)
         over: dict[_Which, Hit] = {}
-        for each in excesses(sample, uses, self._board.ledger, self._limit, own):
+        for each in excesses(sample, uses, self._board.ledger, self._limit, own, shares=shares):
             container = each.container
             which = (container.bundle, container.pid, each.device)
             before = self._over.get(which)

@@ -1,8 +1,8 @@
 """The CDI specs of claims: one file each, which any runtime reads.
 
 ``DIRECTORY/k8s.DRIVER-claim_UID.json``, of the kind ``k8s.DRIVER/claim``, has a device ``UID-NAME``
-for each device of the claim. The edits are those of the device plugin's specs
-(:mod:`hooks.cdi.generating`): the driver's files, the device's nodes, and
+for each device of the claim, or ``UID-NAME-SHARE`` for a share of one. The edits are those of the
+device plugin's specs (:mod:`hooks.cdi.generating`): the driver's files, the device's nodes, and
 ``NVIDIA_VISIBLE_DEVICES=void``, by which an image that wants all GPUs gets no other. A device that
 is shared has, besides, what its containers need for that (:func:`.sharing.edits_of`).
 
@@ -158,7 +158,8 @@ def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
 
 
 def _name_of(uid: str, device: ClaimDevice) -> str:
-    return f"{uid}-{device.device}"
+    share = f"-{device.share}" if device.share else ""
+    return f"{uid}-{device.device}{share}"
 
 
 def _united(edits: Edits, more: Edits) -> Edits:

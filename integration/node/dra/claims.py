@@ -6,7 +6,7 @@ Rules
 - The claim has to be the one that the kubelet means: its UID decides, not its name.
 - A device that another claim has, or is a part of what it has, is not given again: the scheduler's
   races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
-  nothing from others.
+  nothing from others. Of shares of one GPU, their sum counts (:mod:`.shares`).
 - What a person has taken out of service is not given. Who has it, keeps it.
 - What is configured for our driver is read strictly (:mod:`.configuration`), and every device of
   the claim gets its part of it (:mod:`.sharing`).
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hooks.node.drained import DRIVER
 from integration.node.dra.configuration import read_all
+from integration.node.dra.shares import consumed
 from integration.node.dra.sharing import Result, configured
 from integration.node.dra.state import Claim, ClaimDevice
 from integration.node.errors import (
@@ -103,6 +104,7 @@ def _device(
             f"the device {name} of {asked}", found=why,
             do="have the pod made anew, and see `nvshim list` on the node",
         )  # fmt: skip
+    share, memory, shares = consumed(result)
     return ClaimDevice(
         # "gpu/any" is the subrequest "any": the kubelet knows the request.
         str(result.get("request")).partition("/")[0],
@@ -111,6 +113,9 @@ def _device(
         device.uuid,
         device.gpu,
         admin=result.get("adminAccess") is True,
+        share=share,
+        memory=memory,
+        shares=shares,
     )
 
 
@@ -144,16 +149,18 @@ def refuse_taken(
         DeviceTaken: somebody has.
     """
     taken = [
-        (device.uuid, device.gpu, str(other))
+        (device.uuid, device.gpu, str(other), bool(device.share))
         for other in others
         if other.uid != claim.uid
         for device in other.devices
         if not device.admin
     ]
-    taken += [(uuid, uuid, who) for uuid, who in (plugin_gave or {}).items()]
+    taken += [(uuid, uuid, who, False) for uuid, who in (plugin_gave or {}).items()]
     for device in claim.devices:
         if device.admin:
             continue
-        for uuid, gpu, who in taken:
+        for uuid, gpu, who, is_share in taken:
+            if is_share and device.share and uuid == device.uuid:
+                continue
             if device.uuid in {uuid, gpu} or uuid == device.gpu:
                 raise DeviceTaken(f"the device {device.device} of {claim}", found=f"{who} has it")

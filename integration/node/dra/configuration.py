@@ -34,7 +34,18 @@ from integration.node.errors import ClaimConfigUnknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["GPU", "INTERVALS", "MIG", "OURS", "Configuration", "Mps", "Wish", "chosen", "read_all"]
+__all__ = [
+    "ALL",
+    "GPU",
+    "INTERVALS",
+    "MIG",
+    "OURS",
+    "Configuration",
+    "Mps",
+    "Wish",
+    "chosen",
+    "read_all",
+]
 
 GPU: Final = "gpu"
 MIG: Final = "mig"
@@ -46,7 +57,8 @@ _NVIDIA: Final = "resource.nvidia.com/v1beta1"
 INTERVALS: Final = ("Default", "Short", "Medium", "Long")
 """Time slices, by the driver's numbers."""
 
-_WHOLE: Final = 100
+ALL: Final = 100
+"""Percent."""
 _FROM_CLASS: Final = "FromClass"
 
 
@@ -61,7 +73,7 @@ class Mps:
         multi_user: whether clients of several users may work at the same time.
     """
 
-    threads: int = _WHOLE
+    threads: int = ALL
     memory: int = 0
     memory_of: Mapping[str, int] = field(default_factory=dict)
     multi_user: bool = False
@@ -224,9 +236,9 @@ def _mps(tree: Mapping[str, Any], at: str, words: Sequence[str]) -> Mps:
     threads, memory, memory_of, multi_user = words
     percent = tree.get(threads)
     if percent is None:
-        percent = _WHOLE
-    if not isinstance(percent, int) or isinstance(percent, bool) or not 0 <= percent <= _WHOLE:
-        raise _Wrong(f"{at}.{threads} is {percent!r}, and not a whole number from 0 to {_WHOLE}")
+        percent = ALL
+    if not isinstance(percent, int) or isinstance(percent, bool) or not 0 <= percent <= ALL:
+        raise _Wrong(f"{at}.{threads} is {percent!r}, and not a whole number from 0 to {ALL}")
     many = tree.get(multi_user)
     if many is None:
         many = False
@@ -235,7 +247,7 @@ def _mps(tree: Mapping[str, Any], at: str, words: Sequence[str]) -> Mps:
     limit = tree.get(memory)
     limits = _part(tree, at, memory_of, words) or {}
     return Mps(
-        percent or _WHOLE,
+        percent or ALL,
         0 if limit is None else _mebibytes(limit, f"{at}.{memory}"),
         {key: _mebibytes(value, f"{at}.{memory_of}.{key}") for key, value in limits.items()},
         many,

@@ -16,7 +16,9 @@ Rules
   without their devices.
 - A device that is out of service goes to no new claim, also if the mark is younger than the look.
 - While NVML does not answer, what was known of the devices is known still.
+- What fails in a way that nobody has thought of leaves a claim what it had before, too.
 - What a kubelet has not taken back stays prepared, whatever becomes of the device.
+- A device that has yet to be made is the claim's before (:mod:`.on_demand`), by its name.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/manager.go; its Go helper, kubeletplugin.
 """
@@ -40,10 +42,14 @@ from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
-from integration.node.dra.devices import Place, devices_of, publishable
+from integration.node.dra.devices import publishable
+from integration.node.dra.looking import Looking
+from integration.node.dra.making import is_unmade
+from integration.node.dra.on_demand import OnDemand, gpus_of
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
+from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.dra.taints import EFFECTS
 from integration.node.errors import (
     ApiServerRefused,
@@ -56,13 +62,13 @@ from integration.node.ledger.kubelet import allocated_by
 from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
-from integration.node.plugin.topology import numa_nodes, pci_root
 from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hooks.cdi.spec import SpecFile
+    from hooks.node.inventory import Inventory
     from integration.node.components import Context
     from integration.node.dra.devices import Device
     from integration.node.dra.state import Claim
@@ -89,6 +95,7 @@ async def drive(context: Context) -> None:
         serving = Serving(context, tasks, context.options.dra_driver, driver, driver.fault)
         tasks.start_soon(driver.keep)
         tasks.start_soon(driver.hear_specs)
+        tasks.start_soon(driver.on_demand.tidy)
         tasks.start_soon(driver.publisher.run)
         await serving.run()
 
@@ -108,10 +115,12 @@ class _Driver:
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
         self._reader = ClaimReader(self._api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
-        self._seen: Any = None
+        self._looking = Looking(context, self.fault)
+        self._looks = anyio.Lock()
         self._edits: SpecFile | None = None
         self._claims: dict[str, Claim] = {}
         self._applying = Applying(context, self.fault)
+        self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
         self._one_at_a_time = anyio.Lock()
         self._engine = EngineAsked(options.cri_sockets)
 
@@ -120,9 +129,10 @@ class _Driver:
         load = partial(state.load, self._config, self._name)
         self._claims = await anyio.to_thread.run_sync(load)
         self._applying.begin(self._claims.values())
+        await self.on_demand.begin()
         self._tell()
         cdi.sweep(self._config, self._name, self._claims)
-        self._look()
+        await self._look()
         await self._keep_specs()
 
     def fault(self, concern: str, line: str) -> None:
@@ -140,7 +150,7 @@ class _Driver:
         version = -1
         while True:
             version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
-            if self._look():
+            if await self._look():
                 await self._keep_specs()
             # Health streams go by this: what is heard of a device is told when it is known here.
             self._board.post(dra=tuple(self.health()))
@@ -152,24 +162,34 @@ class _Driver:
                 else publishable(known.values(), self._board.health, gave, self._name, self._effect)
             )
 
-    def _look(self) -> bool:
-        """Know the node's devices; whether they may be others than before."""
-        inventory = self._board.seen.inventory
-        if inventory == self._seen or (inventory is not None and inventory.nvml_failure):
-            return False
-        self._seen = inventory
-        if inventory is None:
-            self._devices, self._edits = {}, None
-            return True
-        numa = numa_nodes(self._config, inventory.gpus)
-        places = {
-            gpu.bus_id: Place(numa.get(gpu.bus_id), pci_root(self._config, gpu.bus_id))
-            for gpu in inventory.gpus
-        }
-        found = devices_of(inventory, places)
-        self._devices = {device.name: device for device in found}
-        self._edits = cdi.generate(self._name, found, inventory, self._config)
+    async def _look(self, newest: Inventory | None = None) -> bool:
+        """Know the node's devices; whether they may be others than before.
+
+        Args:
+            newest: what the node has, if the look does not know it yet.
+        """
+        async with self._looks:
+            made, inventory = self.on_demand.made, self._board.seen.inventory
+            found = await self._looking.look(inventory, made, newest)
+            if found is None:
+                return False
+            self._devices, self._edits = found.devices, found.edits
+        if settled := self.on_demand.settle(found.parts):
+            for claim, now in settled:
+                await self._settle(claim, now)
+            await self._look()
         return True
+
+    async def _settle(self, claim: Claim, now: Claim | None) -> None:
+        """Have a claim of an agent before this one be as it is now, or be forgotten."""
+        async with self._one_at_a_time:
+            if self._claims.get(claim.uid) is not claim or now == claim:
+                return
+            del self._claims[claim.uid]
+            if now is not None:
+                self._claims[claim.uid] = now
+            self._tell()
+            await self._save()
 
     def health(self) -> Iterator[Health]:
         """What is thought of each device now."""
@@ -201,32 +221,74 @@ class _Driver:
         found = await self._read(reference)
         if found is None:
             return await self._again(reference)
-        async with self._one_at_a_time:
-            if self._devices is None:
-                raise ClaimedDeviceMissing(
-                    f"the devices of the claim {reference.namespace}/{reference.name}",
-                    found="NVML has not said yet what the node has",
-                    do="see `nvidia-smi` on the node; it is tried again",
-                )
-            claim = read_claim(found, reference, self._name, self._pool, self._devices)
-            before = self._claims.get(claim.uid)
-            if claim != before:
-                refuse_drained(claim, read_drains(self._config))
-                refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
-                self._claims[claim.uid] = claim
-                self._tell()
+        async with self.on_demand.alone(gpus_of(found)):
+            async with self._one_at_a_time:
+                claim, before = await self._take(found, reference)
+                if not any(map(is_unmade, claim.devices)):
+                    await self._give(claim, before)
+                    return claim
             try:
-                if claim != before:
-                    refuse_taken(claim, (), await self._plugin_gave())
-                    await self._save()
-                await self._heed_engine()
-                await self._applying.apply(claim)
-                await self._keep_spec(claim, leave=claim == before)
-            except NvshimError:
-                if claim != before:
+                made = await self.on_demand.make(claim, self._devices or {})
+            except Exception:
+                async with self._one_at_a_time:
                     await self._put_back(claim, before)
                 raise
-        return claim
+            async with self._one_at_a_time:
+                self._claims[claim.uid] = made
+                self._tell()
+                try:
+                    await self._save()
+                except Exception:
+                    await self._put_back(claim, before)
+                    raise
+                await self._give(made, before)
+        return made
+
+    async def _take(
+        self, found: dict[str, Any], reference: Reference
+    ) -> tuple[Claim, Claim | None]:
+        """Have devices be a claim's; returns it, and what it was before.
+
+        Raises:
+            NvshimError: it cannot have them.
+        """
+        if self._devices is None:
+            raise ClaimedDeviceMissing(
+                f"the devices of the claim {reference.namespace}/{reference.name}",
+                found="NVML has not said yet what the node has",
+                do="see `nvidia-smi` on the node; it is tried again",
+            )
+        claim = read_claim(found, reference, self._name, self._pool, self._devices)
+        before = self._claims.get(claim.uid)
+        if claim != before:
+            refuse_drained(claim, read_drains(self._config))
+            refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
+            refuse_overfull(claim, self._claims.values(), self._devices)
+            refuse_conflicts(claim, self._claims.values())
+            self._claims[claim.uid] = claim
+            self._tell()
+            try:
+                refuse_taken(claim, (), await self._plugin_gave())
+                await self._save()
+            except Exception:
+                await self._put_back(claim, before)
+                raise
+        return claim, before
+
+    async def _give(self, claim: Claim, before: Claim | None) -> None:
+        """Have what a claim has be ready for its containers.
+
+        Raises:
+            NvshimError: it cannot be; the claim is what it was before.
+        """
+        try:
+            await self._heed_engine()
+            await self._applying.apply(claim)
+            await self._keep_spec(claim, leave=claim == before)
+        except Exception:
+            if claim != before:
+                await self._put_back(claim, before)
+            raise
 
     async def _put_back(self, claim: Claim, before: Claim | None) -> None:
         """Have a claim what it had before, since it cannot have what it is to have."""
@@ -244,9 +306,16 @@ class _Driver:
         Raises:
             DraStateUnwritten: it cannot be taken back.
             MpsDaemonFailed: its MPS control daemon has not ended.
+            MigDeviceNotUndone: what was made for it cannot be undone now.
         """
+        async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
+            async with self._one_at_a_time:
+                await self._applying.release(reference.uid)  # an MPS daemon has its device open
+            await self.on_demand.undo(reference.uid)
+            await self._take_back(reference)
+
+    async def _take_back(self, reference: Reference) -> None:
         async with self._one_at_a_time:
-            await self._applying.release(reference.uid)
             remove = partial(cdi.remove, self._config, self._name, reference.uid)
             await anyio.to_thread.run_sync(remove)
             before = self._claims.pop(reference.uid, None)
@@ -278,9 +347,10 @@ class _Driver:
             ResourceClaimUnusable: it has been taken back just now.
             EngineReadsNoCdi: the engine would not give it.
         """
-        async with self._one_at_a_time:
+        gpus = self.on_demand.gpus_of(reference.uid)
+        async with self.on_demand.alone(gpus), self._one_at_a_time:
             claim = self._claims.get(reference.uid)
-            if claim is None:
+            if claim is None or any(map(is_unmade, claim.devices)):
                 raise ResourceClaimUnusable(
                     f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
                 )
@@ -293,9 +363,12 @@ class _Driver:
         await anyio.to_thread.run_sync(partial(state.save, self._config, claims))
 
     def _tell(self) -> None:
-        """Tell the device plugin what is not its to give."""
+        """Tell the device plugin what is not its to give, and people who has what."""
         held = (device for claim in self._claims.values() for device in claim.devices)
-        self._board.post(claimed=tuple(device for device in held if not device.admin))
+        self._board.post(
+            claimed=tuple(device for device in held if not device.admin),
+            claims=tuple(self._claims.values()),
+        )
 
     async def _heed_engine(self) -> None:
         engine = await self._engine.ask()
@@ -332,7 +405,7 @@ class _Driver:
     async def _restore(self, claim: Claim) -> None:
         """Have the spec of a claim that is prepared be there, if that can be."""
         async with self._one_at_a_time:
-            if self._claims.get(claim.uid) is not claim:
+            if self._claims.get(claim.uid) is not claim or any(map(is_unmade, claim.devices)):
                 return
             try:
                 # What is there is what its containers were made with.
@@ -401,5 +474,5 @@ def _of_checkpoint(content: bytes) -> dict[str, str]:
             for name in names
             if str(name).startswith(_UUIDS)
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

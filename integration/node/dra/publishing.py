@@ -12,6 +12,9 @@ Rules
 - What a server keeps of what it was sent may be less. That is noted of each slice.
 - Devices are published with taints if the server keeps them, and are left out if not. That is tried
   before (``dryRun``): a device that lost its taint would be given in the meantime.
+- Devices that exclude each other by counters are published as the server takes them: in slices of
+  their own, beside the devices, or not at all. That is tried in turn; it is learned anew with
+  the version.
 - The newest version of the API that the server has and we speak is spoken.
 - An answer that is not as an API server's is silence: it may come from a proxy. It does not end the
   driver, which the kubelet goes on calling.
@@ -39,12 +42,15 @@ from integration.node.backoff import Backoff
 from integration.node.dra.slices import (
     GROUP,
     VERSIONS,
+    Counting,
     Create,
     Delete,
     Owner,
     changes,
-    device_lists,
+    content_of,
+    contents,
     key_of,
+    lost_counters,
 )
 from integration.node.dra.taints import with_times
 from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
@@ -80,6 +86,10 @@ def class_path(version: str, name: str) -> str:
     return f"/apis/{GROUP}/{version}/deviceclasses/{quote(name, safe='')}"
 
 
+class _Uncounted(Exception):
+    """The server keeps no counters of what it was sent."""
+
+
 class Publisher:
     """Publishes what it is told to.
 
@@ -112,6 +122,8 @@ class Publisher:
         self._written: tuple[Device, ...] | None = None
         self._rewritten: deque[float] = deque(maxlen=_WRITES)
         self._tainting: bool | None = None
+        self._counting = Counting.APART
+        self._owner = Owner(driver, node, "")
         self._wake = anyio.Event()
 
     def want(self, devices: tuple[Device, ...] | None) -> None:
@@ -139,6 +151,7 @@ class Publisher:
                     do=f"see that one of {', '.join(VERSIONS)} is served",
                 )
             self._version = spoken[0]
+            self._counting = Counting.APART if spoken[0] == VERSIONS[0] else Counting.NONE
         return self._version
 
     async def run(self) -> None:
@@ -167,7 +180,7 @@ class Publisher:
         """
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
-        owner = Owner(self._driver, self._node, await self._node_uid(), version)
+        self._owner = Owner(self._driver, self._node, await self._node_uid(), version)
         ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
         found = await self._call("GET", path, query=ours)
         with _understood("the list of slices"):
@@ -185,7 +198,7 @@ class Publisher:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(attempt, partial(self._watch, path, since, ours))
-            tasks.start_soon(attempt, partial(self._write, path, owner))
+            tasks.start_soon(attempt, partial(self._write, path))
         if failed and getattr(failed[0], "http", 0) not in _LIST_AGAIN:
             raise failed[0]
 
@@ -219,7 +232,7 @@ class Publisher:
             self._there[name] = found
         self._news()
 
-    async def _write(self, path: str, owner: Owner) -> None:
+    async def _write(self, path: str) -> None:
         """Make the writes that are needed, whenever there is a reason to look.
 
         Raises:
@@ -230,7 +243,9 @@ class Publisher:
             wake = self._wake = anyio.Event()
             wanted = self._wanted
             if wanted is not None and wanted != self._refused:
-                pause = await self._publish(path, owner, wanted)
+                pause = await self._publish(path, wanted)
+                if pause is None:
+                    continue
                 if pause:
                     self._say("warning", "somebody else changes the node's slices", again_in=pause)
                     with anyio.move_on_after(pause):
@@ -240,28 +255,38 @@ class Publisher:
                     continue
             await wake.wait()
 
-    async def _publish(self, path: str, owner: Owner, wanted: tuple[Device, ...]) -> float:
-        """Make the writes that are needed; seconds until they may be made, 0 if they were."""
-        if any(each.taints for each in wanted) and not await self._keeps_taints(
-            path, owner, wanted
-        ):
-            wanted = tuple(each for each in wanted if not each.taints)
+    async def _publish(self, path: str, wanted: tuple[Device, ...]) -> float | None:
+        """Make the writes that are needed.
+
+        Returns:
+            Seconds until they may be made; 0 if they were; None if they are others by now.
+        """
+        told = wanted
+        if not await self._keeps_taints(path, wanted):
+            told = tuple(each for each in wanted if not each.taints)
         there = self._there.values()
-        lists = [with_times(some, there) for some in device_lists(wanted, owner.version)]
+        found = contents(told, self._owner.version, self._counting)
+        lists = [with_times(content, there) for content in found]
         self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
-        due = changes(self._there.values(), lists, owner, kept=self._kept)
+        due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
             return pause
         if any(isinstance(change, Create) for change in due):
             # Slices may be gone with their Node, of which there may be another.
-            owner = replace(owner, node_uid=await self._node_uid())
-            due = changes(self._there.values(), lists, owner, kept=self._kept)
+            self._owner = replace(self._owner, node_uid=await self._node_uid())
+            due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         try:
             for change in due:
                 await self._make(path, change)
+        except _Uncounted:
+            self._count(Counting.NONE, "it does not keep them")
+            return None
         except ApiServerRefused as error:
             if error.http != _INVALID:
                 raise
+            if self._counting is not Counting.NONE and any(each.counters for each in wanted):
+                self._count(self._counting.next, error.found)
+                return None
             self._refused = wanted
             said = SlicesRefused("to publish the node's devices", found=error.found)
             self._fault("slices", str(said))
@@ -271,6 +296,11 @@ class Publisher:
         if due:
             self._say("info", "published", devices=len(wanted), writes=len(due))
         return 0.0
+
+    def _count(self, counting: Counting, why: str) -> None:
+        """Have counters be elsewhere from now on."""
+        self._counting = counting
+        self._say("warning", "the API server takes no counters here", now=counting.value, why=why)
 
     def _pause(self, wanted: tuple[Device, ...]) -> float:
         """Seconds until what was written before may be written again; 0 for now."""
@@ -283,13 +313,14 @@ class Publisher:
             self._rewritten.append(now)
         return 0.0
 
-    async def _keeps_taints(self, path: str, owner: Owner, wanted: Iterable[Device]) -> bool:
+    async def _keeps_taints(self, path: str, wanted: Iterable[Device]) -> bool:
         """Whether the server keeps taints, if there are any. Nothing is made to find out."""
         one = next((each for each in wanted if each.taints), None)
         if one is None:
             return True
         if self._tainting is None:
-            (create,) = changes((), device_lists((one,), owner.version), owner)
+            alone = contents((replace(one, counters=None),), self._owner.version)
+            (create,) = changes((), alone, self._owner)
             try:
                 found = await self._call("POST", path, create.body, {"dryRun": "All"})
                 with _understood("a slice that was tried"):
@@ -319,10 +350,12 @@ class Publisher:
         else:
             found = await self._call("PUT", f"{path}/{quote(change.name, safe='')}", change.body)
         with _understood("a slice that was written"):
-            name, has = _name_of(found), found["spec"].get("devices") or []
+            name, has = _name_of(found), content_of(found["spec"])
         if name not in self._gone:
             self._there[name] = found
-        sent = with_times(change.body["spec"].get("devices") or [], (found,))
+        sent = with_times(content_of(change.body["spec"]), (found,))
+        if lost_counters(sent, has):
+            raise _Uncounted
         if has != sent and self._kept.get(key_of(sent)) != has:
             self._kept[key_of(sent)] = has
             self._say("warning", "the API server keeps less of the devices than it was sent")

@@ -30,6 +30,7 @@ import time
 import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
@@ -198,10 +199,6 @@ class Serving:
         }
 
     def _services(self) -> dict[str, dict[str, Any]]:
-        driver = {
-            "NodePrepareResources": _unary(self._prepare, pb.NodePrepareResourcesRequest),
-            "NodeUnprepareResources": _unary(self._unprepare, pb.NodeUnprepareResourcesRequest),
-        }
         health = {
             "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
                 self._watch,
@@ -210,12 +207,19 @@ class Serving:
             )
         }
         return {
-            **{f"{package}.DRAPlugin": driver for package in _PACKAGES},
+            **{f"{package}.DRAPlugin": self._plugin(package) for package in _PACKAGES},
             **{f"{version}.DRAResourceHealth": health for version in _HEALTH},
         }
 
+    def _plugin(self, package: str) -> dict[str, Any]:
+        prepare = partial(self._prepare, knows_shares=package == _PACKAGES[0])
+        return {
+            "NodePrepareResources": _unary(prepare, pb.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": _unary(self._unprepare, pb.NodeUnprepareResourcesRequest),
+        }
+
     async def _prepare(
-        self, request: pb.NodePrepareResourcesRequest, _context: Any
+        self, request: pb.NodePrepareResourcesRequest, _context: Any, *, knows_shares: bool
     ) -> pb.NodePrepareResourcesResponse:
         answer = pb.NodePrepareResourcesResponse()
         for each in request.claims:
@@ -223,7 +227,8 @@ class Serving:
             claim, error = await self._done("prepare", self._answers.prepare, reference)
             said = pb.NodePrepareResourceResponse(error=error)
             if claim is not None:
-                said = answer_of_claim(claim, self._answers.cdi_names(claim))
+                names = self._answers.cdi_names(claim)
+                said = answer_of_claim(claim, names, knows_shares=knows_shares)
             answer.claims[each.uid].CopyFrom(said)
         return answer
 
@@ -297,8 +302,14 @@ class Serving:
             await board.change("dra", since=version, timeout=_TOLD_AGAIN)
 
 
-def answer_of_claim(claim: Claim, cdi_names: Iterable[str]) -> pb.NodePrepareResourceResponse:
-    """What the kubelet is told of a claim that was prepared."""
+def answer_of_claim(
+    claim: Claim, cdi_names: Iterable[str], *, knows_shares: bool = True
+) -> pb.NodePrepareResourceResponse:
+    """What the kubelet is told of a claim that was prepared.
+
+    Args:
+        knows_shares: whether the version of the API has shares.
+    """
     answer = pb.NodePrepareResourceResponse()
     for device, name in zip(claim.devices, cdi_names, strict=True):
         answer.devices.add(
@@ -306,6 +317,7 @@ def answer_of_claim(claim: Claim, cdi_names: Iterable[str]) -> pb.NodePrepareRes
             pool_name=device.pool,
             device_name=device.device,
             cdi_device_ids=[name],
+            share_id=device.share if device.share and knows_shares else None,
         )
     return answer
 

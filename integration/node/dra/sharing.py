@@ -4,6 +4,9 @@ Rules
 - The devices that one configuration has MPS for are clients of one daemon, as NVIDIA's driver has
   it: ``claims/UID-HASH``, of the claim's UID and of which devices these are.
 - A place among the devices of a claim is by the index of their GPUs, from 0.
+- Shares of a GPU have one daemon, whichever claims they are of (``shares/UUID``): a GPU has one
+  server at most. It has no limits; those of a share are variables of its containers. One
+  configuration has MPS for shares of one GPU.
 - A MIG device has no time slice of its own, and CUDA sees one MIG device at most: a daemon has one,
   or whole GPUs.
 - Who only looks after a device (``adminAccess``) changes nothing of it.
@@ -20,10 +23,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hooks.cdi.spec import Edits, SpecMount
-from integration.node.dra.configuration import GPU, MIG, chosen
+from integration.inspection.shares import Share, variable_of
+from integration.node.dra.configuration import ALL, GPU, MIG, chosen
 from integration.node.dra.state import Sharing
 from integration.node.errors import ClaimConfigUnknown
-from integration.node.mps.claims import CLAIMS, ClaimDaemon
+from integration.node.mps.claims import CLAIMS, SHARES, ClaimDaemon
 from integration.node.mps.places import SHM, Places, shm
 
 if TYPE_CHECKING:
@@ -98,11 +102,29 @@ def _of_group(
             f"which {parts[0]} is a MIG device",
             "configure each request by an entry of its own: a daemon has one MIG device at most",
         )  # fmt: skip
+    shares = [each.device for each in group if each.device.share]
+    if shares and len({each.device.uuid for each in group}) > 1:
+        raise _wrong(
+            asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, of "
+            f"which {shares[0].device} is a share of a GPU",
+            "configure each request by an entry of its own",
+        )  # fmt: skip
     ordered = sorted(group, key=lambda each: each.known.attributes.get("index", {}).get("int", 0))
     limits = _limits([each.known.uuid for each in ordered], wish.mps, asked)
-    daemon = _daemon(uid, limits)
+    daemon = f"{SHARES}/{shares[0].uuid}" if shares else _daemon(uid, ordered)
     return [
-        (each, Sharing("", daemon, wish.mps.threads, limits[each.known.uuid], wish.mps.multi_user))
+        (
+            each,
+            Sharing(
+                daemon=daemon,
+                threads=wish.mps.threads,
+                memory=min(
+                    (size for size in (limits[each.known.uuid], each.device.memory) if size),
+                    default=0,
+                ),
+                multi_user=wish.mps.multi_user,
+            ),
+        )
         for each in ordered
     ]
 
@@ -123,8 +145,9 @@ def _limits(uuids: Sequence[str], mps: Mps, asked: str) -> dict[str, int]:
     return limits
 
 
-def _daemon(uid: str, uuids: Iterable[str]) -> str:
-    content = ",".join(sorted(uuids)).encode()
+def _daemon(uid: str, group: Iterable[Result]) -> str:
+    # By name: a MIG device that has yet to be made has no UUID.
+    content = ",".join(sorted(each.device.device for each in group)).encode()
     return f"{CLAIMS}/{uid}-{hashlib.sha256(content).hexdigest()[:_HASH]}"
 
 
@@ -137,10 +160,11 @@ def daemons_of(claims: Iterable[Claim]) -> Mapping[str, ClaimDaemon]:
     found: dict[str, ClaimDaemon] = {}
     for claim in claims:
         for device in claim.devices:
-            how = device.sharing
+            how, is_share = device.sharing, bool(device.share)
             if how.daemon:
-                known = found.get(how.daemon, ClaimDaemon({}, how.threads, how.multi_user))
-                limits = {**known.limits, device.uuid: how.memory}
+                threads = ALL if is_share else how.threads
+                known = found.get(how.daemon, ClaimDaemon({}, threads, how.multi_user))
+                limits = {**known.limits, device.uuid: 0 if is_share else how.memory}
                 found[how.daemon] = replace(known, limits=limits)
     return found
 
@@ -151,12 +175,19 @@ def edits_of(device: ClaimDevice, root: str) -> Edits:
     Args:
         root: the host's directory of MPS.
     """
-    daemon = device.sharing.daemon
-    if not daemon:
-        return Edits()
-    places = Places(root, daemon)
+    how, env = device.sharing, []
+    if device.share:
+        env = [variable_of(Share(device.share, device.uuid, device.memory, device.shares))]
+    if not how.daemon:
+        return Edits(env=tuple(env))
+    places = Places(root, how.daemon)
+    env.append(f"CUDA_MPS_PIPE_DIRECTORY={places.container_pipe}")
+    if device.share and how.memory:
+        env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={how.memory}M")
+    if device.share and how.threads < ALL:
+        env.append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={how.threads}")
     return Edits(
-        env=(f"CUDA_MPS_PIPE_DIRECTORY={places.container_pipe}",),
+        env=tuple(env),
         mounts=(
             SpecMount(places.pipe, places.container_pipe, ("ro", *_OPTIONS)),
             SpecMount(shm(root), SHM, ("rw", *_OPTIONS)),

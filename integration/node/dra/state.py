@@ -73,6 +73,9 @@ class ClaimDevice:
         gpu: UUID of the GPU that it is, or is a part of.
         admin: whether the claim may only look after it (``adminAccess``): others may have it too.
         sharing: what its configuration asks for.
+        share: the id of the share of it that the claim has; "" if it has all of it.
+        memory: MiB of the share; 0 if it does not say.
+        shares: how many of the device's the share is; 0 if it does not say.
     """
 
     request: str
@@ -82,6 +85,9 @@ class ClaimDevice:
     gpu: str
     admin: bool = False
     sharing: Sharing = Sharing()
+    share: str = ""
+    memory: int = 0
+    shares: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,7 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                     str(one["DeviceName"]),
                     uuid := uuid_of(str(one["DeviceName"])),
                     uuid if uuid.startswith("GPU-") else "",
+                    share=str(one.get("ShareID") or ""),
                 )
                 for one in unique
             )
@@ -211,5 +218,5 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                 yield Claim(
                     str(each["ClaimUID"]), str(each["Namespace"]), str(each["ClaimName"]), devices
                 )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return

@@ -24,7 +24,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from integration.node.dra.devices import Device
     from integration.node.health.machine import Condition
@@ -71,13 +71,11 @@ def taints_of(
     return tuple(Taint(f"{driver}/{key}", _value(text), effect) for key, text in why.items())
 
 
-def with_times(
-    devices: Sequence[dict[str, Any]], there: Iterable[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Devices as they are to be written, with the times that the server has of their taints.
+def with_times(content: dict[str, Any], there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a slice has, with the times that the server has of its devices' taints.
 
     Args:
-        devices: as the API has them.
+        content: as :func:`.slices.contents` makes it.
         there: the slices that the server has.
     """
     times = {
@@ -100,7 +98,9 @@ def with_times(
         what = {**what, "taints": taints}
         return {**device, "basic": what} if "basic" in device else what
 
-    return [timed(device) for device in devices]
+    if not content.get("devices"):
+        return content
+    return {**content, "devices": [timed(device) for device in content["devices"]]}
 
 
 def _key(taint: Mapping[str, Any]) -> tuple[str, str, str]:

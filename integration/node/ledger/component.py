@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -42,6 +41,7 @@ from integration.node.ledger.holdings import (
 )
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Denied, Ledger, as_document
+from integration.node.monitor.values import now
 from integration.node.watcher import Interest, Watcher, first_of
 from shim.bundle import INIT_PID, RECORD
 
@@ -96,7 +96,7 @@ def _ledger_of(
     unread = [c for c in containers if c.record is None and _is_there(c.bundle, RECORD)]
     return Ledger(
         unknown=tuple(f"the record of {c.title} in {c.bundle} cannot be read" for c in unread),
-        when=time.clock_gettime(time.CLOCK_BOOTTIME),
+        when=now(),
         holdings=holdings,
         unheld=()
         if allocated is None

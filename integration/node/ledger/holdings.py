@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from hooks.node.identity import what_changed
 from hooks.sharing import gpus_of
 from integration.inspection.holding import devices_of, is_privileged
+from integration.inspection.shares import shares_of
 from integration.node.ledger.values import Holding, Unheld
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def holdings_of(
                     gpus,
                     stale=stale_of(container),
                     orphan=_orphan(container, procfs, allocated),
+                    shares=shares_of(container),
                 )
             )
     return tuple(found)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from integration.inspection.bundles import Container
+    from integration.inspection.shares import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Holding:
         stale: what of the driver that it was made with is no more; "" for nothing. Such a pod is
             to be drained.
         orphan: why nobody seems to know of it any more; "" if somebody does.
+        shares: the parts of GPUs that resource claims have given it.
     """
 
     container: Container
@@ -27,6 +29,7 @@ class Holding:
     gpus: tuple[str, ...] = ()
     stale: str = ""
     orphan: str = ""
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +165,13 @@ def holding_row(holding: Holding) -> dict[str, Any]:
         "gpus": list(holding.gpus),
         "stale": holding.stale or None,
         "orphan": holding.orphan or None,
+        "shares": [
+            {
+                "id": each.id,
+                "device": each.device,
+                "memory_bytes": each.memory << 20,
+                "shares": each.shares,
+            }
+            for each in holding.shares
+        ],
     }

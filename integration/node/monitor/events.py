@@ -26,7 +26,7 @@ import anyio
 from integration.node.errors import ChildFailed
 from integration.node.monitor.child import EVENTS
 from integration.node.monitor.children import identity_of, library_of, uuids_of
-from integration.node.monitor.values import GpuEvent
+from integration.node.monitor.values import GpuEvent, now
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Watch:
             word = await child.word(patience)
             patience = self._beat + self._to_answer + _LATE
             if "lost" in word:
-                self._said_lost = _now()
+                self._said_lost = now()
                 self._board.post(lost=word["lost"])
             elif "unwatched" in word:
                 unwatched = word["unwatched"]
@@ -181,14 +181,10 @@ class Watch:
 
 def _event_of(said: dict[str, Any], seen: Seen) -> GpuEvent:
     """An event as it was heard now; one of a GPU that the node does not have is nobody's."""
-    event = GpuEvent(_now(), **said)
+    event = GpuEvent(now(), **said)
     gpus = seen.inventory.gpus if seen.inventory is not None else ()
     bus_id = next((gpu.bus_id for gpu in gpus if gpu.uuid == event.gpu), None)
     if bus_id is not None:
         return replace(event, bus_id=bus_id)
     text = f"of {event.gpu or 'a GPU without a name'}, which the node does not have"
     return replace(event, gpu="", text=text)
-
-
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -18,7 +18,6 @@ Rules
 from __future__ import annotations
 
 import math
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +32,7 @@ from integration.node.monitor.children import (
     library_of,
     uuids_of,
 )
-from integration.node.monitor.values import DeviceSample, GpuSample, ProcessUse, Sample
+from integration.node.monitor.values import DeviceSample, GpuSample, ProcessUse, Sample, now
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -86,11 +85,11 @@ class NvmlSampler:
 
     async def sample(self, *, max_age: float) -> Sample:
         """What the GPUs are like now, or were ``max_age`` seconds ago at most."""
-        last, now = self._last, _now()
+        last, at = self._last, now()
         if self._over:
             return _failed("nobody asks NVML")
         if last is not None and identity_of(self._look()) == self._asked_of:
-            stands = now < self._retry if last.failure else now - last.when <= max_age
+            stands = at < self._retry if last.failure else at - last.when <= max_age
             if stands:
                 return last
         self._is_asked = True
@@ -129,7 +128,7 @@ class NvmlSampler:
     def _tell(self, sample: Sample) -> None:
         """Give all who wait the same answer."""
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE) if sample.failure else 0
-        self._retry = _now() + self._pause
+        self._retry = now() + self._pause
         self._last, self._is_asked = sample, False
         answered, self._answered = self._answered, anyio.Event()
         answered.set()
@@ -143,7 +142,7 @@ class NvmlSampler:
         self._asked_of = of
         if not library:
             return _failed("; ".join(seen.faults) or "no driver with NVML, or no GPU")
-        if _now() > self._leave_until and not self._children.abandoned:
+        if now() > self._leave_until and not self._children.abandoned:
             self._given_up = {}
         try:
             said = await self._said(library, seen)
@@ -187,7 +186,7 @@ class NvmlSampler:
 
     def _give_up(self, gpus: Mapping[int, str]) -> None:
         self._given_up = {**self._given_up, **gpus}
-        self._leave_until = _now() + _GIVEN_UP
+        self._leave_until = now() + _GIVEN_UP
 
     async def _answer(self, library: str, seen: Seen, *, alone: bool) -> dict[str, Any]:
         """What a child says once it has asked NVML everything.
@@ -213,14 +212,14 @@ class NvmlSampler:
                 "alone": alone, "patience": patience,
             }
         )  # fmt: skip
-        latest = _now() + _ALL * self._to_answer
+        latest = now() + _ALL * self._to_answer
         while True:
             word = await self._child.word(self._to_answer)
             if "asks" in word:
                 self._asks = word["asks"]
             elif "beat" not in word:
                 return word
-            if _now() > latest:
+            if now() > latest:
                 found = f"no whole answer within {_ALL * self._to_answer:g} s"
                 raise ChildFailed("samples of NVML", found=found)
 
@@ -249,7 +248,7 @@ async def sampling(
 def _sample_of(said: dict[str, Any]) -> Sample:
     """The sample that a child's answer is."""
     return Sample(
-        _now(),
+        now(),
         driver=said["driver"],
         gpus=tuple(
             GpuSample(**gpu | {"mig": tuple(DeviceSample(**part) for part in gpu.get("mig", ()))})
@@ -262,8 +261,4 @@ def _sample_of(said: dict[str, Any]) -> Sample:
 
 
 def _failed(why: str) -> Sample:
-    return Sample(_now(), failure=why)
-
-
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Sample(now(), failure=why)

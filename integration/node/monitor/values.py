@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
 
 COMPUTE: Final = "compute"
 GRAPHICS: Final = "graphics"
+
+
+def now() -> float:
+    """The time by which samples and events are dated: seconds since boot (CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.mps.plan import Programs
 
-__all__ = ["CLAIMS", "ClaimDaemon", "is_of_claims", "plan_of_claim", "settings_of"]
+__all__ = ["CLAIMS", "SHARES", "ClaimDaemon", "is_of_claims", "plan_of_claim", "settings_of"]
 
 CLAIMS: Final = "claims"
-"""What comes before the slash in the names of daemons of claims; no resource is called so."""
+SHARES: Final = "shares"
+"""What comes before the slash in the names of daemons: of a claim's devices, and of a GPU of which
+claims have shares. No resource is called so."""
 
 MULTI_USER: Final = "-multiuser-server"
 
@@ -55,7 +57,7 @@ class ClaimDaemon:
 
 def is_of_claims(name: str) -> bool:
     """Whether a daemon is one of claims, by what it is called."""
-    return name.startswith(f"{CLAIMS}/")
+    return name.startswith((f"{CLAIMS}/", f"{SHARES}/"))
 
 
 def settings_of(context: Context) -> Settings | None:

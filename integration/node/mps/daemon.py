@@ -106,25 +106,8 @@ class Daemon:
 
     def holders(self) -> tuple[int, ...]:
         """The processes that have the lock's file open: the daemon, and its servers."""
-        try:
-            lock = os.stat(self._places.lock)
-        except FileNotFoundError:
-            return ()
         others = (pid for pid in self._procfs.pids() if pid != os.getpid())
-        return tuple(pid for pid in others if self._has_open(pid, lock))
-
-    @staticmethod
-    def _has_open(pid: int, inode: os.stat_result) -> bool:
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            return False  # it has just gone
-        for name in names:
-            with suppress(OSError):
-                seen = os.stat(f"/proc/{pid}/fd/{name}")
-                if (seen.st_dev, seen.st_ino) == (inode.st_dev, inode.st_ino):
-                    return True
-        return False
+        return tuple(pid for pid in others if self._procfs.has_open(pid, self._places.lock))
 
     # -- started ----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from integration.cri.errors import CriRefused
 from integration.inspection.health import read_health
+from integration.inspection.procfs import Procfs
 from integration.node.agent import is_ready, lock_path
 from integration.timeouts import PATIENCE
 from integration.verify.checks.containers import gpu_asked_for
@@ -19,7 +20,7 @@ from integration.verify.program import parse
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from integration.verify.node import Node
     from integration.verify.pods import Pod
@@ -29,6 +30,7 @@ _TO_NOTICE: Final = 60.0 * PATIENCE
 # A kubelet waits longer and longer before it starts a container again.
 _TO_RESTART: Final = 90.0 * PATIENCE
 _TO_END: Final = 10
+_UNSEEN: Final = "the agent's process is not seen from here"
 _POLL: Final = 0.1
 
 
@@ -169,39 +171,22 @@ def restart_agent(node: Node) -> None:
     """
     state = node.config.state
     pid = agent_of(state)
-    with _held(pid, lock_path(node.config)) as fd:
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        raise NotMade(_UNSEEN) from error
+    try:
+        if not Procfs().has_open(pid, lock_path(node.config)):  # its number may be another's here
+            raise NotMade(_UNSEEN)
         signal.pidfd_send_signal(fd, signal.SIGTERM)
+    finally:
+        os.close(fd)
     if not _comes(lambda: is_ready(node.config) and agent_of(state) != pid, _TO_RESTART):
         raise NotAsExpected(
             f"another node agent within {_TO_RESTART:g} s of the end of the first",
             seen="none that is ready",
             do="see `systemctl status nvshim-node`, or `kubectl describe` for its pod",
         )
-
-
-@contextlib.contextmanager
-def _held(pid: int, lock: str) -> Iterator[int]:
-    """A process that holds a lock open, as a descriptor; its number alone could be another's."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError as error:
-        raise NotMade("the agent's process is not seen from here") from error
-    try:
-        wanted = os.stat(lock)
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            found = [entry for entry in entries if _is_same(entry.path, wanted)]
-        if not found:
-            raise NotMade("the agent's process is not seen from here")
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _is_same(path: str, wanted: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), wanted)
-    except OSError:
-        return False
 
 
 def _states(node: Node) -> dict[str, str]:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import strategies as st
 
 from shim import loop
-from shim.loop import core, timers
+from shim.loop import core
 from shim.loop.descriptors import Descriptors
 from shim.loop.scopes import CancelScope
 from tests.harness import loop_backend
@@ -326,7 +326,7 @@ def on_ours(program: list[Step], patch: pytest.MonkeyPatch) -> dict[str, list[An
 
     loop_backend.register()
     with patch.context() as within:
-        within.setattr(timers, "now", lambda: clock.now)
+        within.setattr(core, "now", lambda: clock.now)
         within.setattr(Descriptors, "poll", turn)
         loop.run(machine.run)
     return machine.trace

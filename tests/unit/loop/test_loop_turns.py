@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shim import loop
-from shim.loop import core, timers
+from shim.loop import core
 from shim.loop.descriptors import Descriptors
 from tests.harness.launcher import REPOSITORY
 
@@ -196,8 +196,8 @@ def test_stopped_timers_do_not_pile_up() -> None:
 
 def test_timers_that_stop_others_when_they_ring_leave_all_in_order() -> None:
     rung: list[int] = []
-    heap = timers.Timers()
-    start = timers.now()
+    heap = core.Timers()
+    start = core.now()
     others = [heap.at(start + 3600 + number, lambda: rung.append(-1)) for number in range(300)]
 
     def stop_all() -> None:

@@ -11,10 +11,9 @@ import anyio
 import pytest
 
 from shim.errors import MountFailed, UnmountFailed
-from shim.mountinfo import mount_points_below
+from shim.mountinfo import may_hang, mount_points_below
 from shim.pod import creation as module
 from shim.pod.creation import Rootfs
-from shim.rootfs.served import may_hang
 from tests.harness import loop_backend
 from tests.harness.fuse import FILE, fuse
 

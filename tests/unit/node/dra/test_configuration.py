@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NVIDIA: Final = "resource.nvidia.com/v1beta1"
 GIB: Final = 1024
-NEWER: Final = ("sharing",)
+NEWER: Final = ("sharing", "share", "memory", "shares")
 """What a device has in the file of this agent, and not in that of the first one."""
 NO_SIZES: Final[tuple[Any, ...]] = (
     *("1Ki", "-1Gi", "1 Gi", "much", True, 0, [], "1" * 30, float("nan")),

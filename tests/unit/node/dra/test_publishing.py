@@ -15,6 +15,7 @@ from integration.node.dra.publishing import Publisher
 from integration.node.dra.slices import MOST_DEVICES
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
+from tests.unit.node.dra.test_parts import published
 from tests.unit.node.dra.test_slices import many
 
 if TYPE_CHECKING:
@@ -215,3 +216,71 @@ async def test_a_change_that_is_none_of_a_slice_is_a_fault_and_no_end(cluster: C
         cluster.tell("MODIFIED", {"driver": DRA_DRIVER, "nodeName": NODE})
         await until(lambda: "a change of a slice" in faults.get("slices", ""))
         await until(lambda: not faults["slices"])
+
+
+class Uncounted(Cluster):
+    """A server that does not have counters: it drops them, and says nothing."""
+
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        body["spec"].pop("sharedCounters", None)
+        for device in body["spec"].get("devices", ()):
+            device.pop("consumesCounters", None)
+        return super()._kept(code, kind, body)
+
+
+class Beside(Cluster):
+    """A server that has counters where the devices are that take from them, as 1.34 has."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.faults = self._wrong
+
+    def _wrong(self, spec: dict[str, Any]) -> list[str]:
+        there = {each["name"] for each in spec.get("sharedCounters", ())}
+        taken = {
+            each["counterSet"]
+            for device in spec.get("devices", ())
+            for each in device.get("consumesCounters", ())
+        }
+        return [] if taken == there else ["must be a counterSet in the ResourceSlice"]
+
+
+PARTS: Final = tuple(published(3))
+WHOLE: Final = {each.name for each in PARTS if each.part is None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "posts"),
+    [
+        (Cluster, {each.name for each in PARTS}, 4),
+        (Beside, {each.name for each in PARTS}, 4 + 1),  # one was refused
+        (Uncounted, WHOLE, 1),  # it is made of the one in which counters were lost
+    ],
+)
+async def test_counters_go_where_the_server_has_them(
+    tmp_path: Path, kind: type[Cluster], names: set[str], posts: int
+) -> None:
+    with kind(str(tmp_path / "of-a-kind"), node=NODE) as cluster:
+        async with publishing(cluster) as (publisher, faults):
+            publisher.want(PARTS)
+            await until(lambda: cluster.published() == names)
+            methods = [method for method, _ in cluster.writes]
+            assert methods.count("POST") == posts
+            publisher.want((*PARTS[1:],))
+            await until(lambda: cluster.published() == names - {PARTS[0].name})
+            assert not faults.get("slices")
+
+
+async def test_no_part_is_published_without_counters_for_a_moment(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    class Looked(Uncounted):
+        def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+            seen.update(each["name"] for each in body["spec"].get("devices", ()))
+            return super()._kept(code, kind, body)
+
+    with Looked(str(tmp_path / "looked"), node=NODE) as cluster:
+        async with publishing(cluster) as (publisher, _):
+            publisher.want(PARTS)
+            await until(lambda: cluster.published() == WHOLE)
+    assert seen == WHOLE

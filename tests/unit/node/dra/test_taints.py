@@ -9,7 +9,7 @@ import pytest
 
 from integration.node.components import DRA_DRIVER
 from integration.node.dra.devices import Device, publishable
-from integration.node.dra.slices import VERSIONS, Owner, changes, device_lists
+from integration.node.dra.slices import VERSIONS, Owner, changes, contents
 from integration.node.dra.taints import Taint, with_times
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
@@ -75,8 +75,8 @@ def tainted(count: int, value: str = "xid-79") -> list[Device]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_server_takes_slices_with_taints(version: str) -> None:
     owner = Owner(DRA_DRIVER, "node-1", "uid", version)
-    lists = device_lists([*tainted(70), *many(130)], version)
-    assert sorted(map(len, lists)) == [2, 6, 64, 128]
+    lists = contents([*tainted(70), *many(130)], version)
+    assert sorted(len(content["devices"]) for content in lists) == [2, 6, 64, 128]
     for change in changes((), lists, owner):
         spec = change.body["spec"]
         plain = {**spec, "devices": [each.get("basic", {}) | each for each in spec["devices"]]}
@@ -87,12 +87,12 @@ def test_a_server_takes_slices_with_taints(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_taint_keeps_its_time_for_as_long_as_it_is_the_same(version: str) -> None:
-    (there,) = device_lists(tainted(2), version)
-    for each in there:
+    (there,) = contents(tainted(2), version)
+    for each in there["devices"]:
         for taint in each.get("basic", each)["taints"]:
             taint["timeAdded"] = "then"
-    (new,) = device_lists([*tainted(1), *tainted(3, "xid-48")[1:]], version)
-    timed = with_times(new, [{"spec": {"devices": there}}, {"spec": {}}])
+    (new,) = contents([*tainted(1), *tainted(3, "xid-48")[1:]], version)
+    timed = with_times(new, [{"spec": there}, {"spec": {}}])["devices"]
     times = [each.get("basic", each)["taints"][0].get("timeAdded") for each in timed]
     assert times == ["then", None, None]
     assert with_times(there, ()) == there
