@@ -84,6 +84,10 @@ def _made(cls: Any) -> Any:
     stated = {name: getattr(cls, name) for name in names if name in vars(cls)}
     apart = {name for name, kept in stated.items() if isinstance(kept, _NotCompared)}
     defaults = {name: kept[0] if name in apart else kept for name, kept in stated.items()}
+    if issubclass(cls, _Value) or hasattr(cls, "__post_init__"):
+        raise TypeError(f"{cls.__name__}: no value inherits another or has a __post_init__ here")
+    if any(default.__hash__ is None for default in defaults.values()):
+        raise TypeError(f"{cls.__name__}: all values would share a default that can be changed")
     compared = [name for name in names if name not in apart]
     body |= {"__slots__": names, "__match_args__": names, "__qualname__": cls.__qualname__}
     form = f"{cls.__qualname__}({', '.join(f'{name}={{!r}}' for name in names)})"

@@ -227,6 +227,8 @@ class EventNotMade(NodeAgentError, code="NVSHIM-E2769", status=Status.UNAVAILABL
 class ApiServerSilent(NodeAgentError, code="NVSHIM-E2770", status=Status.UNAVAILABLE):
     """The cluster's API server does not answer, or not as one does."""
 
+    remedy = "see that it can be reached from the node"
+
 
 class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMISSION_DENIED):
     """The cluster's API server says no.
@@ -332,19 +334,15 @@ class DraFailed(DraError, code="NVSHIM-E2779", status=Status.INTERNAL):
     remedy = "see the agent's log"
 
 
-class MigDeviceNotMade(DraError):
+class MigDeviceNotMade(DraError, code="NVSHIM-E2780", status=Status.FAILED_PRECONDITION):
     """A claim was given a MIG device that is made for it, and it cannot be made now."""
 
-    code = "NVSHIM-E2780"
-    status = Status.FAILED_PRECONDITION
     remedy = (
         "see `nvidia-smi mig -lgi` on the node; have the pod made anew, or wait: it is tried again"
     )
 
 
-class MigDeviceNotUndone(DraError):
+class MigDeviceNotUndone(DraError, code="NVSHIM-E2781", status=Status.FAILED_PRECONDITION):
     """A MIG device that was made for a claim cannot be undone now. Its pod stays until it is."""
 
-    code = "NVSHIM-E2781"
-    status = Status.FAILED_PRECONDITION
     remedy = "see on the node who uses it (`nvshim ps`); it is tried again"

@@ -8,17 +8,14 @@ import re
 import subprocess
 import tempfile
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.node.components import DRA_DRIVER
-from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.test_dra import GPU, error_of
-from tests.harness.cluster import Cluster
-from tests.harness.dra_node import NODE, Place
+from tests.harness.dra_node import NODE, Place, dra_node_of
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from tests.harness.kubelet_dra import Reference
 
 THERE: Final = "1g.10gb"
-SCENARIO: Final = {
+SCENARIO: Final[dict[str, Any]] = {
     "gpus": 3, "model": "h100", "gpu": [{"index": 1, "mig": [THERE]}, {"index": 2, "mig": []}],
 }  # fmt: skip
 # Beside the first instance of GPU 1 all but those that need its slice; all of GPU 2.
@@ -86,30 +83,18 @@ class Cut(Place):
         os.rename(f"{path}.new", path)
 
 
-@contextmanager
-def cut_node(tmp_path: Path, *flags: str) -> Iterator[Cut]:
-    with (
-        tempfile.TemporaryDirectory(prefix="kubelet-") as root,
-        SimulatedNode.create(str(tmp_path / "node"), Scenario.parse(SCENARIO)) as node,
-    ):
-        os.mkdir(tmp_path / "cdi")
-        with open(node.config_path, encoding="utf-8") as file:
-            text = file.read()
-        with open(node.config_path, "w", encoding="utf-8") as file:
-            file.write(text.replace("[node]\n", f'[node]\nkubelet-root = "{root}"\n', 1))
-            file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
-        with Cluster(str(tmp_path / "account"), node=NODE) as cluster:
-            place = Cut(str(tmp_path), root, node, cluster)
-            place.agent = place.new_agent(*flags)
-            place.agent.configure(flags={"plugin": {"deviceListStrategy": ["envvar"]}})
-            with place.kubelet, place.plugins, place.agent:
-                yield place
+@pytest.fixture
+def root() -> Iterator[str]:
+    """The kubelet's directory: the path of a socket may not be long."""
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as directory:
+        yield directory
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Cut]:
-    with cut_node(tmp_path, "--dra-mig") as place:
-        place.published(EVERYTHING)
+def place(tmp_path: Path, root: str) -> Iterator[Cut]:
+    flags = ("--dra-mig",)
+    where = (str(tmp_path), root, SCENARIO)
+    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as place:
         yield place
 
 
@@ -231,7 +216,7 @@ def test_a_nvidia_smi_that_hangs_is_ended_and_holds_nobody_else_up(place: Cut) -
     errors: list[str] = []
     thread = threading.Thread(target=lambda: errors.append(error_of(place.driver, claim)))
     thread.start()
-    eventually(place.noted, "it is begun")
+    eventually(lambda: hanging(place), "it is begun")
     assert error_of(place.driver, other) == ""
     assert errors == []
     thread.join()
@@ -343,9 +328,12 @@ def test_an_agent_that_makes_none_any_more_undoes_what_was_made(place: Cut) -> N
         assert place.is_clean()
 
 
-def test_the_device_plugin_does_not_give_what_was_made_for_a_claim(tmp_path: Path) -> None:
-    with cut_node(tmp_path, "--dra-mig", "--mig-strategy", "mixed") as place:
-        place.published(EVERYTHING)
+def test_the_device_plugin_does_not_give_what_was_made_for_a_claim(
+    tmp_path: Path, root: str
+) -> None:
+    flags = ("--dra-mig", "--mig-strategy", "mixed")
+    where = (str(tmp_path), root, SCENARIO)
+    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as place:
         resource = f"{GPU.partition('/')[0]}/mig-1g.10gb"
         place.plugins.wait_for(resource, 1)
         claim = place.claim("one", place.part("1g10gb", 2))
@@ -358,9 +346,8 @@ def test_the_device_plugin_does_not_give_what_was_made_for_a_claim(tmp_path: Pat
         place.driver.unprepare(claim)
 
 
-def test_nothing_is_made_unless_that_is_wanted(tmp_path: Path) -> None:
-    with cut_node(tmp_path) as place:
-        assert len(place.published(2)) == 2
+def test_nothing_is_made_unless_that_is_wanted(tmp_path: Path, root: str) -> None:
+    with dra_node_of(Cut, str(tmp_path), root, SCENARIO, devices=2) as place:
         (part,) = (each for each in place.cluster.published() if each.startswith("mig-"))
         devices = {
             device["name"]: device

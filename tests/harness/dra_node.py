@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, TypeVar
 
 from integration.node.components import DRA_DRIVER
 from integration.simulated import Scenario, SimulatedNode
@@ -22,7 +22,7 @@ from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
 from tests.harness.waiting import eventually
 
-__all__ = ["NODE", "Place", "dra_node"]
+__all__ = ["NODE", "Place", "dra_node", "dra_node_of"]
 
 NODE: Final = "node-1"
 
@@ -88,7 +88,6 @@ class Place:
         return f"{self.cdi}/k8s.{DRA_DRIVER}-claim_{reference[1]}.json"
 
 
-@contextmanager
 def dra_node(
     directory: str,
     root: str,
@@ -96,10 +95,28 @@ def dra_node(
     *,
     devices: int,
     flags: tuple[str, ...] = (),
-) -> Iterator[Place]:
+) -> AbstractContextManager[Place]:
+    """A node with its agent, once that has published; arguments as :func:`dra_node_of` has them."""
+    return dra_node_of(Place, directory, root, scenario, devices=devices, flags=flags)
+
+
+_P = TypeVar("_P", bound=Place)
+
+
+@contextmanager
+def dra_node_of(
+    kind: type[_P],
+    directory: str,
+    root: str,
+    scenario: dict[str, Any],
+    *,
+    devices: int,
+    flags: tuple[str, ...] = (),
+) -> Iterator[_P]:
     """A node with its agent, once that has published.
 
     Args:
+        kind: of which it is.
         directory: for its files.
         root: the kubelet's directory. It is short: the path of a socket may not be long.
         scenario: what the node has.
@@ -115,7 +132,7 @@ def dra_node(
             file.write(text.replace("[node]\n", line, 1))
             file.write(f'\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
         with Cluster(f"{directory}/account", node=NODE) as cluster:
-            place = Place(directory, root, node, cluster)
+            place = kind(directory, root, node, cluster)
             if flags:
                 place.agent = place.new_agent(*flags)
             place.agent.configure(flags={"plugin": {"deviceListStrategy": ["envvar"]}})

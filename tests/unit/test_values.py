@@ -202,6 +202,27 @@ def test_other_dataclasses_are_refused(flags: dict[str, bool]) -> None:
         values.dataclass(**flags)
 
 
+class _WithPostInit:
+    field: int
+
+    def __post_init__(self) -> None:
+        """Would not be called."""
+
+
+class _WithList:
+    field: list[int] = []  # noqa: RUF012
+
+
+class _Inheriting(_Pair):
+    more: int
+
+
+@pytest.mark.parametrize("plain", [_WithPostInit, _WithList, _Inheriting])
+def test_class_that_would_be_another_than_a_dataclass_is_refused(plain: type) -> None:
+    with pytest.raises(TypeError, match=plain.__name__):
+        values.dataclass(frozen=True, slots=True)(plain)
+
+
 def test_a_cold_shim_and_its_worker_do_without_the_module_of_dataclasses() -> None:
     program = (
         "import sys; import shim.verbs.verbs, shim.pod.main, shim.pod.server, shim.work.provision;"

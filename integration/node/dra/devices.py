@@ -41,17 +41,16 @@ Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resour
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from integration.node.dra.names import name_of
 from integration.node.dra.parts import (
     Counters,
     Part,
     Parts,
     capacity_of,
-    parse_name,
     possible,
 )
 from integration.node.dra.quantities import quantity
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.health.machine import Condition
 
-__all__ = ["NVIDIA", "Device", "Place", "devices_of", "publishable", "uuid_of"]
+__all__ = ["NVIDIA", "Device", "Place", "devices_of", "publishable"]
 
 NVIDIA: Final = "gpu.nvidia.com"
 """The domain of the attributes that NVIDIA's driver has, and that driver's name."""
@@ -74,7 +73,6 @@ _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
 _WORDS: Final = 3
 _MOST_FACTS: Final = 32
-_OTHER: Final = re.compile(r"[^a-z0-9-]+")
 
 _WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
 
@@ -120,9 +118,9 @@ class Device:
         capacity: quantities, by their full names.
         lost: whether it does not answer, or has no node.
         drained: since when and why it is out of service; "" if it is in service.
-        shares: how many claims may have a part of it; 0 if one has all of it.
         part: where it is, or would be, on its GPU, if it is made for claims.
         counters: what it takes of its GPU, likewise.
+        shares: how many claims may have a part of it; 0 if one has all of it.
         taints: why no new pod is to get it.
     """
 
@@ -133,9 +131,9 @@ class Device:
     capacity: Mapping[str, str] = field(hash=False)
     lost: bool = False
     drained: str = ""
-    shares: int = 0
     part: Part | None = None
     counters: Counters | None = field(default=None, hash=False)
+    shares: int = 0
     taints: tuple[Taint, ...] = ()
 
     @property
@@ -188,7 +186,7 @@ def _gpus(inventory: Inventory, places: Mapping[str, Place], parts: Parts) -> It
         memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
         out = gpu.drained or inventory.drained
         lost = _is_lost(gpu, inventory)
-        yield Device(_name(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, lost, out)
+        yield Device(name_of(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, lost, out)
 
 
 def _there(
@@ -222,7 +220,7 @@ def _there(
             capacity |= {f"{NVIDIA}/memorySlice{n}": "1" for n in slices}
         out = mig.drained or inventory.drained
         lost = _is_lost(gpu, inventory)
-        yield Device(_name(mig.uuid), mig.uuid, gpu.uuid, attributes, capacity, lost, out)
+        yield Device(name_of(mig.uuid), mig.uuid, gpu.uuid, attributes, capacity, lost, out)
 
 
 def _possible(
@@ -246,7 +244,7 @@ def _possible(
                 yield Device(
                     name, by_name.get(name) or name, gpu.uuid,
                     _of_part(profile.name, gpu, inventory, places, parts),
-                    _capacity(profile.figures), lost, out, part=part, counters=counters,
+                    _capacity(profile.figures), lost, out, part, counters,
                 )  # fmt: skip
 
 
@@ -344,19 +342,6 @@ def _architecture(capability: str) -> str:
         return ""
     fitting = [name for first, name in _ARCHITECTURES if first <= (int(major), int(minor))]
     return fitting[-1] if fitting else ""
-
-
-def _name(uuid: str) -> str:
-    """What a device of a UUID is called; "MIG-GPU-…/1/0", as older drivers say it, too."""
-    return _OTHER.sub("-", uuid.lower())
-
-
-def uuid_of(name: str) -> str:
-    """The UUID of the device of a name; that of one that is made for claims is its name."""
-    if parse_name(name) is not None:
-        return name
-    kind, _, rest = name.partition("-")
-    return f"{kind.upper()}-{rest}"
 
 
 def _text(text: str) -> Mapping[str, str | int]:

@@ -228,6 +228,7 @@ class _Driver:
                     await self._give(claim, before)
                     return claim
             try:
+                await self._heed_engine()
                 made = await self.on_demand.make(claim, self._devices or {})
             except Exception:
                 async with self._one_at_a_time:
@@ -346,6 +347,7 @@ class _Driver:
         Raises:
             ResourceClaimUnusable: it has been taken back just now.
             EngineReadsNoCdi: the engine would not give it.
+            MpsNotReady: its MPS control daemon does not serve now.
         """
         gpus = self.on_demand.gpus_of(reference.uid)
         async with self.on_demand.alone(gpus), self._one_at_a_time:
@@ -355,6 +357,7 @@ class _Driver:
                     f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
                 )
             await self._heed_engine()
+            await self._applying.apply(claim)
             await self._keep_spec(claim, leave=True)
             return claim
 

@@ -3,15 +3,17 @@
 Rules
 - NVML is asked in a child that lives for one question, and only if the GPUs or their MIG devices
   may be others. Without an answer what was known of the same GPUs is known still.
-- Nobody asks NVML while it is to be let go of.
+- Nobody asks NVML while it is to be let go of. One that fails is asked again after a while.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from integration.node.dra.parts import Part
 
 __all__ = ["Found", "Looking"]
+
+_RETRY_AFTER: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Looking:
         self._newest: Inventory | None = None
         self._seen: Any = None
         self._cut: Any = None
+        self._failed = -math.inf
 
     async def look(
         self,
@@ -87,13 +92,14 @@ class Looking:
         if inventory is not None and inventory.nvml_failure:
             return None
         seen = (inventory, dict(made))
-        if seen == self._seen and not anew and not self._parts.failure:
+        is_due = inventory is not None and self._is_due(inventory, anew=anew)
+        if seen == self._seen and not is_due:
             return None
         if inventory is None:
             self._seen = seen
             return Found({}, None, Parts())
         config, options = self._context.config, self._context.options
-        if anew or self._parts.failure or _cut(inventory) != self._cut:
+        if is_due:
             await self._ask(inventory)
         topology = self._topologies.at_once(inventory)
         if not self._context.board.let_go:
@@ -109,10 +115,8 @@ class Looking:
             )
             for gpu in inventory.gpus
         }  # fmt: skip
-        found = with_shares(
-            devices_of(inventory, places, self._parts, made, on_demand=options.dra_mig),
-            options.dra_shares, inventory, config,
-        )  # fmt: skip
+        every = devices_of(inventory, places, self._parts, made, on_demand=options.dra_mig)
+        found = with_shares(every, options.dra_shares, inventory, config)
         there = {gpu.uuid for gpu in inventory.gpus}
         there |= {mig.uuid for mig in inventory.mig_devices}
         edits = cdi.generate(
@@ -137,15 +141,22 @@ class Looking:
             return newest
         return inventory
 
-    async def _ask(self, inventory: Inventory) -> None:
-        """Know what NVML says of the GPUs, if it may be asked and answers."""
+    def _is_due(self, inventory: Inventory, *, anew: bool) -> bool:
+        """Whether NVML is to be asked now."""
         if self._context.board.let_go:
-            return
+            return False
+        is_soon = time.monotonic() - self._failed < _RETRY_AFTER
+        return anew or (_cut(inventory) != self._cut and not is_soon)
+
+    async def _ask(self, inventory: Inventory) -> None:
+        """Know what NVML says of the GPUs, if it answers."""
         parts = await anyio.to_thread.run_sync(self._ask_nvml)
         is_same = self._cut is not None and _cut(inventory)[0] == self._cut[0]
         if not parts.failure or not is_same:
             self._parts = parts
-        if not parts.failure:
+        if parts.failure:
+            self._failed = time.monotonic()
+        else:
             self._cut = _cut(inventory)
         self._fault("parts", parts.failure and f"NVML tells nothing of MIG: {parts.failure}")
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
+from integration.node.dra.names import PART
 from integration.node.dra.quantities import MEBI, quantity
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ _LONGEST_NAME: Final = 63
 _ADDRESSING: Final = {0: "None", 1: "HMM", 2: "ATS"}
 _UPPER: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PLAIN: Final = re.compile(r"[^a-z0-9]+")
-_NAME: Final = re.compile(r"gpu-([0-9a-f-]{36})-mig-(?:[a-z0-9-]+-)?(\d+)-(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Counters:
 
 def parse_name(name: str) -> Part | None:
     """The part of a name; its size is 0, as a name does not tell it. None if it is no part's."""
-    found = _NAME.fullmatch(name)
+    found = PART.fullmatch(name)
     return found and Part(f"GPU-{found[1]}", int(found[2]), int(found[3]), 0)
 
 

@@ -26,7 +26,7 @@ from hooks.node.cache import boot_id_path
 from hooks.node.kubelet import read_claims
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file, sweep
-from integration.node.dra.devices import uuid_of
+from integration.node.dra.names import uuid_of
 from integration.node.errors import DraStateUnwritten
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from hooks.node.inventory import Inventory
 from hooks.words import Node
-from integration.node.dra.devices import Device, devices_of, publishable, uuid_of
+from integration.node.dra.devices import Device, devices_of, publishable
+from integration.node.dra.names import uuid_of
 from integration.node.dra.parts import (
     Counters,
     GpuParts,
