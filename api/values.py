@@ -25,8 +25,15 @@ class _AsDataclass:
 
     def __set_name__(self, _: object, name: str) -> None:
         self._name = name
+        # A CDI spec is written by the fields of each of its hundreds of values.
+        self._made: dict[type, Any] = {}
 
     def __get__(self, _: object, cls: Any) -> Any:
+        if cls not in self._made:
+            self._made[cls] = self._make(cls)
+        return self._made[cls]
+
+    def _make(self, cls: Any) -> Any:
         from dataclasses import MISSING, field, make_dataclass  # noqa: PLC0415 - see above
 
         fields = []

@@ -238,6 +238,12 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
     ),
+    "dra_unhealthy": click.option(
+        "--dra-unhealthy", type=click.Choice(["taint", "evict", "omit"]), default="taint",
+        show_default=True,
+        help="Devices that are unhealthy, lost or out of service: publish them with taints"
+        " (NoSchedule), evict their pods as well (NoExecute), or leave them out.",
+    ),
     "dra_shares": click.option(
         "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
         help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"

@@ -230,3 +230,9 @@ def test_a_cold_shim_and_its_worker_do_without_the_module_of_dataclasses() -> No
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_is_read_of_a_class_is_made_once(mount: Any, nothing: Any) -> None:
+    assert dataclasses.fields(mount)[0] is dataclasses.fields(mount)[0]
+    assert mount.__dataclass_params__ is mount.__dataclass_params__
+    assert dataclasses.fields(nothing) == ()
