@@ -91,6 +91,10 @@ fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; M
 test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way; CHAOS="--fault hangs"
 	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
 
+.PHONY: test-chaos-claims
+test-chaos-claims: setup #- Prepare claims while the agent is killed at each step; CLAIMS="--only storm"
+	@$(VENV)/bin/python -m tests.chaos.claims $(CLAIMS)
+
 .PHONY: soak
 soak: setup #- A day's work in minutes, with a look at what stays of it; MINUTES=4
 	@$(VENV)/bin/python -m tests.soak --minutes $(or $(MINUTES),4)

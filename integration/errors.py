@@ -27,7 +27,17 @@ from api.errors import NvshimError, Status
 
 
 class IntegrationError(NvshimError):
-    """Base of everything that :mod:`integration` raises on purpose."""
+    """Base of everything that :mod:`integration` raises on purpose.
+
+    A class may say its code and its status in its head: ``class X(IntegrationError, code="…")``.
+    """
+
+    def __init_subclass__(cls, *, code: str = "", status: int | None = None) -> None:
+        super().__init_subclass__()
+        if code:
+            cls.code = code
+        if status is not None:
+            cls.status = status
 
 
 def fields_of(error: NvshimError) -> dict[str, str]:
@@ -46,16 +56,11 @@ class TreeError(IntegrationError):
     """Base of what can go wrong while a self-contained tree is read or verified."""
 
 
-class TreeUnreadable(TreeError):
+class TreeUnreadable(TreeError, code="NVSHIM-E2601", status=Status.FAILED_PRECONDITION):
     """There is no ``tree.json``, or it is not one that this program understands."""
 
-    code = "NVSHIM-E2601"
-    status = Status.FAILED_PRECONDITION
 
-
-class TreeDamaged(TreeError):
+class TreeDamaged(TreeError, code="NVSHIM-E2602", status=Status.DATA_LOSS):
     """Files of a tree are not what they were when it was built; the first of them are named."""
 
-    code = "NVSHIM-E2602"
-    status = Status.DATA_LOSS
     remedy = "install that version again"

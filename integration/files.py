@@ -19,7 +19,7 @@ import tempfile
 from collections import deque
 from typing import Final
 
-__all__ = ["read_file", "remove_file", "replace_file", "resolved", "sweep"]
+__all__ = ["read_file", "read_some", "remove_file", "replace_file", "resolved", "sweep"]
 
 _MODE: Final = 0o644
 _SUFFIX: Final = ".new"
@@ -52,8 +52,31 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
+def read_some(path: str, most: int) -> bytes:
+    """The beginning of a file, also of /dev/null, for which nobody ever has to be waited.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    content = b""
+    try:
+        while len(content) < most and (more := os.read(fd, most - len(content))):
+            content += more
+    except BlockingIOError:
+        pass  # a pipe, to which nobody has written yet
+    finally:
+        os.close(fd)
+    return content
+
+
 def replace_file(
-    path: str, content: bytes, *, mode: int = _MODE, staging: str | None = None
+    path: str,
+    content: bytes,
+    *,
+    mode: int = _MODE,
+    staging: str | None = None,
+    durable: bool = True,
 ) -> None:
     """Put a file in place in one step, with owner, mode and attributes of the one it replaces.
 
@@ -66,6 +89,8 @@ def replace_file(
         mode: of a file that has not been there before.
         staging: a directory where it is written first, if that is on the same file system; for
             a directory of which others read every file, whatever its name.
+        durable: whether it is to be there after the machine has stopped without a word; if not, it
+            may be empty then.
 
     Raises:
         OSError: it cannot be written, or is where another user can lead us; what was there is
@@ -90,12 +115,14 @@ def replace_file(
                 _copy_attributes(path, fd)
             os.fchmod(fd, mode if before is None else stat.S_IMODE(before.st_mode))
             file.flush()
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
         os.rename(aside, path)
     except BaseException:
         os.unlink(aside)
         raise
-    _sync(directory)
+    if durable:
+        _sync(directory)
 
 
 def remove_file(path: str) -> None:

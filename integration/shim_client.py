@@ -9,6 +9,7 @@ Source: containerd docs/runtime-v2.md.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from contextlib import suppress
@@ -19,9 +20,10 @@ import anyio.abc
 from google.protobuf.empty_pb2 import Empty
 
 from api import typeurl
-from api.errors import Status
+from api.errors import NvshimError, Status
 from api.proto import events_pb2, events_service_pb2, task_pb2
 from api.ttrpc import RemoteError, Service
+from api.ttrpc.client import connect
 from api.ttrpc.server import Server
 from integration.timeouts import PATIENCE
 
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from api.proto import types_pb2
     from api.ttrpc import Context
     from api.ttrpc.client import Client
+    from integration.inspection.bundles import Container
 
 TASK_V2: Final = "containerd.task.v2.Task"
+_TASK_V3: Final = "containerd.task.v3.Task"
 
 _EVENTS: Final = {
     name.full_name: getattr(events_pb2, name.name)
@@ -185,3 +189,33 @@ async def call(
     name = described.output_type.name
     response = Empty if name == "Empty" else getattr(task_pb2, name)
     return await client.call(service, method, request, response, timeout=timeout)
+
+
+async def kill(container: Container, number: signal.Signals, *, timeout: float) -> None:
+    """Have a shim signal its container, as containerd does; by SIGKILL all processes of it.
+
+    Args:
+        container: its shim may be containerd's own, too.
+        number: the signal.
+        timeout: seconds that the shim may take.
+
+    Raises:
+        NvshimError: the shim says no.
+        OSError: it cannot be asked.
+        TimeoutError: it does not answer.
+    """
+    everyone = number == signal.SIGKILL
+    with anyio.fail_after(timeout):
+        async with connect(container.address) as client:
+            for service in (TASK_V2, _TASK_V3):
+                try:
+                    await call(
+                        client, "Kill", service=service, timeout=timeout,
+                        id=container.id, signal=number.value, all=everyone,
+                    )  # fmt: skip
+                except NvshimError as error:
+                    # The other version of the API, of containerd's own shims since 2.0.
+                    if error.status != Status.UNIMPLEMENTED or service == _TASK_V3:
+                        raise
+                else:
+                    return

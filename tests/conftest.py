@@ -54,10 +54,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = os.path.join(run, worker.removeprefix("gw"))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Spare the garbage collector, and what a test forks, the thousands of tests that there are."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

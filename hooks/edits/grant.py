@@ -170,14 +170,41 @@ def _named(
     return Grant(capabilities, tuple(gpus.values()), tuple(mig_devices.values()))
 
 
-def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
+def gpus_named(name: DeviceName, inventory: Inventory) -> list[Gpu]:
+    """The GPUs that a name may mean; several only for the beginning of their UUIDs."""
     match name:
         case GpuIndex(index):
-            found = [gpu for gpu in inventory.gpus if gpu.index == index]
+            return [gpu for gpu in inventory.gpus if gpu.index == index]
         case GpuBusId(bus_id):
-            found = [gpu for gpu in inventory.gpus if gpu.bus_id == bus_id]
+            return [gpu for gpu in inventory.gpus if gpu.bus_id == bus_id]
         case GpuUuid(uuid):
-            found = [gpu for gpu in inventory.gpus if gpu.uuid.startswith(uuid)]
+            return [gpu for gpu in inventory.gpus if gpu.uuid.startswith(uuid)]
+        case _:
+            return []
+
+
+def mig_devices_named(name: DeviceName, inventory: Inventory) -> list[MigDevice]:
+    """The MIG devices that a name may mean; several only for the beginning of their UUIDs."""
+    devices = inventory.mig_devices
+    match name:
+        case MigIndex(gpu, index):
+            return [each for each in devices if (each.gpu, each.index) == (gpu, index)]
+        case MigUuid(uuid):
+            return [each for each in devices if each.uuid.startswith(uuid)]
+        case MigInstance(uuid, gpu_instance, compute_instance):
+            of = {gpu.index for gpu in inventory.gpus if gpu.uuid == uuid}
+            instances = (gpu_instance, compute_instance)
+            return [
+                each
+                for each in devices
+                if each.gpu in of and (each.gpu_instance, each.compute_instance) == instances
+            ]
+        case _:
+            return []
+
+
+def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
+    found = gpus_named(name, inventory)
     if not found:
         raise _unknown(name, inventory)
     gpu = _only(name, "GPU", found)
@@ -192,7 +219,7 @@ def _gpu(name: GpuIndex | GpuUuid | GpuBusId, inventory: Inventory) -> Gpu:
 
 
 def _mig_device(name: MigIndex | MigUuid | MigInstance, inventory: Inventory) -> MigDevice:
-    found = [device for device in inventory.mig_devices if _is_named(device, name, inventory)]
+    found = mig_devices_named(name, inventory)
     if found:
         return _only(name, "MIG device", found)
     if inventory.nvml_failure:
@@ -202,20 +229,6 @@ def _mig_device(name: MigIndex | MigUuid | MigInstance, inventory: Inventory) ->
             do="see `nvshim list`, and why NVML fails",
         )
     raise _unknown(name, inventory)
-
-
-def _is_named(
-    device: MigDevice, name: MigIndex | MigUuid | MigInstance, inventory: Inventory
-) -> bool:
-    match name:
-        case MigIndex(gpu, index):
-            return (device.gpu, device.index) == (gpu, index)
-        case MigUuid(uuid):
-            return device.uuid.startswith(uuid)
-        case MigInstance(gpu_uuid, gpu_instance, compute_instance):
-            instances = (device.gpu_instance, device.compute_instance)
-            named = instances == (gpu_instance, compute_instance)
-            return named and inventory.gpus[device.gpu].uuid == gpu_uuid
 
 
 def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecMount
     from hooks.config import Config
 
-__all__ = ["ERROR", "Checked", "Finding", "check_files", "check_registry", "check_spec"]
-
 ERROR: Final = "error"
 WARNING: Final = "warning"
 _MEMORY: Final = MOUNT_KINDS - {"bind"}
@@ -88,10 +86,6 @@ class Checked:
 def check_files(paths: Iterable[str], config: Config) -> list[Checked]:
     """Look at spec files, each for itself.
 
-    Args:
-        paths: of the host.
-        config: where device nodes are.
-
     Returns:
         One for each path, in order.
     """
@@ -100,10 +94,6 @@ def check_files(paths: Iterable[str], config: Config) -> list[Checked]:
 
 def check_registry(registry: Registry, config: Config) -> list[Checked]:
     """Look at all spec files of a node, each for itself and beside the others.
-
-    Args:
-        registry: the files.
-        config: where device nodes are.
 
     Returns:
         One for each file, and for each directory that cannot be read, by path.
@@ -129,10 +119,6 @@ def check_registry(registry: Registry, config: Config) -> list[Checked]:
 
 def check_spec(spec: SpecFile, config: Config) -> list[Finding]:
     """What a spec names of the host that is not there.
-
-    Args:
-        spec: any.
-        config: where device nodes are.
 
     Returns:
         Findings in the order of the spec, each subject once.

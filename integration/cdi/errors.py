@@ -13,30 +13,19 @@ from __future__ import annotations
 from api.errors import Status
 from integration.errors import IntegrationError
 
-__all__ = [
-    "CdiCommandError",
-    "CdiInputUnreadable",
-    "CdiSpecUnwritten",
-]
-
 
 class CdiCommandError(IntegrationError):
     """Base of what :mod:`integration.cdi` raises."""
 
 
-class CdiSpecUnwritten(CdiCommandError):
+class CdiSpecUnwritten(CdiCommandError, code="NVSHIM-E2530", status=Status.FAILED_PRECONDITION):
     """A file could not be put in place. What was there is still there.
 
     Raised by :func:`integration.cdi.writing.write`.
     """
 
-    code = "NVSHIM-E2530"
-    status = Status.FAILED_PRECONDITION
 
-
-class CdiInputUnreadable(CdiCommandError):
+class CdiInputUnreadable(CdiCommandError, code="NVSHIM-E2531", status=Status.NOT_FOUND):
     """The spec that is to be changed cannot be read. Raised by :mod:`transforming`."""
 
-    code = "NVSHIM-E2531"
-    status = Status.NOT_FOUND
     remedy = "name a CDI spec that can be read"

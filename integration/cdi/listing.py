@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from hooks.cdi.registry import Registry
 
-__all__ = ["CONFLICT", "HIDDEN", "USED", "list_devices", "list_faults"]
-
 USED: Final = "used"
 HIDDEN: Final = "hidden"
 CONFLICT: Final = "conflict"
@@ -28,9 +26,6 @@ CONFLICT: Final = "conflict"
 
 def list_devices(registry: Registry) -> list[dict[str, Any]]:
     """Every device of every file.
-
-    Args:
-        registry: the files.
 
     Returns:
         Rows, by name, the file that counts first: ``name``, ``kind``, ``device``, ``file`` and
@@ -55,9 +50,6 @@ def list_devices(registry: Registry) -> list[dict[str, Any]]:
 
 def list_faults(registry: Registry) -> list[dict[str, str]]:
     """Every file and directory that cannot be used.
-
-    Args:
-        registry: the files.
 
     Returns:
         Objects with ``file``, ``code`` and ``found``.

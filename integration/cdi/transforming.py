@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecHook, SpecMount
 
-__all__ = ["CONTAINER", "HOST", "STDIN", "read_spec", "transform_root"]
-
 HOST: Final = "host"
 CONTAINER: Final = "container"
 STDIN: Final = "-"
@@ -43,9 +41,6 @@ def read_spec(path: str) -> SpecFile:
 
     Args:
         path: the file; :data:`STDIN` for what comes on stdin.
-
-    Returns:
-        The spec.
 
     Raises:
         CdiInputUnreadable: there is no such file, or stdin gives too much.

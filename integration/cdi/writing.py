@@ -16,8 +16,6 @@ from typing import Any, Final
 from integration.cdi.errors import CdiSpecUnwritten
 from integration.files import replace_file
 
-__all__ = ["FORMATS", "format_of", "text_of", "write"]
-
 FORMATS: Final = ("yaml", "json")
 
 

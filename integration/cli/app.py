@@ -24,8 +24,6 @@ from integration.errors import fields_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMMANDS", "COMPLETION_VARIABLE", "EVERYTHING", "GROUPS", "HIDDEN", "main", "nvshim"]
-
 COMPLETION_VARIABLE: Final = "_NVSHIM_COMPLETE"
 """Set by the shell's completion, which runs the program to ask what may follow."""
 

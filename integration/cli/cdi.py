@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hooks.cdi.spec import SpecFile
     from hooks.config import Config
 
-__all__ = ["command"]
-
 
 @click.group("cdi")
 def command() -> None:

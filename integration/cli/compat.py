@@ -6,8 +6,6 @@ import click
 
 from integration.cli.lazy import LazyGroup
 
-__all__ = ["command"]
-
 _COMMANDS = {
     "nvidia-ctk": "integration.cli.nvidia_ctk",
     "nvidia-container-cli": "integration.cli.nvidia_container_cli",

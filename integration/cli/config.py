@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from api.errors import NvshimError
     from integration.inspection.settings import Change
 
-__all__ = ["command"]
-
 _NAMES: Final = {"file": "file", "nvidia": "NVIDIA's file", "default": "default"}
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.devices.creating import Step
 
-__all__ = ["command"]
-
 _COLUMNS: Final = (
     Column("KIND", "kind"),
     Column("PATH", "path"),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["command", "ending", "show", "wish_of"]
-
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME: Final = re.compile(r"(\d{1,6})([smhd]?)", re.ASCII)
 _EVER: Final = "ever"
@@ -37,11 +35,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
 
 
 def ending(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``--reason``, ``--wait``, ``--force`` and ``--grace``.
-
-    Args:
-        command: the function that needs them.
-    """
+    """Give a command ``--reason``, ``--wait``, ``--force`` and ``--grace``."""
     reason = click.option(
         "--reason", metavar="TEXT", default="", help="Why, for whoever is refused the device."
     )

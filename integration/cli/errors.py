@@ -5,15 +5,10 @@ from __future__ import annotations
 from api.errors import Status
 from integration.errors import IntegrationError
 
-__all__ = ["AnswerUnwritten", "CliError"]
-
 
 class CliError(IntegrationError):
     """Base of what can go wrong with the program itself."""
 
 
-class AnswerUnwritten(CliError):
+class AnswerUnwritten(CliError, code="NVSHIM-E2501", status=Status.RESOURCE_EXHAUSTED):
     """The answer could not be written to where stdout leads. What was asked may have been done."""
-
-    code = "NVSHIM-E2501"
-    status = Status.RESOURCE_EXHAUSTED

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from integration.inspection.codes import Meaning
     from integration.inspection.explaining import Explanation
 
-__all__ = ["command"]
-
 _PLAIN: Final = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _TITLE: Final = 11
 _MOST_LINES: Final = 10

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["command", "show_health"]
-
 _SHORT: Final = len("GPU-00000000")
 
 

@@ -6,8 +6,6 @@ import click
 
 from integration.cli.app import EVERYTHING
 
-__all__ = ["command"]
-
 
 @click.command("help")
 @click.argument("words", metavar="[COMMAND]...", nargs=-1)

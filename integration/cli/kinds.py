@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["API_VERSION", "ERROR", "HEALTH", "HOLDINGS", "KINDS"]
-
 API_VERSION: Final = "nvshim/v1"
 
 ERROR: Final = "Error"

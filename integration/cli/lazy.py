@@ -15,8 +15,6 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["LazyGroup"]
-
 
 class LazyGroup(click.Group):
     """A group whose commands are in modules of their own, each as ``command``.

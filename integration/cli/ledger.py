@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     Places = tuple[Sequence[str], str, str]
     """containerd's state directories, procfs, and the kubelet's pod-resources socket."""
 
-__all__ = ["command", "show_holdings"]
-
 
 def _wrong(row: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (row["stale"], row["orphan"])))
+
+
+def _shares(row: Mapping[str, Any]) -> list[str]:
+    return [f"{each['memory_bytes'] / (1 << 30):.1f} GiB" for each in row["shares"]]
 
 
 def _given_to(row: Mapping[str, Any]) -> str:
@@ -59,6 +61,7 @@ _HOLDINGS: Final = (
     Column("PID", "pid", right=True),
     Column("GPUS", lambda row: by_index(row["devices"], row["device_indexes"])),
     Column("DEVICES", "devices", wide=True),
+    Column("SHARES", _shares, wide=True),
     Column("WRONG", _wrong),
     Column("FAULT", "fault"),
 )

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["command"]
-
 
 def _holders(containers: Sequence[Mapping[str, Any]] | None) -> str:
     if containers is None:

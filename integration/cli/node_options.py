@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from integration.node.components import AUTO, DRA_DRIVER, NO, YES, Options
+from integration.node.components import DRA_DRIVER, NO, YES, Options
 from integration.node.plugin.readers import BOOLEAN
 from integration.node.plugin.table import FLAGS, Given
 
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from integration.node.plugin.settings import Source
     from integration.node.plugin.table import Setting
 
-__all__ = ["Told", "agent_options", "options_of"]
-
 R = TypeVar("R")
 
 _LONGEST_DRIVER: Final = 63
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+
+# The options that say where the device plugin's settings come from.
+_OF_SETTINGS: Final = frozenset({
+    "config_file", "config_dir", "config_name_file", "node_label", "default_config", "fallbacks",
+})  # fmt: skip
 
 _KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -51,16 +54,12 @@ class Told(NamedTuple):
 
 
 def agent_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options of the agent's parts; it gets them as ``told``, a :class:`Told`.
-
-    Args:
-        command: the function that needs them.
-    """
+    """Give a command the options of the agent's parts, as ``told``, a :class:`Told`."""
 
     @functools.wraps(command)
     def answer(*args: Any, **kwargs: Any) -> R:
         context = click.get_current_context()
-        given = [_given(context, flag, kwargs.pop(_parameter(flag))) for flag in FLAGS]
+        given = [_given(context, flag, kwargs.pop(parameter_of(flag))) for flag in FLAGS]
         others = {name: kwargs.pop(name) for name in _OTHERS}
         return command(
             *args, told=Told(tuple(each for each in given if each is not None), others), **kwargs
@@ -84,37 +83,30 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
 
     Raises:
         SettingsError: a flag or variable says what means nothing.
+        KubeconfigUnusable: the kubeconfig is none to ask with.
     """
-    others = told.others
-    socket = str(others["kubelet_socket"]).removeprefix("unix://")
-    device_plugin = others["device_plugin"]
-    if not socket and device_plugin == YES:
-        raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
-    if others["dra"] and not others["api_server"]:
-        raise click.UsageError("--dra needs an --api-server")
-    if others["node_condition"] and not others["api_server"]:
-        raise click.UsageError("--node-condition needs an --api-server")
-    return Options(
-        spec=spec,
-        poll=poll,
-        device_plugin=NO if device_plugin == AUTO and not socket else device_plugin,
-        kubelet_socket=socket,
-        pod_resources=str(others["pod_resources"]).removeprefix("unix://"),
-        settings=_source(told),
-        metrics=others["metrics"],
-        api_server=others["api_server"],
-        api_port=others["api_port"],
-        service_account=others["service_account"],
-        dra=others["dra"],
-        dra_driver=others["dra_driver"],
-        node_condition=others["node_condition"],
-        node_name=others["node_name"] or os.uname().nodename.lower(),
-        states=others["states"],
-        **({"cri_sockets": sockets} if (sockets := others["cri_sockets"]) else {}),
-        ignored_xids=others["ignored_xids"],
-        heeded_xids=others["heeded_xids"],
-        kernel_log="" if others["kernel_log"] == "none" else others["kernel_log"],
-    )
+    others = {k: v for k, v in told.others.items() if k not in _OF_SETTINGS}
+    for name in ("kubelet_socket", "pod_resources"):
+        others[name] = str(others[name]).removeprefix("unix://")
+    if not others["kubelet_socket"]:
+        if others["device_plugin"] == YES:
+            raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
+        others["device_plugin"] = NO
+    for name in ("dra", "node_condition"):
+        if others[name] and not (others["api_server"] or others["kubeconfig"]):
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"--{flag} needs an --api-server, or a --kubeconfig")
+    if others["dra_mig"] and not others["dra"]:
+        raise click.UsageError("--dra-mig needs --dra")
+    if others["kubeconfig"]:
+        from integration.node.api_access import of_kubeconfig  # noqa: PLC0415 - seldom given
+
+        of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
+    others["node_name"] = others["node_name"] or os.uname().nodename.lower()
+    others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
+    if not others["cri_sockets"]:
+        del others["cri_sockets"]
+    return Options(spec=spec, poll=poll, settings=_source(told), **others)
 
 
 def _source(told: Told) -> Source:
@@ -146,7 +138,8 @@ def _source(told: Told) -> Source:
 # -- NVIDIA's flags ----------------------------------------------------------------------------
 
 
-def _parameter(flag: Setting) -> str:
+def parameter_of(flag: Setting) -> str:
+    """The name of the value that a flag of NVIDIA's plugin gives."""
     return "setting_" + flag.name.replace("-", "_")
 
 
@@ -154,7 +147,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
     names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     boolean: dict[str, Any] = {"is_flag": False, "flag_value": "true"}
     return click.option(
-        *names, _parameter(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
+        *names, parameter_of(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
         multiple=flag.repeated, hidden=flag.ignored, help=flag.help,
         **(boolean if flag.kind is BOOLEAN else {}),
     )  # fmt: skip
@@ -162,7 +155,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
 
 def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
     """What a flag says; None if neither it nor its variable is given."""
-    source = context.get_parameter_source(_parameter(flag))
+    source = context.get_parameter_source(parameter_of(flag))
     if source is ParameterSource.ENVIRONMENT:
         origin = next(name for name in flag.variables if os.environ.get(name))
     elif source is ParameterSource.COMMANDLINE:
@@ -231,6 +224,11 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         default="/run/containerd-shim-nvidia/service-account", show_default=True,
         help="Where the agent's token for it is; if there is none, nothing is said there.",
     ),
+    "kubeconfig": click.option(
+        "--kubeconfig", metavar="FILE", default="",
+        help="How the API server is asked, in place of the three above: its current context, with"
+        " a token or a client certificate, as a kubelet's own has them.",
+    ),
     "dra": click.option(
         "--dra", is_flag=True,
         help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"
@@ -239,6 +237,15 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "dra_shares": click.option(
+        "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
+        help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
+        " whole GPUs.",
+    ),
+    "dra_mig": click.option(
+        "--dra-mig", is_flag=True,
+        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["command"]
-
 _SETTINGS: Final = {"help_option_names": ["-?", "--help", "--usage"]}
 
 

@@ -13,27 +13,13 @@ from integration.cli.output import Format, Output
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "configured",
-    "holding",
-    "located",
-    "pod_resources_option",
-    "version_option",
-    "with_listing",
-    "with_output",
-]
-
 R = TypeVar("R")
 
 _OF_ONE: Final = (Format.TABLE, Format.JSON, Format.YAML)
 
 
 def with_output(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command ``-o/--output table|json|yaml``; it gets an :class:`Output` first.
-
-    Args:
-        command: the function that answers.
-    """
+    """Give a command ``-o/--output table|json|yaml``; it gets an :class:`Output` first."""
     return _answering(command, _OF_ONE)
 
 
@@ -69,9 +55,6 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
     """Give a command ``--config FILE``; it gets the node's :class:`~hooks.config.Config` first.
 
     Below :func:`with_output` it gets it second, after the :class:`Output`.
-
-    Args:
-        command: the function that needs it.
     """
 
     @click.option(
@@ -91,9 +74,6 @@ def located(command: Callable[..., R]) -> Callable[..., R]:
     """Give a command ``--containerd-state DIR`` and ``--procfs DIR``.
 
     It gets them as ``states``, which may be empty, and ``proc``.
-
-    Args:
-        command: the function that needs them.
     """
     states = click.option(
         "--containerd-state", "states", metavar="DIR", multiple=True,
@@ -135,12 +115,7 @@ def holding(command: Callable[..., R]) -> Callable[..., R]:
 def version_option(
     *names: str, tell: Callable[[], str]
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command a flag that says the version, and ends.
-
-    Args:
-        names: of the flag.
-        tell: what is said.
-    """
+    """Give a command a flag that says the version, and ends."""
 
     def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
         del param

@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 
     Source = str | Callable[[Mapping[str, Any]], Any]
 
-__all__ = [
-    "Column",
-    "Format",
-    "Output",
-    "by_index",
-    "counted",
-    "document_of",
-    "is_coloured",
-    "is_terminal",
-    "plain",
-    "serialized",
-    "short_id",
-    "title_of",
-    "width_of",
-]
-
 _WIDTH: Final = 80
 
 
@@ -160,11 +144,7 @@ class Output:
             self.stream.write(text if text.endswith("\n") else f"{text}\n")
 
     def document(self, value: Mapping[str, Any]) -> None:
-        """Write a value as JSON, or as YAML if that was asked for, with its kind.
-
-        Args:
-            value: of what JSON knows.
-        """
+        """Write a value as JSON, or as YAML if that was asked for, with its kind."""
         self.stream.write(serialized(document_of(self.kind, value), self.form))
 
 
@@ -183,12 +163,7 @@ def _value(source: Source, row: Mapping[str, Any]) -> Any:
 
 
 def serialized(value: Any, form: Format) -> str:
-    """A value as text.
-
-    Args:
-        value: of what JSON knows.
-        form: YAML, or anything else for JSON.
-    """
+    """A value as text."""
     if form is Format.YAML:
         import yaml  # noqa: PLC0415 - only who asks for it pays for it
 
@@ -244,11 +219,7 @@ def short_id(name: str | None) -> str | None:
 
 
 def title_of(container: Mapping[str, Any]) -> str:
-    """What people call a container of an answer.
-
-    Args:
-        container: as answers have it.
-    """
+    """What people call a container of an answer."""
     pod, name = container["pod"], container["name"] or short_id(container["id"])
     if pod is not None:
         return f"{pod['namespace']}/{pod['name']}/{name}"
@@ -266,11 +237,7 @@ def by_index(names: Iterable[str], indexes: Iterable[str | None]) -> list[str]:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it, with colours or without.
-
-    Args:
-        stream: stdout or stderr.
-    """
+    """Whether a person looks at it, with colours or without."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 

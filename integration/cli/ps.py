@@ -15,8 +15,6 @@ from integration.inspection.processes import list_processes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["command"]
-
 _STARTS: Final = {True: "warm", False: "cold", None: "-"}
 
 

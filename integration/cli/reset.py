@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.cli.output import Output
 
-__all__ = ["command"]
-
 
 @click.command("reset")
 @with_output

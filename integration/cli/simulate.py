@@ -29,8 +29,6 @@ from integration.simulated.trying import run as run_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["command"]
-
 _SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
 
 

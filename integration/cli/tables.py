@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["folded", "tabulated"]
-
 _GAP: Final = "  "
 _NARROWEST: Final = 4
 _BREAKS: Final = tuple(
@@ -71,12 +69,7 @@ def _longest(pattern: re.Pattern[str], cells: Sequence[str]) -> int:
 
 
 def folded(text: str, width: int) -> list[str]:
-    """A text in lines.
-
-    Args:
-        text: without ends of lines.
-        width: the most characters of a line.
-    """
+    """A text in lines."""
     if len(text) <= width:
         return [text]
     lines = [""]

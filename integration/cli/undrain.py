@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.cli.output import Output
 
-__all__ = ["command"]
-
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The devices that are out of service."""

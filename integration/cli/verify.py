@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.cli.output import Output
 
-__all__ = ["command"]
-
 _STYLES: Final[dict[str, dict[str, Any]]] = {
     Outcome.PASSED: {"fg": "green"},
     Outcome.FAILED: {"fg": "red", "bold": True},

@@ -13,8 +13,6 @@ from integration.inspection.node import own_version
 if TYPE_CHECKING:
     from integration.cli.output import Output
 
-__all__ = ["command"]
-
 
 @click.command("version")
 @with_output

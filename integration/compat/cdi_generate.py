@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 from hooks.cdi.generating import STRATEGIES, Wish
 from integration.compat.errors import FlagWithoutMeaning
 
-__all__ = ["MODES", "OTHERS", "Other", "wish_of"]
-
 _KINDS: Final = {
     "auto": "gpu",
     "nvml": "gpu",

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from hooks.node.gpus import Gpu, MigDevice
     from hooks.node.inventory import Inventory
 
-__all__ = ["Listed", "info_text", "list_paths", "log_lines"]
-
 _PROGRAMS: Final = (
     "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager",
     "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
@@ -79,10 +77,6 @@ _GPU_TITLES: Final = (
 
 def info_text(inventory: Inventory, *, csv: bool = False) -> str:
     """What ``info`` prints.
-
-    Args:
-        inventory: what the node has.
-        csv: whether as tables of commas.
 
     Returns:
         The text, with its end of line.
@@ -163,14 +157,6 @@ class Listed:
 
 def list_paths(inventory: Inventory, config: Config, listed: Listed) -> list[str]:
     """What ``list`` prints, a path per line.
-
-    Args:
-        inventory: what the node has.
-        config: where procfs is.
-        listed: what is to be listed.
-
-    Returns:
-        The paths.
 
     Raises:
         RequestError: a device is named that the node does not have.

@@ -16,8 +16,6 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["GoCommand", "GoGroup", "Several", "flatten"]
-
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from api.errors import one_line
 
-__all__ = ["Stderr"]
-
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._/@^+-]+")
 _SHORT: Final = {"debug": "DEBU", "info": "INFO", "warning": "WARN"}
 

@@ -11,8 +11,6 @@ from typing import Final
 
 from integration.compat.errors import FlagWithoutMeaning, NoCounterpart
 
-__all__ = ["arguments_of"]
-
 _HOOK_MODES: Final = frozenset({"oci-hook", "hook"})
 _FILE_MODES: Final = frozenset({"", "config-file", "config"})
 _SHIM: Final = "containerd-shim-nvidia"

@@ -26,8 +26,6 @@ from integration.files import read_file, replace_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["DEFAULT", "notes_of", "policy_of", "read", "with_settings", "write"]
-
 DEFAULT: Final = """\
 #accept-nvidia-visible-devices-as-volume-mounts = false
 #accept-nvidia-visible-devices-envvar-when-unprivileged = true
@@ -81,9 +79,6 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 def read(path: str) -> str:
     """The file's text.
 
-    Args:
-        path: of the file.
-
     Returns:
         The text; :data:`DEFAULT` if there is no such file.
 
@@ -104,9 +99,6 @@ def with_settings(text: str, settings: Sequence[str], path: str) -> str:
         text: of the file.
         settings: each ``KEY=VALUE``, or ``KEY`` for a flag.
         path: of the file, for messages.
-
-    Returns:
-        The text.
 
     Raises:
         ToolkitConfigUnusable: there is no such key, its value is of another type, or the shim
@@ -142,21 +134,12 @@ def notes_of(text: str, path: str, settings: Sequence[str]) -> list[str]:
 
 
 def policy_of(text: str, path: str) -> str:
-    """What it means for who may have a GPU that such a file is there.
-
-    Args:
-        text: of the file.
-        path: of the file, for the message.
-    """
+    """What it means for who may have a GPU that such a file is there."""
     return parse_nvidia_config(text.encode(), path).notes[0]
 
 
 def write(path: str, text: str) -> None:
     """Put a file in place.
-
-    Args:
-        path: where.
-        text: its content.
 
     Raises:
         ToolkitConfigUnusable: it cannot be written. Nothing has changed.

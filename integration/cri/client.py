@@ -17,11 +17,13 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 from google.protobuf.message import Message
 
 from api.proto import cri_pb2 as pb
+from integration.cri.engine import engine_of
 from integration.cri.errors import CriRefused, CriUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
+
+    from integration.cri.engine import Engine
 
 Q = TypeVar("Q", bound=Message)
 Q_contra = TypeVar("Q_contra", bound=Message, contravariant=True)
@@ -80,9 +82,6 @@ class _Method(Generic[Q, R]):
 class Cri:
     """A connection to a server of the CRI. As a context it is closed at the end.
 
-    Args:
-        address: the path of the server's socket.
-
     Attributes:
         address: likewise.
         channel: the connection, which comes to be with the first call.
@@ -136,17 +135,22 @@ class Cri:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connection."""
         self.channel.close()
+
+    def engine(self, *, timeout: float = _TIMEOUT) -> Engine:
+        """What the server says of itself, by two calls.
+
+        Raises:
+            CriRefused: the server answered with an error.
+            CriUnreachable: there is no answer.
+        """
+        version = self.version(pb.VersionRequest(), timeout=timeout)
+        return engine_of(version, self.status(pb.StatusRequest(verbose=True), timeout=timeout))
 
     def container_events(
         self, *, timeout: float | None = None

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from api.proto import cri_pb2 as pb
 
-__all__ = ["CRIO", "CRI_SOCKETS", "Engine", "engine_of"]
-
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock",
     "/run/k3s/containerd/containerd.sock",
@@ -97,11 +95,7 @@ class Engine:
         return is_set if isinstance(is_set, bool) else None
 
     def hands_on(self, annotation: str) -> bool:
-        """Whether a handler that calls our shim gets an annotation of a container.
-
-        Args:
-            annotation: its name.
-        """
+        """Whether a handler that calls our shim gets an annotation of a container."""
         return any(
             fnmatch.fnmatchcase(annotation, pattern)
             for handler in self._runtimes.values()
@@ -112,11 +106,7 @@ class Engine:
         )
 
     def handler(self, name: str) -> Mapping[str, Any]:
-        """The settings of a handler, under the engine's own names; none if it does not tell.
-
-        Args:
-            name: of the handler.
-        """
+        """The settings of a handler, under the engine's own names; none if it does not tell."""
         return _table(self._runtimes.get(name))
 
     @property

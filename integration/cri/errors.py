@@ -18,15 +18,12 @@ class CriError(IntegrationError):
     """Base of what a client of the CRI raises."""
 
 
-class CriRefused(CriError):
+class CriRefused(CriError, code="NVSHIM-E2421", status=Status.UNKNOWN):
     """The server answered a call with an error; ``status`` is the code that it gave.
 
     Attributes:
         said: the server's message, as it is.
     """
-
-    code = "NVSHIM-E2421"
-    status = Status.UNKNOWN
 
     def __init__(self, asked: str, *, said: str, status: int) -> None:
         super().__init__(asked, found=said)
@@ -34,9 +31,7 @@ class CriRefused(CriError):
         self.status = status
 
 
-class CriUnreachable(CriError):
+class CriUnreachable(CriError, code="NVSHIM-E2422", status=Status.UNAVAILABLE):
     """There is no answer: nobody listens, the server went away, or it took too long."""
 
-    code = "NVSHIM-E2422"
-    status = Status.UNAVAILABLE
     remedy = "start the engine, or name its socket"

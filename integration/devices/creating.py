@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.host_setup import Wanted
 
-__all__ = ["State", "Step", "Wish", "create", "refuse_failures", "run_command"]
-
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHORT: Final = 200
 _MOST_TOLD: Final = 4
@@ -129,9 +127,6 @@ def create(
 def refuse_failures(steps: Sequence[Step]) -> None:
     """Say it if not everything is there that could be.
 
-    Args:
-        steps: what came of each.
-
     Raises:
         DevicesNotMade: something could not be made, or no driver is loaded at all.
     """
@@ -153,9 +148,6 @@ def refuse_failures(steps: Sequence[Step]) -> None:
 
 def run_command(command: Sequence[str]) -> str:
     """Run a command with nothing of our environment.
-
-    Args:
-        command: the argument list.
 
     Returns:
         Why it failed; "" if it did not.

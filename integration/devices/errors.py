@@ -13,32 +13,20 @@ from __future__ import annotations
 from api.errors import Status
 from integration.errors import IntegrationError
 
-__all__ = [
-    "DevicesError",
-    "DevicesNotMade",
-    "ModulesNotLoaded",
-]
-
 
 class DevicesError(IntegrationError):
     """Base of what :mod:`integration.devices` raises."""
 
 
-class DevicesNotMade(DevicesError):
+class DevicesNotMade(DevicesError, code="NVSHIM-E2536", status=Status.FAILED_PRECONDITION):
     """Some module, node or link could not be loaded or made; the others are.
 
     Raised by :func:`integration.devices.creating.refuse_failures`.
     """
 
-    code = "NVSHIM-E2536"
-    status = Status.FAILED_PRECONDITION
 
-
-class ModulesNotLoaded(DevicesError):
+class ModulesNotLoaded(DevicesError, code="NVSHIM-E2537", status=Status.FAILED_PRECONDITION):
     """modprobe did not load the driver's own module.
 
     Raised by :func:`integration.devices.creating.create`.
     """
-
-    code = "NVSHIM-E2537"
-    status = Status.FAILED_PRECONDITION

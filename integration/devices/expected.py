@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["MODULES", "expected_nodes", "is_forbidden"]
-
 _CONTROL_NODES: Final = (CONTROL, MODESET, UVM, UVM_TOOLS)
 
 MODULES: Final = {

@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ADVISORIES", "OLDEST", "Advisory", "Version", "affecting", "parse_version"]
-
 Version = tuple[int, int, int, int, int]
 """Major, minor, patch, stage (alpha 0, beta 1, candidate 2, release 3), number of the stage."""
 

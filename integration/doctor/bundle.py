@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from integration.doctor.examination import Examination
 
-__all__ = ["report", "write_bundle"]
-
 _DIRECTORY: Final = "nvshim-doctor"
 _README: Final = """\
 What `nvshim doctor` saw on a node, and what it made of it.
@@ -49,9 +47,6 @@ as it stands. Names of containers, namespaces, files and GPUs are.
 
 def report(examination: Examination) -> dict[str, Any]:
     """The answer of ``nvshim doctor -o json``.
-
-    Args:
-        examination: what was found.
 
     Returns:
         Values that JSON has; the keys are an interface.

@@ -15,36 +15,22 @@ from __future__ import annotations
 from api.errors import Status
 from integration.errors import IntegrationError
 
-__all__ = ["BundleNotWritten", "CheckUnknown", "DoctorError", "ManifestUnusable", "RootNotFound"]
-
 
 class DoctorError(IntegrationError):
     """Base of what ends an examination before it has an answer."""
 
 
-class RootNotFound(DoctorError):
+class RootNotFound(DoctorError, code="NVSHIM-E2590", status=Status.NOT_FOUND):
     """What was named as the node's root is no directory."""
 
-    code = "NVSHIM-E2590"
-    status = Status.NOT_FOUND
 
-
-class CheckUnknown(DoctorError):
+class CheckUnknown(DoctorError, code="NVSHIM-E2591", status=Status.INVALID_ARGUMENT):
     """There is no check with that code."""
 
-    code = "NVSHIM-E2591"
-    status = Status.INVALID_ARGUMENT
 
-
-class BundleNotWritten(DoctorError):
+class BundleNotWritten(DoctorError, code="NVSHIM-E2592", status=Status.FAILED_PRECONDITION):
     """The bundle could not be written. Nothing of it is left."""
 
-    code = "NVSHIM-E2592"
-    status = Status.FAILED_PRECONDITION
 
-
-class ManifestUnusable(DoctorError):
+class ManifestUnusable(DoctorError, code="NVSHIM-E2593", status=Status.INVALID_ARGUMENT):
     """A file of Kubernetes manifests that was named cannot be read."""
-
-    code = "NVSHIM-E2593"
-    status = Status.INVALID_ARGUMENT

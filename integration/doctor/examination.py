@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from integration.doctor.findings import Check, Finding
     from integration.doctor.places import Places
 
-__all__ = ["Examination", "choose", "examine", "judge", "lasting_skips"]
-
 _PREFIX: Final = "NVSHIM-"
 _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
 
@@ -85,9 +83,6 @@ def _code(text: str, known: Iterable[str]) -> str:
 def lasting_skips(places: Places) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The checks that the node's configuration leaves out.
 
-    Args:
-        places: of the node.
-
     Returns:
         Their codes; and the words that are no check's any more, which are of no effect.
     """
@@ -118,9 +113,6 @@ def examine(
         skipped: codes of the checks that somebody leaves out.
         besides: facts that are gathered though no check needs them.
 
-    Returns:
-        All of it.
-
     Raises:
         RootNotFound: there is no node.
         ManifestUnusable: a file that was named for an answer gives none.
@@ -132,10 +124,6 @@ def examine(
 
 def judge(node: Node, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
     """What checks say of facts: a pure function.
-
-    Args:
-        node: the facts.
-        checks: which.
 
     Returns:
         The findings, the worst first, then by code. A check that could not look says so.

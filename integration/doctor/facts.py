@@ -12,41 +12,6 @@ from typing import Final
 
 from integration.handlers import calls_our_shim
 
-__all__ = [
-    "NVIDIAS",
-    "Cdi",
-    "CdiFile",
-    "ConfigFile",
-    "Container",
-    "Containerd",
-    "CouldNotLook",
-    "Crio",
-    "Device",
-    "Docker",
-    "DockerRuntime",
-    "Driver",
-    "Gpu",
-    "Handler",
-    "Injector",
-    "Installation",
-    "Installed",
-    "Kubernetes",
-    "Machine",
-    "Mount",
-    "Node",
-    "NodeAgent",
-    "Nvml",
-    "PciGpu",
-    "Plugins",
-    "Policy",
-    "Program",
-    "ProgramFailed",
-    "RuntimeClass",
-    "Server",
-    "Shim",
-    "Unseen",
-]
-
 NVIDIAS: Final = "nvidia-container-runtime"
 """The runtime of NVIDIA's toolkit."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -18,17 +21,8 @@ if TYPE_CHECKING:
 
     Look = Callable[..., Iterable["Trouble | Unseen"]]
 
-__all__ = [
-    "ERROR",
-    "NOTE",
-    "WARNING",
-    "Check",
-    "Finding",
-    "Severity",
-    "Trouble",
-    "check",
-    "listed",
-]
+TABLE: Final = os.path.join(os.path.dirname(__file__), "checks", "checks.toml")
+"""What checks say, by their codes."""
 
 _MOST_LISTED: Final = 6
 
@@ -113,18 +107,19 @@ class Check:
             yield Finding.of(self, each)
 
 
-def check(
-    code: str,
-    severity: Severity,
-    title: str,
-    *,
-    why: str,
-    remedy: str,
-    command: str = "",
-    reference: str = "",
-) -> Callable[[Look], Check]:
-    """Make a function a :class:`Check`; the arguments are its attributes."""
-    return partial(Check, code, severity, title, why, remedy, command, reference)
+def check(code: str) -> Callable[[Look], Check]:
+    """Make a function the :class:`Check` of a code, whose texts are in :data:`TABLE`."""
+    row = _rows()[code]
+    return partial(
+        Check, f"NVSHIM-{code}", Severity(row["severity"]), row["title"], row["why"],
+        row["remedy"], row.get("command", ""), row.get("reference", ""),
+    )  # fmt: skip
+
+
+@functools.cache
+def _rows() -> dict[str, dict[str, str]]:
+    with open(TABLE, "rb") as file:
+        return tomllib.load(file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,12 @@ if TYPE_CHECKING:
 
     from integration.doctor.facts import Node
 
-__all__ = ["NEEDED", "identity_lines", "identity_of"]
-
 NEEDED: Final = ("driver", "containerd", "docker", "installation")
 """The facts that it is a function of."""
 
 
 def identity_of(node: Node) -> dict[str, Any]:
-    """What node it is, as values that JSON has; the keys are an interface.
-
-    Args:
-        node: its facts.
-    """
+    """What node it is, as values that JSON has; the keys are an interface."""
     return {**_driver(node), **_engine(node), "version": VERSION, "installed": _installed(node)}
 
 

@@ -18,8 +18,6 @@ from typing import Any, Final
 from hooks.config import DEFAULT_PATH, NVIDIA_PATH, Config, load_config
 from integration.doctor.errors import RootNotFound
 
-__all__ = ["Places"]
-
 # As many as the kernel follows.
 _MOST_LINKS: Final = 40
 _OF_CONFIG: Final = ("host_root", "dev", "proc", "sys", "state", "layers", "drained")

@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any, Final
 from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, read_majors
 from hooks.node.witness import read_text
-from integration.files import read_file
 from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.processes import all_containers
 from integration.inspection.procfs import Procfs
 from integration.node.ledger.cgroups import Owners
+from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.drain.targets import Target
     from integration.inspection.bundles import Container
-
-__all__ = ["AGENT", "CONTAINER", "MPS", "Holder", "find_holders"]
 
 CONTAINER: Final = "container"
 AGENT: Final = "agent"
@@ -77,7 +75,6 @@ _OURS: Final = "nvidia"  # what all of the driver's own modules are called
 _NODES: Final = "/dev/nvidia"
 _WITHOUT_NODES: Final = ("socket:", "pipe:", "anon_inode:", "/memfd:")
 _ANSWER: Final = 1.0
-_AGENT_LOCK: Final = "node.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +136,7 @@ def find_holders(
     found = list(_containers(containers, targets, inventory, config))
     known = {each.container.bundle for each in found if each.container is not None}
     owners = Owners(containers, procfs)
-    agent = _agent_of(config)
+    agent = agent_of(config.state)  # one in another pid namespace has another number here
     for pid, devices in _processes(procfs, _numbers(targets, inventory, config)):
         owner = owners.of(pid)
         if owner is None:
@@ -313,19 +310,6 @@ def _ancestors(pid: int, procfs: Procfs) -> Iterator[int]:
         yield pid
         status = procfs.status(pid)
         pid = 0 if status is None else status.parent
-
-
-def _agent_of(config: Config) -> int:
-    """The pid of the node agent, if one runs; one in another pid namespace has another here."""
-    from integration.node.agent import is_running  # noqa: PLC0415 - few nodes get so far
-
-    if not is_running(config):
-        return 0
-    try:
-        text = (read_file(os.path.join(config.state, _AGENT_LOCK)) or b"").decode().strip()
-    except (OSError, ValueError):
-        return 0
-    return int(text) if text.isdecimal() else 0
 
 
 # -- modules -----------------------------------------------------------------------------------

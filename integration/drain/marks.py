@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Final
 from hooks.node.drained import Drain, path_of, read_drains
 from integration.drain.errors import MarkUnwritten, NotDrained, ResetRunning
 from integration.files import remove_file, replace_file, sweep
+from shim.causes.agent import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hooks.config import Config
-
-__all__ = ["find", "finish", "put", "resetting", "step", "take"]
 
 _LOCK: Final = "drained.lock"
 _RESET: Final = "reset.lock"
@@ -177,17 +176,7 @@ def resetting(config: Config) -> Iterator[None]:
 
 
 def _is_resetting(config: Config) -> bool:
-    try:
-        fd = os.open(os.path.join(config.state, _RESET), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_locked(os.path.join(config.state, _RESET))
 
 
 def _write(config: Config, drain: Drain) -> None:

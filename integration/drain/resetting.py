@@ -12,8 +12,6 @@ Rules
 - A GPU that a person had taken out of service before stays so, with that person's reason.
 - The node agent lets go of NVML meanwhile, and with it of all GPUs: nvidia-smi resets none that
   anybody has open.
-- nvidia-smi is the driver's. A driver root that is a system of its own, as in a driver container,
-  is its root.
 - A proof is NVML's answer, asked anew: it has the GPU, and can open it.
 
 Source: nvidia-smi(1), "--gpu-reset".
@@ -21,7 +19,6 @@ Source: nvidia-smi(1), "--gpu-reset".
 
 from __future__ import annotations
 
-import subprocess
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -32,8 +29,7 @@ from hooks.node.drained import Drain
 from integration.drain import marks
 from integration.drain.errors import ResetFailed, ResetUnproven, StillHeld
 from integration.inventory import ask
-from integration.node.mps.control import launch_line
-from integration.node.mps.plan import where_programs_run
+from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
@@ -44,14 +40,11 @@ if TYPE_CHECKING:
     from integration.drain.holders import Holder
     from integration.drain.targets import Target
 
-__all__ = ["DRAINING", "PROVING", "RESETTING", "Reset"]
-
 DRAINING: Final = "waits for its holders"
 RESETTING: Final = "nvidia-smi resets it"
 PROVING: Final = "it has to prove that it lives"
 
-_PROGRAM: Final = "nvidia-smi"
-_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+_DO: Final = "do what it says, and run it again; some GPUs are reset by a reboot alone"
 _TO_RESET: Final = 180.0 * PATIENCE
 _TO_PROVE: Final = 30.0 * PATIENCE
 _PAUSE: Final = 0.5
@@ -120,45 +113,11 @@ class Reset:
 
     def _reset(self, inventory: Inventory) -> None:
         asked = f"to reset {self._target.name}"
-        program = next((f.source for f in inventory.driver.files if f.row == _PROGRAM), "")
-        if not program:
-            raise ResetFailed(
-                asked,
-                found=f"no {_PROGRAM} among the files of driver {inventory.driver.version} below "
-                f"{inventory.driver.root}",
-                do="install it: Debian has it in nvidia-smi, Ubuntu in nvidia-utils",
-            )
         arguments = ["--gpu-reset", "-i", self._gpu.bus_id]
-        root, libraries = where_programs_run(inventory.driver)
-        environment = {"PATH": _PATH} | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
-        argv = [program, *arguments]
-        if root:
-            argv = launch_line(
-                program.removeprefix(root), root, environment,
-                arguments=arguments, dev=self._config.dev,
-            )  # fmt: skip
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env=environment, timeout=_TO_RESET, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise ResetFailed(
-                asked,
-                found=f"{_PROGRAM} has not ended after {_TO_RESET:g} s",
-                do="see the kernel's log, and reboot the node",
-            ) from error
-        except OSError as error:
-            raise ResetFailed(
-                asked, found=f"{program}: {error.strerror}", do="see that it can be executed"
-            ) from error
-        if done.returncode:
-            said = one_line(done.stdout.decode(errors="replace")) or "nothing"
-            raise ResetFailed(
-                asked,
-                found=f"{_PROGRAM} ended with status {done.returncode} and said: {said}",
-                do="do what it says, and run it again; some GPUs are reset by a reboot alone",
-            )
+            run_nvidia_smi(inventory.driver, self._config, arguments, _TO_RESET)
+        except SmiFailed as error:
+            raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
 
     def _prove(self) -> None:
         deadline = time.monotonic() + _TO_PROVE

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Say = Callable[[str], None]
 
-__all__ = ["Drained", "Wish", "answer_of", "drain", "drained_names", "reset", "undrain"]
-
 _TO_LET_GO: Final = 10.0 * PATIENCE
 
 

@@ -5,20 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hooks.edits.grant import gpus_named, mig_devices_named
 from hooks.errors import RequestError
 from hooks.node.drained import DRIVER, Drain, read_drains
 from hooks.requests.naming import parse_names
 from hooks.sharing import id_of
-from hooks.words import (
-    AllDevices,
-    GpuBusId,
-    GpuIndex,
-    GpuUuid,
-    MigIndex,
-    MigInstance,
-    MigUuid,
-    NamedDevices,
-)
+from hooks.words import AllDevices, NamedDevices
 from integration.drain.errors import NotDrained, TargetUnknown
 
 if TYPE_CHECKING:
@@ -27,9 +19,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.gpus import Gpu, MigDevice
     from hooks.node.inventory import Inventory
-    from hooks.words import DeviceName
-
-__all__ = ["THE_DRIVER", "Target", "drained_of", "targets_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +76,11 @@ def _named(name: str, inventory: Inventory) -> list[Target]:
         raise _unknown(name, "names no GPU and no MIG device")
     targets = []
     for each in named.devices:
-        found = [_whole(gpu) for gpu in inventory.gpus if _is_gpu(gpu, each)]
+        found = [_whole(gpu) for gpu in gpus_named(each, inventory)]
         found += [
             Target(mig.uuid, f"MIG device {mig.gpu}:{mig.index}", gpus[mig.gpu], mig)
-            for mig in inventory.mig_devices
-            if mig.gpu in gpus and _is_mig(mig, gpus[mig.gpu], each)
+            for mig in mig_devices_named(each, inventory)
+            if mig.gpu in gpus
         ]
         if len(found) != 1:
             what = f"is the beginning of {len(found)} UUIDs" if found else "is not on this node"
@@ -102,29 +91,6 @@ def _named(name: str, inventory: Inventory) -> list[Target]:
 
 def _whole(gpu: Gpu) -> Target:
     return Target(id_of(gpu), f"GPU {gpu.index}", gpu)
-
-
-def _is_gpu(gpu: Gpu, name: DeviceName) -> bool:
-    match name:
-        case GpuIndex(index):
-            return gpu.index == index
-        case GpuBusId(bus_id):
-            return gpu.bus_id == bus_id
-        case GpuUuid(uuid):
-            return gpu.uuid.startswith(uuid)
-    return False
-
-
-def _is_mig(mig: MigDevice, gpu: Gpu, name: DeviceName) -> bool:
-    match name:
-        case MigIndex(index, number):
-            return (mig.gpu, mig.index) == (index, number)
-        case MigUuid(uuid):
-            return mig.uuid.startswith(uuid)
-        case MigInstance(uuid, instance, compute):
-            numbers = (mig.gpu_instance, mig.compute_instance)
-            return gpu.uuid == uuid and numbers == (instance, compute)
-    return False
 
 
 def _unknown(name: str, found: str) -> TargetUnknown:

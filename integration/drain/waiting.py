@@ -19,14 +19,14 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from api.errors import NvshimError, Status
-from api.ttrpc.client import connect
+from api.errors import NvshimError
 from integration.drain.holders import AGENT, CONTAINER, MPS
-from integration.shim_client import call
+from integration.shim_client import kill
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
@@ -35,11 +35,8 @@ if TYPE_CHECKING:
     from integration.drain.holders import Holder
     from integration.inspection.bundles import Container
 
-__all__ = ["Force", "blocking", "not_by_themselves", "wait_until_free"]
-
 _LOOK: Final = 0.5
 _TO_ANSWER: Final = 5.0 * PATIENCE
-_SERVICES: Final = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 
 
 def blocking(holders: Iterable[Holder], *, lets_go: bool) -> tuple[Holder, ...]:
@@ -93,28 +90,10 @@ class Force:
     def _signal(self, holder: Holder, container: Container, number: signal.Signals) -> None:
         self.say(f"{number.name} to {holder.name}")
         try:
-            anyio.run(_kill, container, number)
+            anyio.run(partial(kill, container, number, timeout=_TO_ANSWER))
         except (NvshimError, OSError) as error:
             # It may have ended by itself; if not, it is listed again.
-            self.say(f"{holder.name}: {error}")
-
-
-async def _kill(container: Container, number: signal.Signals) -> None:
-    """Have a shim signal its container."""
-    everyone = number == signal.SIGKILL
-    async with connect(container.address) as client:
-        for service in _SERVICES:
-            try:
-                await call(
-                    client, "Kill", service=service, timeout=_TO_ANSWER,
-                    id=container.id, signal=number.value, all=everyone,
-                )  # fmt: skip
-            except NvshimError as error:
-                # The other version of the API, of containerd's own shims since 2.0.
-                if error.status != Status.UNIMPLEMENTED or service == _SERVICES[-1]:
-                    raise
-            else:
-                return
+            self.say(f"{holder.name}: {str(error) or 'no answer'}")
 
 
 def wait_until_free(

@@ -17,18 +17,23 @@ Rules
 - Nothing is restarted here (:mod:`integration.engines.restart` does, when a person asks for it); a
   change says whether the engine needs it.
 
-Modules: ``containerd`` (with ``options``, ``former``, ``wanted``, ``verdict``, ``imports``,
-``dump``), ``docker``, ``crio``; ``tomltext`` and ``jsontext`` edit text, ``undo`` has the record of
-what was there before and the way back, ``files`` replaces files.
+Modules: ``runtime_options`` has what all engines have; ``containerd`` (with ``options``,
+``former``, ``wanted``, ``verdict``, ``imports``, ``dump``), ``docker``, ``crio``; ``tomltext`` and
+``jsontext`` edit text, ``undo`` has the record of what was there before and the way back, ``files``
+replaces files.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from integration.engines import containerd, crio, docker
 from integration.engines.files import Change, FileChange, Need, apply
 from integration.engines.options import Options as ContainerdOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
 
 Options: TypeAlias = ContainerdOptions | docker.Options | crio.Options
 
@@ -47,22 +52,19 @@ __all__ = [
 ]
 
 
+_MODULES: Final[Mapping[type, ModuleType]] = {
+    ContainerdOptions: containerd, docker.Options: docker, crio.Options: crio,
+}  # fmt: skip
+
+
 def plan(options: Options) -> Change:
     """What has to change so that an engine knows our runtime.
-
-    Args:
-        options: of the engine.
 
     Raises:
         EnginesError: it cannot be had, or not without changing something else.
     """
-    match options:
-        case docker.Options():
-            return docker.plan(options)
-        case crio.Options():
-            return crio.plan(options)
-        case _:
-            return containerd.plan(options)
+    change: Change = _MODULES[type(options)].plan(options)
+    return change
 
 
 def plan_removal(options: Options) -> Change:
@@ -74,10 +76,5 @@ def plan_removal(options: Options) -> Change:
     Raises:
         EnginesError: a file cannot be read, or was changed by hand.
     """
-    match options:
-        case docker.Options():
-            return docker.plan_removal(options)
-        case crio.Options():
-            return crio.plan_removal(options)
-        case _:
-            return containerd.plan_removal(options)
+    change: Change = _MODULES[type(options)].plan_removal(options)
+    return change

@@ -35,13 +35,8 @@ from integration.engines.errors import ConfigRefused, EngineNotInstalled
 from integration.engines.files import Change, Need
 from integration.engines.former import without_us
 from integration.engines.imports import load
-from integration.engines.options import (
-    DEFAULT_CONFIG,
-    ENGINE,
-    Options,
-    check_name,
-)
-from integration.engines.undo import Record, View, changes, read_record, remedy_of
+from integration.engines.options import ENGINE, Options
+from integration.engines.undo import Record, View, changes, read_record
 from integration.engines.verdict import (
     check,
     check_default,
@@ -49,13 +44,11 @@ from integration.engines.verdict import (
     refuse_generated,
     theirs,
 )
-from integration.engines.wanted import as_before, kept, with_us, without_theirs
+from integration.engines.wanted import as_before, drop_in_before, kept, with_us, without_theirs
 from integration.handlers import calls_our_shim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["plan", "plan_removal"]
 
 _TOLD_OF_A_HANDLER: Final = (
     "runtime_type", "runtime_path", "options", "container_annotations", "pod_annotations",
@@ -69,16 +62,13 @@ _RESTART: Final = (
 def plan(options: Options) -> Change:
     """What has to change so that containerd has the handler.
 
-    Args:
-        options: what is wanted.
-
     Returns:
         The change, which is empty if it has it already.
 
     Raises:
         EnginesError: it cannot be had, or not without changing something else.
     """
-    check_name(options.runtime_name)
+    options.check_name()
     containerd = Containerd(options.program, options.socket)
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)
@@ -88,6 +78,8 @@ def plan(options: Options) -> Change:
     # Where nothing of ours is, there is nothing else to compare with.
     now = _dump_now(options, containerd) if former.exchanged else before
     options = as_before(options, before, now)
+    if containerd.merges and options.drop_in is None:
+        options = replace(options, drop_in=drop_in_before(options, record))
     is_replaced = record.replaces(options.runtime_name, options.replace)
     options = replace(options, replace=is_replaced)
     check_former(options, former, before)
@@ -169,8 +161,7 @@ def _change(
 ) -> Change:
     files = changes(
         record, former, wanted, config=options.config, name=options.runtime_name,
-        remedy=remedy_of(ENGINE, "--config", options.config, DEFAULT_CONFIG),
-        replaced=bool(options.replace),
+        remedy=options.remedy, replaced=bool(options.replace),
         # What it imports it may import by "*", and somebody may start it just now.
         staging=os.path.dirname(os.path.realpath(options.config)),
     )  # fmt: skip

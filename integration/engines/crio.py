@@ -34,24 +34,12 @@ from integration.engines.errors import (
     NotOurs,
 )
 from integration.engines.files import Change, Need
-from integration.engines.options import check_name
 from integration.engines.programs import PATH, find_program, run
-from integration.engines.undo import (
-    HEAD,
-    RECORDS,
-    Record,
-    View,
-    changes,
-    read_record,
-    record_path,
-    remedy_of,
-    without,
-)
+from integration.engines.runtime_options import RuntimeOptions
+from integration.engines.undo import HEAD, Record, View, changes, read_record, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["DEFAULT_CONFIG", "DEFAULT_DROP_IN", "Options", "plan", "plan_removal"]
 
 ENGINE: Final = "crio"
 DEFAULT_CONFIG: Final = "/etc/crio/crio.conf"
@@ -59,44 +47,24 @@ DEFAULT_DROP_IN: Final = "/etc/crio/crio.conf.d/99-nvshim.conf"
 SHIM: Final = "containerd-shim-nvidia-v1"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(RuntimeOptions):
     """What is wanted.
 
     Attributes:
         config: CRI-O's own file, which is only read unless the handler is replaced in it.
         drop_in: where the handler is written.
-        runtime_name: the handler, as a RuntimeClass names it.
-        set_default: whether pods that name no handler get it; None for what was configured before.
-        shim: path of the shim; None for the one on the path of system services.
-        program: crio; None for the installed one, if there is one.
-        force: whether what was changed by hand is lost.
-        replace: whether it takes the place of a handler of that name that somebody else has made;
-            None for what was said before.
-        records: the directory of records.
     """
+
+    engine = ENGINE
+    named_by = ("--drop-in", "drop_in", DEFAULT_DROP_IN)
 
     config: str = DEFAULT_CONFIG
     drop_in: str = DEFAULT_DROP_IN
-    runtime_name: str = "nvidia"
-    set_default: bool | None = None
-    shim: str | None = None
-    program: str | None = None
-    force: bool = False
-    replace: bool | None = None
-    records: str = RECORDS
-
-    @property
-    def record(self) -> str:
-        """The record of this drop-in."""
-        return record_path(self.records, ENGINE, self.drop_in, DEFAULT_DROP_IN)
 
 
 def plan(options: Options) -> Change:
     """What has to change so that CRI-O has the handler.
-
-    Args:
-        options: what is wanted.
 
     Returns:
         The change, which is empty if it has it already.
@@ -104,7 +72,7 @@ def plan(options: Options) -> Change:
     Raises:
         EnginesError: it cannot be had.
     """
-    check_name(options.runtime_name)
+    options.check_name()
     record = read_record(options.record)
     former = without(record, force=options.force)
     if former.text(options.drop_in) is not None and not options.force:
@@ -129,9 +97,6 @@ def plan(options: Options) -> Change:
 
 def plan_removal(options: Options) -> Change:
     """What has to change so that nothing of ours is left.
-
-    Args:
-        options: where to look.
 
     Returns:
         The change, which is empty if there is nothing of ours.
@@ -259,8 +224,7 @@ def _change(
 ) -> Change:
     files = changes(
         record, former, wanted, config=options.drop_in, name=options.runtime_name,
-        remedy=remedy_of(ENGINE, "--drop-in", options.drop_in, DEFAULT_DROP_IN),
-        replaced=replaced,
+        remedy=options.remedy, replaced=replaced,
         # CRI-O reads every file of its directory, whatever its name.
         staging=os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in))),
     )  # fmt: skip

@@ -36,17 +36,14 @@ from integration.engines.errors import (
     HandlerTaken,
 )
 from integration.engines.files import Change, FileChange, Need
-from integration.engines.options import check_name
 from integration.engines.programs import PATH, find_program, run
+from integration.engines.runtime_options import RuntimeOptions
 from integration.engines.undo import (
-    RECORDS,
     Record,
     View,
     Written,
     changes,
     read_record,
-    record_path,
-    remedy_of,
     undo_edits,
     without,
 )
@@ -54,8 +51,6 @@ from integration.handlers import RUNTIME_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["DEFAULT_CONFIG", "HOOK", "Options", "plan", "plan_removal"]
 
 ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"
@@ -80,47 +75,27 @@ exit 1
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(RuntimeOptions):
     """What is wanted.
 
     Attributes:
         config: daemon.json.
-        runtime_name: as ``docker run --runtime`` names it.
-        set_default: whether containers that name no runtime get it; None for what was configured
-            before.
-        shim: path of the shim; None for the one on containerd's PATH.
-        enable_cdi: whether Docker applies CDI specs itself (from 28.2 on it does); likewise.
+        enable_cdi: whether Docker applies CDI specs itself (from 28.2 on it does); None for what
+            was configured before.
         hook_directory: where the hook's stand-in is made if there is none.
-        records: the directory of records.
-        program: dockerd; None for the installed one.
-        force: whether what was changed by hand is lost.
-        replace: whether it takes the place of a runtime of that name that somebody else has made;
-            None for what was said before.
     """
 
+    engine = ENGINE
+    named_by = ("--config", "config", DEFAULT_CONFIG)
+
     config: str = DEFAULT_CONFIG
-    runtime_name: str = "nvidia"
-    set_default: bool | None = None
-    shim: str | None = None
     enable_cdi: bool | None = None
     hook_directory: str = "/usr/local/bin"
-    records: str = RECORDS
-    program: str | None = None
-    force: bool = False
-    replace: bool | None = None
-
-    @property
-    def record(self) -> str:
-        """The record of this daemon.json."""
-        return record_path(self.records, ENGINE, self.config, DEFAULT_CONFIG)
 
 
 def plan(options: Options) -> Change:
     """What has to change so that Docker has the runtime.
-
-    Args:
-        options: what is wanted.
 
     Returns:
         The change, which is empty if it has it already.
@@ -128,7 +103,7 @@ def plan(options: Options) -> Change:
     Raises:
         EnginesError: it cannot be had.
     """
-    check_name(options.runtime_name)
+    options.check_name()
     program = find_program(options.program or "dockerd", "--dockerd")
     _check_release(program)
     record = read_record(options.record)
@@ -167,9 +142,6 @@ def plan(options: Options) -> Change:
 
 def plan_removal(options: Options) -> Change:
     """What has to change so that nothing of ours is left.
-
-    Args:
-        options: where to look.
 
     Returns:
         The change, which is empty if there is nothing of ours.
@@ -330,8 +302,7 @@ def _change(
     hooks = (path for path in wanted.exchanged if os.path.basename(path) == HOOK)
     files = changes(
         record, former, wanted, config=options.config, name=options.runtime_name,
-        remedy=remedy_of(ENGINE, "--config", options.config, DEFAULT_CONFIG),
-        replaced=replaced, mode=dict.fromkeys(hooks, 0o755),
+        remedy=options.remedy, replaced=replaced, mode=dict.fromkeys(hooks, 0o755),
     )  # fmt: skip
     need, why = _need(options, files)
     return Change(ENGINE, files, need, why, options.config, notes)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from integration.engines.undo import View
 
-__all__ = ["CRI", "IMAGES", "Containerd", "cri", "differences", "handlers", "pruned"]
-
 # The plugin that has the handlers, newest first.
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 

@@ -36,8 +36,6 @@ from integration.files import remove_file, replace_file, sweep
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Change", "FileChange", "Need", "apply", "missing_directories", "read", "read_text"]
-
 _MODE: Final = 0o644
 
 

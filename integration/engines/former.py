@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from integration.engines.options import Options
     from integration.engines.undo import Record, View, Written
 
-__all__ = ["without_us"]
-
 
 def without_us(options: Options, record: Record) -> View:
     """The node as it would be had we never been there.

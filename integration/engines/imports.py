@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from integration.engines.undo import View
 
-__all__ = ["File", "covers", "imports_value", "load", "matches", "parse", "resolved"]
-
 _VERSIONS: Final = range(1, 5)
 
 
@@ -94,10 +92,6 @@ def load(view: View, root: str, *, relative_patterns: bool = True) -> list[File]
 def parse(path: str, text: str) -> dict[str, Any]:
     """A file's content.
 
-    Args:
-        path: whose.
-        text: what is in it.
-
     Raises:
         ConfigInvalid: it is no TOML, or of a version that nobody knows.
     """
@@ -133,12 +127,7 @@ def covers(file: File, path: str) -> bool:
 
 
 def resolved(path: str, pattern: str) -> str:
-    """Where an import leads to.
-
-    Args:
-        path: of the file that imports.
-        pattern: what it says.
-    """
+    """Where an import leads to."""
     return os.path.normpath(os.path.join(os.path.dirname(path), pattern))
 
 

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MARK", "remove_member", "set_member"]
-
 MARK: Final = "\ufeff"
 """What some editors put before UTF-8, and dockerd takes."""
 
@@ -54,11 +52,6 @@ class _Object:
 def set_member(text: str, path: Sequence[str], value: Any) -> str:
     """Give a member a value; what is missing of its path is made.
 
-    Args:
-        text: the document.
-        path: the names that lead to the member.
-        value: of what JSON knows.
-
     Raises:
         ValueError: something on the path is no object.
     """
@@ -80,12 +73,7 @@ def set_member(text: str, path: Sequence[str], value: Any) -> str:
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
-    """Take a member out. Nothing if it is not there.
-
-    Args:
-        text: the document.
-        path: the names that lead to the member.
-    """
+    """Take a member out. Nothing if it is not there."""
     at = _skip(text, 0)
     for name in path[:-1]:
         member = _object(text, at).member(name)

@@ -1,37 +1,20 @@
 """What is wanted of containerd, and the names that all who look for it have to agree on.
 
-Source: containerd docs/PLUGINS.md, docs/containerd-2.0.md; Kubernetes node.k8s.io/v1 RuntimeClass:
-a handler is a DNS label (RFC 1123).
+Source: containerd docs/PLUGINS.md, docs/containerd-2.0.md.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from typing import Final
 
-from integration.engines.errors import HandlerNameInvalid
 from integration.engines.imports import File, covers
-from integration.engines.undo import RECORDS, record_path
-
-__all__ = [
-    "DEFAULT_CONFIG",
-    "DROP_IN",
-    "ENGINE",
-    "PLUGINS",
-    "Options",
-    "check_name",
-    "default_drop_in",
-    "drop_in_place",
-    "handlers_path",
-]
+from integration.engines.runtime_options import RuntimeOptions
 
 ENGINE: Final = "containerd"
 DEFAULT_CONFIG: Final = "/etc/containerd/config.toml"
 DROP_IN: Final = "99-nvshim.toml"
-
-_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 PLUGINS: Final = {
     1: "cri",
@@ -42,54 +25,34 @@ PLUGINS: Final = {
 """The plugin that has the handlers, by the version of a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(RuntimeOptions):
     """What is wanted.
-
-    What is None, and has no other meaning then, stays as it was configured before: so an installer
-    that comes by does not undo what a person has asked for.
 
     Attributes:
         config: the root file.
         drop_in: where the drop-in is to be; None for the place that the root file imports.
-        runtime_name: the handler, as a RuntimeClass names it.
-        set_default: whether pods that name no handler get it.
         runtime_type: the handler's type, ours or runc's; if it was never said, ours.
-        shim: path of the shim; if it was never said, the one on containerd's PATH.
         systemd_cgroup: whether systemd makes the cgroups; None for what the node's pods have now.
         enable_cdi: whether containerd applies CDI specs itself.
         container_annotations: patterns of the annotations that containerd hands on.
         pod_annotations: likewise, of the pod; if it was never said, none.
         handler_options: the directory of the file that containerd 1.6 needs for options.
-        program: containerd; None for the one that runs, or else the installed one.
         socket: where it listens, if it runs; "" if it is not to be asked which it is.
-        force: whether what was changed by hand is lost.
-        replace: whether it takes the place of a handler of that name that somebody else has made;
-            None for what was said before.
-        records: the directory of records.
     """
+
+    engine = ENGINE
+    named_by = ("--config", "config", DEFAULT_CONFIG)
 
     config: str = DEFAULT_CONFIG
     drop_in: str | None = None
-    runtime_name: str = "nvidia"
-    set_default: bool | None = None
     runtime_type: str | None = None
-    shim: str | None = None
     systemd_cgroup: bool | None = None
     enable_cdi: bool | None = None
     container_annotations: tuple[str, ...] = ("cdi.k8s.io/*",)
     pod_annotations: tuple[str, ...] | None = None
     handler_options: str = "/etc/containerd-shim-nvidia/handlers"
-    program: str | None = None
     socket: str = ""
-    force: bool = False
-    replace: bool | None = None
-    records: str = RECORDS
-
-    @property
-    def record(self) -> str:
-        """The record of this configuration."""
-        return record_path(self.records, ENGINE, self.config, DEFAULT_CONFIG)
 
 
 def default_drop_in(options: Options) -> str:
@@ -113,17 +76,3 @@ def drop_in_place(options: Options, root: File) -> str | None:
 def handlers_path(version: int) -> tuple[str, ...]:
     """The path of the table of handlers in a file of a version."""
     return ("plugins", PLUGINS[version], "containerd", "runtimes")
-
-
-def check_name(name: str) -> None:
-    """See that a RuntimeClass can name a handler so.
-
-    Raises:
-        HandlerNameInvalid: it is no DNS label.
-    """
-    if _LABEL.fullmatch(name) is None:
-        raise HandlerNameInvalid(
-            f"the runtime name {name}",
-            found="it is no DNS label",
-            do="choose one of a-z, 0-9 and -, such as nvidia",
-        )

@@ -16,8 +16,6 @@ from typing import Final
 from integration.engines.errors import EngineNotInstalled
 from integration.timeouts import PATIENCE
 
-__all__ = ["PATH", "find_program", "programs_named", "run", "version_of"]
-
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where a system service finds programs."""
 
@@ -26,10 +24,6 @@ _TIMEOUT: Final = 30 * PATIENCE
 
 def find_program(program: str, option: str) -> str:
     """Where a program of an engine is.
-
-    Args:
-        program: its name or path.
-        option: by which a person names another one.
 
     Raises:
         EngineNotInstalled: it is not there.
@@ -52,9 +46,6 @@ def programs_named(name: str) -> list[str]:
 
 def version_of(program: str) -> str:
     """The version that a containerd says it is of ("1.7.24~ds1").
-
-    Args:
-        program: its path.
 
     Raises:
         EngineNotInstalled: it says none.

@@ -36,8 +36,6 @@ from integration.timeouts import PATIENCE
 if TYPE_CHECKING:
     from integration.engines.files import Change
 
-__all__ = ["SOCKETS", "UNITS", "Mode", "restart"]
-
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEOUT: Final = 60 * PATIENCE
 _POLL: Final = 0.05
@@ -66,13 +64,6 @@ def restart(
     change: Change, mode: Mode, *, address: str, unit: str, systemctl: str = "systemctl"
 ) -> Mode:
     """Tell an engine of a change that was done.
-
-    Args:
-        change: which.
-        mode: how.
-        address: the path of the engine's socket.
-        unit: its name in systemd.
-        systemctl: the program.
 
     Returns:
         What was done: ``Mode.NONE`` if nothing had to be.

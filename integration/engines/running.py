@@ -17,18 +17,12 @@ from typing import Final
 from integration.engines.errors import EngineElsewhere, EngineNotInstalled
 from integration.engines.programs import programs_named, version_of
 
-__all__ = ["peer_of", "running_program"]
-
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEOUT: Final = 5.0
 
 
 def peer_of(client: socket.socket) -> int:
-    """The process that listens where a socket is connected; 0 if it is of another pid namespace.
-
-    Args:
-        client: a connected unix socket.
-    """
+    """The process that listens where a socket is connected; 0 if it is of another pid namespace."""
     raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid: int = _CREDENTIALS.unpack(raw)[0]
     return pid
@@ -36,10 +30,6 @@ def peer_of(client: socket.socket) -> int:
 
 def running_program(address: str, name: str) -> str | None:
     """The program of the engine that listens on a socket.
-
-    Args:
-        address: the socket's path.
-        name: of the program.
 
     Returns:
         Its path; None if nobody listens there, or who it is cannot be known.

@@ -19,7 +19,6 @@ Rules
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -31,11 +30,6 @@ from integration.engines.files import FileChange, missing_directories, read, rea
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-__all__ = [
-    "HEAD", "RECORDS", "Edit", "Record", "View", "Written", "changed_by_hand", "changes",
-    "read_record", "record_path", "remedy_of", "undo_edits", "without",
-]  # fmt: skip
 
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
 """How each file begins that is ours."""
@@ -162,31 +156,6 @@ class Record:
 Undo: TypeAlias = "Callable[[str, Written, str, bool], str | None]"
 """Takes our part out of a file that somebody has edited since: of its path, what became of it, its
 text, and whether what somebody has changed of ours is lost, it makes the text without us."""
-
-
-def record_path(directory: str, engine: str, config: str, default: str) -> str:
-    """Where the record of a configuration is.
-
-    Args:
-        directory: of records.
-        engine: whose.
-        config: its file.
-        default: the file that most nodes have.
-    """
-    name = "" if config == default else f"-{hashlib.sha256(config.encode()).hexdigest()[:8]}"
-    return os.path.join(directory, f"{engine}{name}.json")
-
-
-def remedy_of(engine: str, option: str, path: str, default: str) -> str:
-    """The command that takes back what was done to an engine's configuration.
-
-    Args:
-        engine: whose.
-        option: the option that names its file.
-        path: of that.
-        default: the file that most nodes have.
-    """
-    return f"nvshim configure {engine}{'' if path == default else f' {option} {path}'} --remove"
 
 
 def read_record(path: str) -> Record:

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from integration.engines.dump import Containerd
-    from integration.engines.undo import View
-
-__all__ = ["Kept", "as_before", "kept", "with_us", "without_theirs"]
+    from integration.engines.undo import Record, View
 
 _IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
 
@@ -111,6 +109,15 @@ def as_before(
         pod_annotations=tuple(ours.get("pod_annotations") or ())
         if annotations is None else annotations,
     )  # fmt: skip
+
+
+def drop_in_before(options: Options, record: Record) -> str | None:
+    """Where an earlier call has written the drop-in; None if nowhere, or at its usual place."""
+    for path, written in record.files.items():
+        has_handler = tomltext.to_key("runtimes", record.name) in written.after
+        if has_handler and not written.edits and path != default_drop_in(options):
+            return path
+    return None
 
 
 def _is_ours(handler: Mapping[str, Any]) -> bool:

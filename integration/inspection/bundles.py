@@ -30,8 +30,6 @@ from shim.sockets import SCHEME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["KNOWN_STATES", "Container", "Pod", "find_containers", "state_directories"]
-
 T = TypeVar("T")
 
 TASKS: Final = "io.containerd.runtime.v2.task"
@@ -148,9 +146,6 @@ class Container:
 def state_directories(asked: Iterable[str] = ()) -> tuple[str, ...]:
     """The state directories to look into.
 
-    Args:
-        asked: those that somebody named.
-
     Returns:
         Those; if none was named, those of :data:`KNOWN_STATES` that are there.
     """
@@ -182,12 +177,7 @@ def find_containers(states: Iterable[str], proc: str = "/proc") -> list[Containe
 
 
 def read_container(bundle: str, proc: str = "/proc") -> Container | None:
-    """The container of one bundle; None if it is none, or was removed meanwhile.
-
-    Args:
-        bundle: the bundle's path.
-        proc: where procfs is.
-    """
+    """The container of one bundle; None if it is none, or was removed meanwhile."""
     return _read(bundle, Procfs(proc))
 
 

@@ -19,16 +19,6 @@ from integration.inspection.errors import CodeUnknown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "ROOMS",
-    "Meaning",
-    "advice_in",
-    "code_of",
-    "constants_of",
-    "explain_code",
-    "meaning_of",
-]
-
 ROOMS: Final = ("api", "hooks", "shim", "integration")
 """The directories that are installed."""
 
@@ -85,9 +75,6 @@ def code_of(text: str) -> str | None:
 def explain_code(code: str) -> Meaning:
     """What a code means.
 
-    Args:
-        code: in full.
-
     Raises:
         CodeUnknown: nothing has it.
     """
@@ -143,6 +130,10 @@ def _texts() -> Iterator[str]:
 
 
 def _constant(kind: ast.ClassDef, name: str) -> str:
+    """What a class says by a name, in its head or in its body; "" if nothing."""
+    for word in kind.keywords:
+        if word.arg == name and isinstance(word.value, ast.Constant):
+            return str(word.value.value)
     for node in kind.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
@@ -156,11 +147,7 @@ _ROLE: Final = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
 
 
 def meaning_of(docstring: str) -> str:
-    """What an error stands for, in the words of its class, without what only a programmer needs.
-
-    Args:
-        docstring: of the class.
-    """
+    """What an error stands for, in the words of its class, without what only a programmer needs."""
     text = inspect.cleandoc(docstring).partition("\n\nAttributes:")[0].partition("\n\nArgs:")[0]
     return _WHERE.sub("", text)
 

@@ -20,8 +20,6 @@ from api.errors import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Difference", "differences", "tell_differences"]
-
 ADDED: Final = "added"
 REMOVED: Final = "removed"
 CHANGED: Final = "changed"

@@ -18,8 +18,6 @@ from shim.causes.ended import list_ended
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["End", "causes_of", "end_of", "find_ends", "newest_of_each"]
-
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -69,12 +67,7 @@ def find_ends(state: str) -> list[End]:
 
 
 def end_of(container: Container, ends: Iterable[End]) -> End | None:
-    """The newest end of a container, or of an earlier attempt of the same one of its pod.
-
-    Args:
-        container: one that containerd has a task of.
-        ends: the newest first.
-    """
+    """The newest end of a container, or of an earlier attempt of the same one of its pod."""
     own = _own_end(container, ends)
     if own is not None or container.pod is None:
         return own
@@ -125,11 +118,7 @@ def _container(document: Mapping[str, Any]) -> Container:
 
 
 def newest_of_each(ends: Iterable[End]) -> Iterator[End]:
-    """Of several attempts of a container of a pod the last.
-
-    Args:
-        ends: the newest first.
-    """
+    """Of several attempts of a container of a pod the last."""
     seen = set()
     for end in ends:
         key = (end.container.namespace, end.container.title)

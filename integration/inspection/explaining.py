@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     from integration.inspection.ended import End
     from integration.inspection.given import Given
 
-__all__ = [
-    "Explanation",
-    "explain_container",
-    "explain_end",
-    "explain_spec",
-    "find_container",
-    "read_spec",
-]
-
 _LONGEST_SPEC: Final = 16 << 20
 _MOST_NAMED: Final = 5
 _WIDTH: Final = 10
@@ -98,12 +89,7 @@ class Explanation:
         }
 
     def tell(self, *, diff: bool = True, steps: bool = True) -> str:
-        """Lines for a terminal, each ended; no colours.
-
-        Args:
-            diff: whether with the differences.
-            steps: whether with each step, and its reason.
-        """
+        """Lines for a terminal, each ended; no colours."""
         lines: list[str] = []
         if self.container is not None:
             one = self.container
@@ -150,9 +136,6 @@ def find_container(name: str, containers: Iterable[Container]) -> Container:
             container has no name, its id stands for it. An id or a name may have containerd's
             namespace before it. Or the pid of the first process.
         containers: those of the node.
-
-    Returns:
-        The only one.
 
     Raises:
         ContainerUnknown: there is none.
@@ -316,9 +299,6 @@ def read_spec(path: str) -> dict[str, Any]:
 
     Args:
         path: of the file; "-" for stdin.
-
-    Returns:
-        The spec.
 
     Raises:
         SpecUnreadable: it cannot be read, or is no JSON object.

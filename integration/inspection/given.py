@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
 
-__all__ = ["Given", "given_in", "given_to"]
-
 _NODES: Final = "/dev/nvidia"
 
 
@@ -89,10 +87,6 @@ def given_to(container: Container, config: Config) -> Given | None:
 
 def given_in(spec: Mapping[str, Any], config: Config) -> Given | None:
     """What a spec gives before the shim sees it, as :func:`given_to`.
-
-    Args:
-        spec: config.json, decoded.
-        config: where the node's devices are.
 
     Raises:
         MalformedSpec: the spec has the wrong shape.

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from hooks.vendors.gpus import VendorGpu
     from integration.inspection.bundles import Container
 
-__all__ = ["gpu_rows", "list_gpus"]
-
 _ABSENT: Final = "a container has it, and the node has it no more"
 
 _NOTHING: Final = {
@@ -128,13 +126,7 @@ def _of_every_vendor(
 def gpu_rows(
     inventory: Inventory, config: Config, containers: Iterable[Container]
 ) -> list[dict[str, Any]]:
-    """NVIDIA's part of :func:`list_gpus`.
-
-    Args:
-        inventory: what the node has.
-        config: where sysfs, and what we keep, is.
-        containers: those that run.
-    """
+    """NVIDIA's part of :func:`list_gpus`."""
     running = list(containers)
     holders = Holders(config, inventory)
     held: dict[str, list[dict[str, Any]]] = {}

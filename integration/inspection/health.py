@@ -18,17 +18,11 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["clear", "health_rows", "read_health"]
-
 _TO_ANSWER: Final = 10.0
 
 
 def read_health(config: Config) -> Mapping[str, Mapping[str, Any]] | None:
-    """What is thought of each device, by its UUID; None if nobody watches, or it may not be known.
-
-    Args:
-        config: where the node is.
-    """
+    """What is thought of each device, by its UUID; None if nobody watches, or may tell."""
     devices = read_devices(config)
     if devices is None:
         return None
@@ -41,9 +35,6 @@ def read_health(config: Config) -> Mapping[str, Mapping[str, Any]] | None:
 
 def health_rows(config: Config) -> list[dict[str, Any]]:
     """What is thought of each device.
-
-    Args:
-        config: where the node is.
 
     Returns:
         An object for each; the keys are an interface.

@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
 
-__all__ = [
-    "LEDGER",
-    "Holders",
-    "by_nodes_of",
-    "devices_of",
-    "indexes_of",
-    "inventory_for",
-    "is_privileged",
-    "nodes_in",
-    "nodes_of",
-]
-
 LEDGER: Final = "ledger.json"
 """What the agent writes of who holds what, in the directory of our state."""
 
@@ -72,11 +60,7 @@ class Holders:
         self._kept = {} if config is None else {**_by_agent(config), **_by_claims(config)}
 
     def devices_of(self, container: Container) -> tuple[str, ...]:
-        """The UUIDs of what a container holds.
-
-        Args:
-            container: which.
-        """
+        """The UUIDs of what a container holds."""
         devices, _ = devices_of(container, self._inventory)
         return devices or self._kept.get(container.bundle, ())
 
@@ -104,12 +88,7 @@ def devices_of(
 
 
 def by_nodes_of(paths: Iterable[str], inventory: Inventory) -> dict[str, str]:
-    """What a container has by its nodes, as :func:`held_by_nodes`, and nothing that is a guess.
-
-    Args:
-        paths: of the nodes, in the container.
-        inventory: what the node has.
-    """
+    """What a container has by its nodes, as :func:`held_by_nodes`, and nothing that is a guess."""
     named = tuple(paths)
     if inventory.nvml_failure and _are_of_parts(named):
         return {}  # of MIG devices, which NVML alone knows
@@ -121,10 +100,6 @@ def inventory_for(config: Config, containers: Iterable[Container]) -> Inventory 
 
     NVML is asked only if no inventory is kept that is still true, and a container has nodes of MIG
     devices.
-
-    Args:
-        config: where to look.
-        containers: of which.
 
     Returns:
         The inventory; None if there is none.
@@ -158,11 +133,7 @@ def _are_of_parts(paths: Iterable[str]) -> bool:
 
 
 def nodes_of(container: Container) -> list[str]:
-    """The paths of the GPUs' nodes, and others, that a container's spec lists.
-
-    Args:
-        container: which.
-    """
+    """The paths of the GPUs' nodes, and others, that a container's spec lists."""
     path = os.path.join(container.bundle, bundle_files.CONFIG)
     try:
         content = files.read(path, bundle_files.LONGEST_SPEC)
@@ -176,9 +147,6 @@ def nodes_of(container: Container) -> list[str]:
 def nodes_in(spec: Mapping[str, Any]) -> list[str]:
     """The paths of the device nodes that a spec lists; none of a privileged container's.
 
-    Args:
-        spec: config.json, decoded.
-
     Raises:
         MalformedSpec: a part of it has the wrong shape.
     """
@@ -189,11 +157,7 @@ def nodes_in(spec: Mapping[str, Any]) -> list[str]:
 
 
 def is_privileged(container: Container) -> bool:
-    """Whether a container has every node of the host, as far as its spec can be read.
-
-    Args:
-        container: which.
-    """
+    """Whether a container has every node of the host, as far as its spec can be read."""
     try:
         return read_container(container.spec()).privileged
     except NvshimError:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["describe_node", "own_version"]
-
 KEPT: Final = "kept"
 NVML: Final = "NVML"
 PROCFS: Final = "procfs"

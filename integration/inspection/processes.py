@@ -56,19 +56,6 @@ if TYPE_CHECKING:
 
     _Servers = Sequence[tuple["OurProcess", "_Candidate"]]
 
-__all__ = [
-    "FORK_SERVER",
-    "SHIM",
-    "SPARE",
-    "OurProcess",
-    "all_containers",
-    "find_processes",
-    "held_names",
-    "list_processes",
-    "process_row",
-    "states_of",
-]
-
 SHIM: Final = "shim"
 FORK_SERVER: Final = "fork-server"
 SPARE: Final = "spare"

@@ -15,8 +15,6 @@ from integration.memory import pss_and_uss
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Procfs", "Status"]
-
 # Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
 _STATE, _PARENT, _THREADS, _START_TIME, _START_STACK = 0, 1, 17, 19, 25
 _ACCEPTS: Final = "00010000"  # SO_ACCEPTCON: the listener, and no connection made to it
@@ -62,11 +60,7 @@ class Status:
 
 
 class Procfs:
-    """A procfs.
-
-    Args:
-        path: where it is mounted.
-    """
+    """A procfs."""
 
     def __init__(self, path: str = "/proc") -> None:
         self.path = path
@@ -135,6 +129,16 @@ class Procfs:
         except OSError:
             return {}
         return {number: self.link(pid, f"fd/{number}") for number in numbers}
+
+    def has_open(self, pid: int, path: str) -> bool:
+        """Whether it has a file open, whatever that is called where it is."""
+        try:
+            file = os.stat(path)
+            numbers = os.listdir(f"{self.path}/{pid}/fd")
+        except OSError:  # either is gone
+            return False
+        wanted = (file.st_dev, file.st_ino)
+        return any(self.identity(pid, f"fd/{number}") == wanted for number in numbers)
 
     def listening(self, pid: int) -> set[str]:
         """The paths of the unix sockets that it listens on, as it named them."""

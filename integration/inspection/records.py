@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["entries", "strings"]
-
 
 def entries(record: Any, *keys: str) -> list[dict[str, Any]]:
     """The objects of a list in a record.

@@ -38,24 +38,6 @@ from integration.inspection.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "DEFAULT",
-    "NVIDIAS",
-    "OURS",
-    "Change",
-    "Setting",
-    "Source",
-    "as_words",
-    "find_source",
-    "read_setting",
-    "read_settings",
-    "remove_setting",
-    "set_setting",
-    "setting_names",
-    "validate",
-    "write_change",
-]
-
 DEFAULT: Final = "default"
 OURS: Final = "file"
 NVIDIAS: Final = "nvidia"
@@ -142,11 +124,7 @@ def setting_names() -> list[str]:
 
 
 def find_source(path: str | None = None) -> Source:
-    """The file that holds, found as :func:`hooks.config.load_config` finds it.
-
-    Args:
-        path: somebody named it.
-    """
+    """The file that holds, found as :func:`hooks.config.load_config` finds it."""
     (ours, named), (nvidias, nvidias_named) = find_files(path)
     if named or os.path.lexists(ours):
         return Source(ours, OURS, ours)
@@ -157,9 +135,6 @@ def find_source(path: str | None = None) -> Source:
 
 def read_settings(source: Source) -> tuple[list[Setting], tuple[str, ...]]:
     """Every value that holds.
-
-    Args:
-        source: where they are read from.
 
     Returns:
         The settings in the order of the documentation, and notes for people.
@@ -207,9 +182,6 @@ def validate(path: str) -> Config:
 
     Args:
         path: of a file of ours, or of NVIDIA's toolkit.
-
-    Returns:
-        What it says.
 
     Raises:
         ConfigError: it cannot be read, or is not valid.
@@ -285,9 +257,6 @@ def remove_setting(source: Source, name: str) -> Change:
 
 def write_change(change: Change) -> None:
     """Put a changed file in place.
-
-    Args:
-        change: what was decided.
 
     Raises:
         SettingsChanged: the file is not any more what that was decided by.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from integration.inspection.explaining import Explanation
     from integration.inspection.given import Given
 
-__all__ = ["summarize"]
-
 _MOST_NOTES: Final = 2
 _SHORT_ID: Final = 12
 _GRANT: Final = (
@@ -32,9 +30,6 @@ _TRUST: Final = (
 
 def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
     """Titles with what is to be said, what matters most first.
-
-    Args:
-        explanation: of a container, or of a spec.
 
     Yields:
         A title and a text each; the texts may be longer than a line.

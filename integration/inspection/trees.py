@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from integration.inspection.procfs import Procfs
 
-__all__ = ["DELETED", "Tree", "is_current", "tree_of"]
-
 DELETED: Final = " (deleted)"
 """How the kernel ends the name of what is not there any more."""
 
@@ -42,10 +40,6 @@ class Tree:
 
 def tree_of(procfs: Procfs, pid: int) -> Tree | None:
     """What a process was started from, by what it has mapped.
-
-    Args:
-        procfs: where to look.
-        pid: the process.
 
     Returns:
         The tree, which may have been removed; None if nothing of one is mapped.
@@ -87,11 +81,7 @@ def _removed_tree(packages: str) -> Tree:
 
 
 def is_current(tree: Tree) -> bool | None:
-    """Whether a tree is the one that is installed now; None if it is not an installed one.
-
-    Args:
-        tree: what a process was started from.
-    """
+    """Whether a tree is the one that is installed now; None if it is not an installed one."""
     if not tree.is_there:
         return False
     current = os.path.join(os.path.dirname(tree.path), "current")

@@ -96,9 +96,6 @@ class Workshop:
     def take(self, plan: Sequence[steps.Step]) -> Done:
         """Take steps in their order.
 
-        Args:
-            plan: the steps.
-
         Raises:
             InstallError: one could not be taken; those before it are, those after it are not.
         """
@@ -318,10 +315,6 @@ def end_fork_servers(trees: Sequence[str], *, proc: str = usage.PROC) -> None:
 
     Their spares end with them and are not told: one may be a verb that containerd waits for, and
     then a shim. Who does not end keeps its tree, and nothing else.
-
-    Args:
-        trees: the directories.
-        proc: where procfs is.
     """
     waiting = [fd for user in usage.users(trees, proc=proc) if (fd := _told_to_end(user)) >= 0]
     deadline = time.monotonic() + _END

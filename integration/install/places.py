@@ -107,9 +107,6 @@ def new_link(path: str) -> str:
     """The name that a link has until it is complete.
 
     It is always the same, so that the next one takes away what a killed installer left.
-
-    Args:
-        path: of the link.
     """
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}{_NEW_LINK}")

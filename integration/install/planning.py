@@ -58,12 +58,7 @@ class Wish:
 
 
 def plan_installation(survey: Survey, wish: Wish) -> list[steps.Step]:
-    """The steps after which a tree is in effect.
-
-    Args:
-        survey: what is there.
-        wish: what is to be there.
-    """
+    """The steps after which a tree is in effect."""
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
     name, new = wish.name, False
     if not name and wish.tree is not None:
@@ -96,11 +91,7 @@ def plan_collection(survey: Survey, keep: int = KEEP) -> list[steps.Step]:
 
 
 def plan_uninstallation(survey: Survey) -> list[steps.Step]:
-    """The steps after which as little is there as running containers allow.
-
-    Args:
-        survey: what is there.
-    """
+    """The steps after which as little is there as running containers allow."""
     plan: list[steps.Step] = [steps.Clear(path) for path in survey.leftovers]
     names = tuple(each.name for each in survey.installed)
     ours = [link for link in survey.links if link.ours and link.target]
@@ -164,9 +155,6 @@ def installed_version(survey: Survey, version: str) -> Installed:
 
 def previous_version(survey: Survey) -> Installed:
     """The tree that was in effect before.
-
-    Args:
-        survey: what is there.
 
     Raises:
         NothingToGoBackTo: there is none.

@@ -43,8 +43,6 @@ from shim.rootfs import mounts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["clean", "find_runtime", "run"]
-
 _TIMEOUT: Final = 30.0 * PATIENCE
 _CALL_TIMEOUT: Final = 15.0 * PATIENCE
 _PROGRAM_TIMEOUT: Final = 10.0 * PATIENCE

@@ -57,12 +57,7 @@ def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dic
 
 
 def problems(survey: Survey, mentioned: list[str]) -> list[str]:
-    """What is wrong with an installation, one line each, with what to do.
-
-    Args:
-        survey: what is there.
-        mentioned: the engines' files that name the shim.
-    """
+    """What is wrong with an installation, one line each, with what to do."""
     found = []
     if not survey.installed:
         found.append(f"nothing is installed below {survey.place.prefix}")

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from integration.install.places import Place
     from integration.tree import Tree
 
-__all__ = ["Installed", "Link", "Survey", "look"]
-
-
 _ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})
 
 

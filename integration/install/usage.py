@@ -77,10 +77,6 @@ class User:
 def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
     """The processes that use trees.
 
-    Args:
-        trees: paths of their directories.
-        proc: where procfs is.
-
     Returns:
         One for each process and tree, in the order of their pids.
     """
@@ -118,10 +114,6 @@ def is_blind(sockets: str = SOCKETS, *, proc: str = PROC) -> bool:
     A shim of the machine listens in a directory that this process sees although it does not see
     the shim's pid namespace, as in a container without ``hostPID``. Who has not all of root's
     capabilities may not look into that directory, nor see of a process more than its words.
-
-    Args:
-        sockets: where shims listen.
-        proc: where procfs is.
     """
     try:
         names = os.listdir(sockets)

@@ -22,28 +22,16 @@ class Backoff:
         self._wait = 0.0
 
     def is_calm(self, now: float) -> bool:
-        """Whether nothing of the kind was done for long.
-
-        Args:
-            now: the time.
-        """
+        """Whether nothing of the kind was done for long."""
         return self._last is None or now - self._last >= CALM
 
     def due(self, now: float) -> float:
-        """When it may be done: ``now``, or later.
-
-        Args:
-            now: the time.
-        """
+        """When it may be done: ``now``, or later."""
         if self._last is None or self.is_calm(now):
             return now
         return max(now, self._last + self._wait)
 
     def done(self, now: float) -> None:
-        """It was done.
-
-        Args:
-            now: the time.
-        """
+        """It was done."""
         self._wait = FIRST if self.is_calm(now) else min(LONGEST, self._wait * 2)
         self._last = now

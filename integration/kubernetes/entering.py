@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from integration.kubernetes.host import Host
 
-__all__ = ["HANDED_ON", "become"]
-
 HANDED_ON: Final = frozenset(
     {
         *(name for flag in FLAGS for name in flag.variables),

@@ -25,8 +25,6 @@ from integration.kubernetes.settings import ENGINES, RESTARTS, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["VARIABLES", "Variable", "ignored", "settings_from"]
-
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 _NAME: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
@@ -255,11 +253,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings:
 
 
 def ignored(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that were given and mean nothing here, each with the reason.
-
-    Args:
-        environment: of the installer.
-    """
+    """The variables that were given and mean nothing here, each with the reason."""
     found = {
         name: variable.meaning
         for name, variable in VARIABLES.items()

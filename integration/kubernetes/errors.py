@@ -10,59 +10,37 @@ class KubernetesError(IntegrationError):
     """Base of everything that :mod:`integration.kubernetes` raises on purpose."""
 
 
-class InstallerRunning(KubernetesError):
+class InstallerRunning(KubernetesError, code="NVSHIM-E2660", status=Status.ALREADY_EXISTS):
     """Another installer, ours or NVIDIA's, holds the node's lock. Nothing was touched."""
 
-    code = "NVSHIM-E2660"
-    status = Status.ALREADY_EXISTS
 
-
-class VariableUnusable(KubernetesError):
+class VariableUnusable(KubernetesError, code="NVSHIM-E2661", status=Status.INVALID_ARGUMENT):
     """A variable of the installer's environment has a value that means nothing, or not here."""
 
-    code = "NVSHIM-E2661"
-    status = Status.INVALID_ARGUMENT
 
-
-class HostUnusable(KubernetesError):
+class HostUnusable(KubernetesError, code="NVSHIM-E2662", status=Status.FAILED_PRECONDITION):
     """The node's root is not mounted where it should be, or cannot be entered or written."""
 
-    code = "NVSHIM-E2662"
-    status = Status.FAILED_PRECONDITION
 
-
-class ImageTreeMissing(KubernetesError):
+class ImageTreeMissing(KubernetesError, code="NVSHIM-E2663", status=Status.FAILED_PRECONDITION):
     """The installer does not run from a tree that it could put on the node."""
 
-    code = "NVSHIM-E2663"
-    status = Status.FAILED_PRECONDITION
 
-
-class HostCommandFailed(KubernetesError):
+class HostCommandFailed(KubernetesError, code="NVSHIM-E2664", status=Status.ABORTED):
     """A command that was run in the node's root failed; the message quotes it."""
 
-    code = "NVSHIM-E2664"
-    status = Status.ABORTED
     remedy = "do what the command's message says; the installer tries again"
 
 
-class DriverNotReady(KubernetesError):
+class DriverNotReady(KubernetesError, code="NVSHIM-E2665", status=Status.DEADLINE_EXCEEDED):
     """The driver was to be awaited, and is not ready within the time that was given."""
 
-    code = "NVSHIM-E2665"
-    status = Status.DEADLINE_EXCEEDED
 
-
-class ValidationFileMalformed(KubernetesError):
+class ValidationFileMalformed(KubernetesError, code="NVSHIM-E2666", status=Status.INVALID_ARGUMENT):
     """A file of the operator's validator says something that cannot be followed."""
 
-    code = "NVSHIM-E2666"
-    status = Status.INVALID_ARGUMENT
 
-
-class InstallerUnwell(KubernetesError):
+class InstallerUnwell(KubernetesError, code="NVSHIM-E2668", status=Status.UNAVAILABLE):
     """A probe: the installer is not ready, or has not been heard of for too long."""
 
-    code = "NVSHIM-E2668"
-    status = Status.UNAVAILABLE
     remedy = "see the log of the installer's pod"

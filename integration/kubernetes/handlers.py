@@ -17,17 +17,12 @@ from typing import Final
 from api.errors import Status
 from integration.cri.engine import Engine, engine_of
 
-__all__ = ["ask_engine"]
-
 _TIMEOUT: Final = 10.0
 _AT_ONCE: Final = 1 << 16
 
 
 def ask_engine(socket: str) -> Engine | None:
     """Ask an engine what it was started with.
-
-    Args:
-        socket: where it serves the CRI.
 
     Returns:
         None if it serves none.

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     _Seen = dict[str, tuple[int, ...] | None]
 
-__all__ = ["STAGING", "Installer", "Stopped", "heed_signals"]
-
 SHIM: Final = "containerd-shim-nvidia-v1"
 STAGING: Final = ".node-installer"
 """Below the prefix: where the image's tree is until it is installed."""
@@ -93,13 +91,7 @@ def heed_signals() -> None:
 
 
 class Installer:
-    """What the DaemonSet runs.
-
-    Args:
-        settings: what it is asked to do.
-        host: the node.
-        log: for people.
-    """
+    """What the DaemonSet runs."""
 
     def __init__(self, settings: Settings, host: Host, log: Log) -> None:
         self._settings = settings

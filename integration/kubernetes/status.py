@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from integration.kubernetes.host import Host
 
-__all__ = ["FILE", "Log", "Reporter", "State", "Status", "check"]
-
 FILE: Final = "node-installer.json"
 
 # A step may take as long as the slowest of the commands that are run.

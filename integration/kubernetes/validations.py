@@ -16,8 +16,6 @@ from typing import Final
 
 from integration.kubernetes.errors import ValidationFileMalformed
 
-__all__ = ["DRIVER_READY", "TOOLKIT_READY", "DriverReady", "read_driver_ready"]
-
 DRIVER_READY: Final = "driver-ready"
 TOOLKIT_READY: Final = "toolkit-ready"
 

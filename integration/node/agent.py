@@ -34,7 +34,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,14 +48,14 @@ from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
 from integration.install.places import CURRENT
 from integration.inventory import STOP
-from integration.node.changes import Changes
+from integration.node.changes import announced
 from integration.node.components import PARTS, Context, keep
 from integration.node.errors import AgentRunning, AgentStateUnusable
 from integration.node.refresh import Made, Seen, keep_spec, look
-from integration.node.watcher import first_of
+from integration.node.watcher import ANY, Interest, Watcher, first_of
 from integration.tree import own_tree
 from shim import VERSION
-from shim.causes.agent import LOCK, agent_runs
+from shim.causes.agent import LOCK, agent_of, agent_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,12 +63,13 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.components import Options
 
-__all__ = ["is_ready", "is_running", "serve", "status_path"]
-
 _STATUS: Final = "node.json"
 
 # What of the board is in the status file, besides what a look has seen.
-_NOTED: Final = ("faults", "resources", "told")
+_NOTED: Final = ("faults", "resources", "claims", "told")
+
+# Seconds after which a swarm of changes is over.
+_QUIET: Final = 0.3
 
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
@@ -94,13 +95,13 @@ async def serve(
         AgentRunning: another agent has the node.
         AgentStateUnusable: its directory cannot be used.
     """
-    with _alone(config), Changes() as changes:
+    with _alone(config), Watcher(_QUIET) as watcher, announced(watcher) as unannounced:
         async with anyio.create_task_group() as tasks:
             context = Context(config, options, say)
             if not once:
                 await tasks.start(_do_as_told, tasks.cancel_scope, context)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
-            rounds = _Rounds(context, changes)
+            rounds = _Rounds(context, watcher, unannounced)
             seen, in_effect = Seen(), _is_in_effect()
             seen = await rounds.look(first=True)
             if not once:
@@ -118,12 +119,13 @@ class _Rounds:
     """Looking at the node, again and again.
 
     Args:
-        changes: what is heard of the node.
+        watcher: hears of the node.
+        unannounced: why it does not hear the kernel; "" if it does.
     """
 
-    def __init__(self, context: Context, changes: Changes) -> None:
+    def __init__(self, context: Context, watcher: Watcher, unannounced: str) -> None:
         self._context = context
-        self._changes = changes
+        self._watcher, self._unannounced = watcher, unannounced
         self._heard = True
         self._deaf: dict[str, str] = {}
         self._unnoted = ""
@@ -160,21 +162,25 @@ class _Rounds:
         """Wait for a reason to look again, or for the time to be up."""
         config, options, board = self._context.config, self._context.options, self._context.board
         seen, inventory = board.seen, board.seen.inventory
-        nodes = (config.dev, os.path.join(config.dev, *CAPS))
         # Where the driver was it may be again: an update of its files is the end of them first.
         if inventory is not None:
             self._directories = inventory.driver.library_directories or self._directories
-        self._heard = self._changes.listen_to((*self._directories, config.drained), nodes)
-        if self._changes.deaf != self._deaf:
-            self._deaf = dict(self._changes.deaf)
-            self._context.say("warning", "not all changes are heard, only looked for", **self._deaf)
+        places = dict.fromkeys((*self._directories, config.drained), ANY)
+        for nodes in (config.dev, os.path.join(config.dev, *CAPS)):
+            places[nodes] = Interest(content=False)  # what is written to a device node is no reason
+        self._heard = self._watcher.follow(places)
+        why = {"announcements": self._unannounced, "files": self._watcher.deaf}
+        deaf = {what: line for what, line in why.items() if line}
+        if deaf != self._deaf:
+            self._deaf = deaf
+            self._context.say("warning", "not all changes are heard, only looked for", **deaf)
         if self._heard:
             return
         # A doubtful answer is asked for again as soon as it is believed no longer.
         pause = min(options.poll, RETRY_AFTER) if seen.faults else options.poll
 
         which, heard = await first_of(
-            partial(self._changes.wait, pause), partial(board.change, "wanted", since=self._wanted)
+            partial(self._watcher.wait, pause), partial(board.change, "wanted", since=self._wanted)
         )
         self._heard = bool(which) or heard or board.version("wanted") != self._wanted
 
@@ -198,8 +204,9 @@ class _Rounds:
 
 def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
     """Begin with a node that was looked at."""
-    for name in PARTS:
-        tasks.start_soon(keep, name, context)
+    for name, part in PARTS.items():
+        if part.is_wanted(context.options):
+            tasks.start_soon(keep, name, context)
 
 
 async def _aside(look: Callable[[], Seen]) -> Seen:
@@ -321,7 +328,6 @@ def is_ready(config: Config) -> bool:
     path = status_path(config)
     try:
         content = read_file(path)
-        holder = (read_file(lock_path(config)) or b"").decode(errors="replace").strip()
         age = time.time() - os.stat(path).st_mtime
     except OSError:
         return False
@@ -330,7 +336,7 @@ def is_ready(config: Config) -> bool:
     try:
         status: Any = json.loads(content or b"{}")
         poll = float(status["poll"])
-        if holder and holder != str(status["pid"]):
+        if (agent := agent_of(config.state)) and agent != status["pid"]:
             return False  # the one before has looked; this one has not yet
     except (ValueError, KeyError, TypeError):
         return False
@@ -358,6 +364,12 @@ def _note(context: Context, looked: float) -> None:
     }
     document = {"pid": os.getpid(), "poll": context.options.poll, **seen.as_document()}
     document["resources"] = resources
+    if context.options.dra:
+        document["claims"] = [
+            {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, **asdict(device)}
+            for claim in board.claims
+            for device in claim.devices
+        ]
     if board.told is not None:
         document["device_list_strategies"] = list(board.told.strategies)
         document["device_list_why"] = board.told.why

@@ -1,9 +1,12 @@
-"""The cluster's API server, as the agent asks it: from a pod, with the pod's token.
+"""The cluster's API server, as the agent asks it.
 
 Rules
-- The token is read for each call: a kubelet replaces it long before it ends.
+- How it is reached, and as whom, is read for each call (:mod:`.api_access`).
 - A call is made in a thread, for it blocks. None takes longer than :data:`TIMEOUT` between two
   bytes; a watch that is closed ends at once.
+- A GET on a connection that was kept and that the server has closed meanwhile, or that leads
+  nowhere, is made once more on a new one. A write might be made twice so, and has a new one each
+  time.
 - What the server says no to is told apart by its HTTP status, which the error has.
 
 Source: Kubernetes API concepts, "Efficient detection of changes" and "Resource versions";
@@ -15,30 +18,33 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import socket
-import ssl
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from api.errors import one_line, printable
-from integration.node.errors import ApiServerRefused, ApiServerSilent
+from integration.node.api_access import of_kubeconfig, of_pod
+from integration.node.api_connection import IDLE_TIMEOUT, TIMEOUT, Connection, Kept
+from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["TIMEOUT", "ApiServer", "Watch", "trusted"]
+    from integration.node.api_access import Access
+    from integration.node.components import Options
 
-TIMEOUT: Final = 10.0
-"""Seconds that the server may be silent in a call."""
+__all__ = ["TIMEOUT", "ApiServer", "Watch", "api_server_of"]
 
 _WATCH_LASTS: Final = 300  # seconds until the server ends it, and it is resumed
 _LONGEST: Final = 16 << 20
 _LONGEST_REFUSAL: Final = 1 << 16
 _FIRST_REFUSAL: Final = 300
+_UNAUTHENTICATED: Final = 401
 _GONE: Final = 410
+_BUSY: Final = 429
+_FIRST_FAILURE: Final = 500
 _PATCH: Final = "application/strategic-merge-patch+json"
 _NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
@@ -51,11 +57,14 @@ class ApiServer:
         host: its address.
         port: likewise.
         service_account: the directory that has the token, and the certificate of who signs.
+        kubeconfig: the path of one, in place of all of that; "" for none.
     """
 
     host: str
     port: int
     service_account: str
+    kubeconfig: str = ""
+    _kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
     def call(
         self,
@@ -81,10 +90,15 @@ class ApiServer:
         asked = f"to {method} {path}"
         try:
             connection, answer = self._ask(method, path, body, query or {}, TIMEOUT)
+            is_kept = False
             try:
                 said = answer.read(_LONGEST + 1)
+                is_kept = answer.isclosed() and not answer.will_close
             finally:
-                connection.close()
+                if is_kept:
+                    self._kept.keep(connection)
+                else:
+                    connection.close()
             self._refuse(asked, answer, said)
             found = json.loads(said if len(said) <= _LONGEST else b"")
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -125,28 +139,30 @@ class ApiServer:
 
     def _ask(
         self, method: str, path: str, body: Any, query: Mapping[str, str], timeout: float
-    ) -> tuple[_Connection, http.client.HTTPResponse]:
-        with open(os.path.join(self.service_account, "token"), encoding="ascii") as file:
-            token = file.read().strip()
-        trust = trusted(os.path.join(self.service_account, "ca.crt"))
-        connection = _Connection(self.host, self.port, timeout=TIMEOUT, context=trust)
+    ) -> tuple[Connection, http.client.HTTPResponse]:
+        access = self._access(f"to {method} {path}")
+        target = f"{path}?{urlencode(query)}" if query else path
+        headers = {
+            **({"Authorization": f"Bearer {access.token}"} if access.token else {}),
+            "Accept": "application/json",
+            "Content-Type": _PATCH if method == "PATCH" else "application/json",
+        }
+        data = None if body is None else json.dumps(body)
+        trust = self._kept.trust(access)
+        while method == "GET" and (idle := self._kept.idle(access)) is not None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                idle.plain.settimeout(IDLE_TIMEOUT)
+                return idle, idle.asked(method, target, data, headers, timeout)
+        connection = Connection(access, trust)
+        return connection, connection.asked(method, target, data, headers, timeout)
+
+    def _access(self, asked: str) -> Access:
+        if not self.kubeconfig:
+            return of_pod(self.host, self.port, self.service_account)
         try:
-            connection.request(
-                method,
-                f"{path}?{urlencode(query)}" if query else path,
-                None if body is None else json.dumps(body),
-                {
-                    "Authorization": f"Bearer {token}",
-                    "Accept": "application/json",
-                    "Content-Type": _PATCH if method == "PATCH" else "application/json",
-                },
-            )
-            answer = connection.getresponse()
-            connection.plain.settimeout(timeout)
-        except BaseException:
-            connection.close()
-            raise
-        return connection, answer
+            return of_kubeconfig(self.kubeconfig)
+        except KubeconfigUnusable as error:
+            raise ApiServerSilent(asked, found=f"{error.asked}: {error.found}") from error
 
     def _refuse(self, asked: str, answer: http.client.HTTPResponse, said: bytes) -> None:
         """Raise ApiServerRefused if the server has said no."""
@@ -159,41 +175,21 @@ class ApiServer:
 
     def silent(self, asked: str, error: Exception) -> ApiServerSilent:
         """What has become of a call that was not answered."""
+        host = self.host.strip("[]")
+        where = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        where = f"the server of {self.kubeconfig}" if self.kubeconfig else where
         return ApiServerSilent(
             asked,
             found=one_line(str(error) or type(error).__name__),
-            do=f"see that {self.host}:{self.port} can be reached from the agent's pod",
+            do=f"see that {where} can be reached from the agent's pod",
         )
 
 
-def trusted(authority: str) -> ssl.SSLContext:
-    """Who is believed to be the server: whoever has a certificate of the cluster's authority.
-
-    Many of these lack extensions that RFC 5280 asks for, and Python does too since 3.13.
-
-    Args:
-        authority: the path of its certificate.
-    """
-    trust = ssl.create_default_context(cafile=authority)
-    trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return trust
-
-
-class _Connection(http.client.HTTPSConnection):
-    """One connection; as a context it is closed at the end."""
-
-    plain: socket.socket
-    """What is below; a connection forgets its own where the server closes it after an answer."""
-
-    def connect(self) -> None:
-        super().connect()
-        self.plain = self.sock
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def api_server_of(options: Options) -> ApiServer:
+    """The API server that the agent is told to ask."""
+    return ApiServer(
+        options.api_server, options.api_port, options.service_account, options.kubeconfig
+    )
 
 
 class Watch:
@@ -207,7 +203,7 @@ class Watch:
         self,
         server: ApiServer,
         asked: str,
-        connection: _Connection,
+        connection: Connection,
         answer: http.client.HTTPResponse,
     ) -> None:
         self._server = server
@@ -265,11 +261,20 @@ class Watch:
 
 
 def _refusal(asked: str, code: int, found: str, retry_after: str = "") -> ApiServerRefused:
-    error = ApiServerRefused(asked, found=found)
+    error = ApiServerRefused(asked, found=found, do=_remedy(code))
     error.http = code
     if retry_after.isdecimal():
         error.retry_after = float(retry_after)
     return error
+
+
+def _remedy(code: int) -> str:
+    """What helps; "" for the error's own: the agent may not do it."""
+    if code == _UNAUTHENTICATED:
+        return "see whether the agent's token or certificate is the cluster's, and has not ended"
+    if code == _BUSY or code >= _FIRST_FAILURE:
+        return "see how the API server is; it is asked again"
+    return ""
 
 
 def _message_of(said: bytes | str) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Backoff"]
-
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
 

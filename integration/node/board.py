@@ -21,8 +21,11 @@ usage          ledger          metrics, ``nvshim top``, the memory guard
 settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
-claimed        dra             plugin: what claims have it does not give
+claimed        dra             plugin: what claims have it does not give; the memory guard
+claims         dra             the status file: which claim has what
+claim_daemons  dra             mps: the control daemons that claims need
 plugin_gave    plugin          dra: likewise
+dra            dra             its health streams
 mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
 faults         every part      metrics, the status file
 wanted         every part      the look: it is to be soon, since the node may have changed
@@ -36,7 +39,6 @@ What was done and heard since the agent began is counted in :attr:`Board.counter
 from __future__ import annotations
 
 import math
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -46,7 +48,7 @@ from integration.node.ledger.energy import Meter
 from integration.node.ledger.lately import Lately
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
-from integration.node.monitor.values import Sample
+from integration.node.monitor.values import Sample, now
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
@@ -56,14 +58,14 @@ if TYPE_CHECKING:
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
-    from integration.node.dra.state import ClaimDevice
+    from integration.node.dra.serving import Health
+    from integration.node.dra.state import Claim, ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
+    from integration.node.mps.claims import ClaimDaemon
     from integration.node.mps.containers import MpsDaemon
     from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
-
-__all__ = ["Board", "Unsampled"]
 
 # Events that one who listens may be behind; more of them are not kept for it.
 _BEHIND: Final = 1024
@@ -75,7 +77,7 @@ class Unsampled:
     async def sample(self, *, max_age: float) -> Sample:
         """See :class:`~integration.node.monitor.values.Sampler`."""
         del max_age
-        return Sample(time.clock_gettime(time.CLOCK_BOOTTIME), failure="nobody asks NVML")
+        return Sample(now(), failure="nobody asks NVML")
 
 
 class Board:
@@ -111,8 +113,13 @@ class Board:
         self.mps: Mapping[str, MpsDaemon] = {}
         # The devices that resource claims have for themselves; None if that is not known.
         self.claimed: tuple[ClaimDevice, ...] | None = None
+        self.claims: tuple[Claim, ...] = ()
+        # By what they are called; None if that is not known.
+        self.claim_daemons: Mapping[str, ClaimDaemon] | None = None
         # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.
         self.plugin_gave: Mapping[str, float] = {}
+        # What the driver of dynamic resource allocation thinks of each of its devices.
+        self.dra: tuple[Health, ...] = ()
         self.faults: Mapping[str, str] = {}
         self.counters = Counters()
         self.wanted: int = 0
@@ -131,11 +138,10 @@ class Board:
             if getattr(self, name) != value:
                 self._posted[name] = self._posted.get(name, 0) + 1
             setattr(self, name, value)
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if "ledger" in known:
-            self.lately.saw(self.ledger, now)
+            self.lately.saw(self.ledger, now())
         if "usage" in known:
-            self.lately.used(self.usage, now)
+            self.lately.used(self.usage, now())
         self._news.set()
         self._news = anyio.Event()
 

@@ -19,8 +19,6 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["answer_of"]
-
 
 async def answer_of(call: Awaitable[Any]) -> Any:
     """Wait for a call's answer.

@@ -16,21 +16,18 @@ Source: netlink(7), NETLINK_KOBJECT_UEVENT; kernel lib/kobject_uevent.c.
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Final, Self
-
-from integration.node.watcher import ANY, Interest, Watcher
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Changes", "concerns_gpus"]
+    from integration.node.watcher import Watcher
 
 _KOBJECT_UEVENT: Final = 15
 _KERNEL: Final = 1  # the group that the kernel speaks to; udev's is another
 _LONGEST: Final = 1 << 16
-
-_QUIET: Final = 0.3
 
 # Each container that starts or stops is announced a dozen times, by its network devices.
 _ROOM: Final = 1 << 20
@@ -48,80 +45,38 @@ def _kernels_announcements() -> socket.socket:
     return uevents
 
 
-class Changes:
-    """What is heard of the node. To be entered; then :meth:`wait` as often as one likes.
+@contextmanager
+def announced(
+    watcher: Watcher, listen: Callable[[], socket.socket] = _kernels_announcements
+) -> Iterator[str]:
+    """Have a watcher hear what the kernel announces, as long as this lasts.
 
     Args:
-        announcements: opens a socket of the kernel's announcements, which does not block.
+        listen: opens a socket of the kernel's announcements, which does not block.
+
+    Returns:
+        Why that cannot be heard; "" if it is.
     """
+    try:
+        uevents = listen()
+    except OSError as error:
+        yield str(error.strerror)
+        return
+    with uevents:
+        watcher.add(uevents.fileno(), partial(_read, uevents))
+        yield ""
 
-    def __init__(self, announcements: Callable[[], socket.socket] = _kernels_announcements) -> None:
-        self._open = announcements
-        self._watcher = Watcher(_QUIET)
-        self._uevents: socket.socket | None = None
-        self._unannounced = ""
 
-    def __enter__(self) -> Self:
+def _read(uevents: socket.socket) -> bool:
+    """Take what was announced; whether any of it matters."""
+    matters = False
+    while True:
         try:
-            self._uevents = self._open()
-        except OSError as error:
-            self._unannounced = str(error.strerror)
-        else:
-            self._watcher.add(self._uevents.fileno(), self._read)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._watcher.__exit__(kind, error, traceback)
-        if self._uevents is not None:
-            self._uevents.close()
-
-    @property
-    def deaf(self) -> Mapping[str, str]:
-        """What cannot be heard, and why."""
-        why = {"announcements": self._unannounced, "files": self._watcher.deaf}
-        return {what: line for what, line in why.items() if line}
-
-    def listen_to(self, directories: Iterable[str], nodes: Iterable[str]) -> bool:
-        """Hear of files that come, go or change in directories.
-
-        Args:
-            directories: all that matter now, in place of those before.
-            nodes: the directories of device nodes, where what is written does not matter.
-
-        Returns:
-            Whether one of them was not heard until now: what has happened there is to be looked
-            for once more.
-        """
-        wanted = dict.fromkeys(directories, ANY)
-        return self._watcher.follow(wanted | dict.fromkeys(nodes, Interest(content=False)))
-
-    async def wait(self, seconds: float) -> bool:
-        """Wait for a change, and until the swarm that it came in is over.
-
-        Args:
-            seconds: to wait at most for its first.
-
-        Returns:
-            Whether there was one; False when the time is up.
-        """
-        return await self._watcher.wait(seconds)
-
-    def _read(self) -> bool:
-        """Take what was announced; whether any of it matters."""
-        assert self._uevents is not None  # noqa: S101 - it is heard
-        matters = False
-        while True:
-            try:
-                matters |= concerns_gpus(self._uevents.recv(_LONGEST))
-            except BlockingIOError:
-                return matters
-            except OSError:  # more was told than it could hold: something of it may have mattered
-                matters = True
+            matters |= concerns_gpus(uevents.recv(_LONGEST))
+        except BlockingIOError:
+            return matters
+        except OSError:  # more was told than it could hold: something of it may have mattered
+            matters = True
 
 
 _WORDS: Final = (b"nvidia", b"DRIVER=nouveau", b"PCI_CLASS=3", b"\0SUBSYSTEM=drm\0")

@@ -1,17 +1,18 @@
 """The parts of the agent, and how they are kept going.
 
-A part is a coroutine ``run(context)`` in a module of its own, imported when it is wanted: a node
-without a kubelet does not pay for gRPC. It ends when it is cancelled, and not before; whatever else
+A part is a coroutine ``run(context)`` in a module of its own, imported if it is wanted: a node that
+serves no metrics does not pay for them. It ends when it is cancelled, and not before; whatever else
 ends it is said, and it is begun again after a while, so that none takes another down with it.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
@@ -26,29 +27,12 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.plugin.settings import Source
 
-__all__ = ["AUTO", "DRA_DRIVER", "NO", "PARTS", "YES", "Context", "Options", "keep"]
-
 AUTO: Final = "auto"
 YES: Final = "yes"
 NO: Final = "no"
 
 DRA_DRIVER: Final = "gpu.containerd-shim-nvidia"
 """Not NVIDIA's: a kubelet would take two drivers of one name for the same at its update."""
-
-PARTS: Final[Mapping[str, str]] = {
-    "causes": "integration.node.causes.component",
-    "dra": "integration.node.dra.component",
-    "ledger": "integration.node.ledger.component",
-    "health": "integration.node.health.component",
-    "memory-guard": "integration.node.causes.guard",
-    "metrics": "integration.node.metrics.component",
-    "monitor": "integration.node.monitor.component",
-    "mps": "integration.node.mps.component",
-    "node-condition": "integration.node.health.node_condition",
-    "plugin": "integration.node.plugin.component",
-    "pod-events": "integration.node.ledger.pod_events",
-}
-"""The module of each part, by its name."""
 
 # Seconds that it has to go until it is taken to be well; one that fails at once each time is said
 # to be at fault all the while.
@@ -72,8 +56,11 @@ class Options:
         api_server: the address of the cluster's API server; "" for none.
         api_port: likewise.
         service_account: where the agent's token for it is, if it has one.
+        kubeconfig: one that says how the API server is asked, in place of those; "" for none.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
+        dra_shares: how many claims may have a part of one GPU; 0 for one that has all of it.
+        dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
         states: containerd's state directories; none for those that are known.
@@ -93,8 +80,11 @@ class Options:
     api_server: str = ""
     api_port: int = 443
     service_account: str = "/run/containerd-shim-nvidia/service-account"
+    kubeconfig: str = ""
     dra: bool = False
     dra_driver: str = DRA_DRIVER
+    dra_shares: int = 0
+    dra_mig: bool = False
     node_condition: bool = False
     node_name: str = ""
     states: tuple[str, ...] = ()
@@ -119,6 +109,58 @@ class Context:
     say: Callable[..., None]
     board: Board = field(default_factory=Board)
 
+    def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
+        """Post what is wrong with a part, and say it once.
+
+        Args:
+            name: the part ("plugin").
+            line: what; "" if nothing is any more.
+            fields: more for the log's line.
+        """
+        if line and self.board.faults.get(name) != line:
+            self.say(level, line, **fields)
+        self.board.fault(name, line)
+
+
+class Part(NamedTuple):
+    """A part of the agent.
+
+    Attributes:
+        module: that it is.
+        is_wanted: whether the options want it.
+    """
+
+    module: str
+    is_wanted: Callable[[Options], object] = lambda _: True
+
+
+def _tells_cluster(options: Options) -> bool:
+    """Whether there is an API server to tell, and what to be let in by."""
+    return bool(options.kubeconfig) or (
+        bool(options.api_server) and os.path.isdir(options.service_account)
+    )
+
+
+PARTS: Final[Mapping[str, Part]] = {
+    "causes": Part("integration.node.causes.component"),
+    "dra": Part("integration.node.dra.component", lambda options: options.dra),
+    "ledger": Part("integration.node.ledger.component"),
+    "health": Part("integration.node.health.component"),
+    "memory-guard": Part("integration.node.causes.guard"),
+    "metrics": Part("integration.node.metrics.component", lambda options: options.metrics),
+    "monitor": Part("integration.node.monitor.component"),
+    "mps": Part("integration.node.mps.component"),
+    "node-condition": Part(
+        "integration.node.health.node_condition",
+        lambda options: options.node_condition and _tells_cluster(options),
+    ),
+    "plugin": Part(
+        "integration.node.plugin.component", lambda options: options.device_plugin != NO
+    ),
+    "pod-events": Part("integration.node.ledger.pod_events", _tells_cluster),
+}
+"""Each part by its name."""
+
 
 async def keep(name: str, context: Context, module: str = "") -> None:
     """Keep a part of :data:`PARTS` going, until cancelled.
@@ -132,16 +174,14 @@ async def keep(name: str, context: Context, module: str = "") -> None:
             begun = time.monotonic()
             forgiving = anyio.CancelScope()
             tasks.start_soon(_forgive, name, line, context, forgiving)
-            raised = await _end_of(module or PARTS[name], context)
+            raised = await _end_of(module or PARTS[name].module, context)
             forgiving.cancel()
             pause = backoff.pause(time.monotonic() - begun)
             line = _line_of(name, raised)
-            if context.board.faults.get(name) != line:
-                more = {}
-                if raised is not None and not isinstance(raised, NvshimError):
-                    more["trace"] = "".join(traceback.format_exception(raised))
-                context.say("error", line, part=name, again_in=pause, **more)
-            context.board.fault(name, line)
+            more = {}
+            if raised is not None and not isinstance(raised, NvshimError):
+                more["trace"] = "".join(traceback.format_exception(raised))
+            context.fault(name, line, part=name, again_in=pause, **more)
             context.board.counters.restarted(name)
             await anyio.sleep(pause)
 

@@ -6,7 +6,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
     ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
     ├── SettingsError      E2720 to E2725: what the device plugin is told to do
-    └── DraError           E2772 to E2779: what a kubelet is told of a resource claim
+    └── DraError           E2772 to E2781: what a kubelet is told of a resource claim
 
 docs/reference/errors.md has all of them as a table.
 """
@@ -21,18 +21,12 @@ class NodeAgentError(IntegrationError):
     """Base of what can go wrong with the node agent."""
 
 
-class AgentRunning(NodeAgentError):
+class AgentRunning(NodeAgentError, code="NVSHIM-E2701", status=Status.ALREADY_EXISTS):
     """There is an agent for this node already. Raised by :func:`integration.node.agent.serve`."""
 
-    code = "NVSHIM-E2701"
-    status = Status.ALREADY_EXISTS
 
-
-class AgentStateUnusable(NodeAgentError):
+class AgentStateUnusable(NodeAgentError, code="NVSHIM-E2702", status=Status.FAILED_PRECONDITION):
     """Where the agent says how it is cannot be written."""
-
-    code = "NVSHIM-E2702"
-    status = Status.FAILED_PRECONDITION
 
 
 # -- the device plugin -------------------------------------------------------------------------
@@ -42,324 +36,201 @@ class ServingError(NodeAgentError):
     """Base of what can go wrong between the device plugin and a kubelet."""
 
 
-class TooManyShares(ServingError):
+class TooManyShares(ServingError, code="NVSHIM-E2704", status=Status.INVALID_ARGUMENT):
     """A container is to get several shares, and the settings say that nobody does.
 
     A second share of the same device is no second device, nor more of it.
     """
 
-    code = "NVSHIM-E2704"
-    status = Status.INVALID_ARGUMENT
 
-
-class DeviceGone(ServingError):
+class DeviceGone(ServingError, code="NVSHIM-E2705", status=Status.FAILED_PRECONDITION):
     """The kubelet was told of the device, and it is not there, or cannot be told to be, now."""
 
-    code = "NVSHIM-E2705"
-    status = Status.FAILED_PRECONDITION
 
-
-class CdiDeviceUnwritten(ServingError):
+class CdiDeviceUnwritten(ServingError, code="NVSHIM-E2706", status=Status.FAILED_PRECONDITION):
     """The container is to get its devices by CDI, and no spec has them."""
 
-    code = "NVSHIM-E2706"
-    status = Status.FAILED_PRECONDITION
 
-
-class ChannelsMissing(ServingError):
+class ChannelsMissing(ServingError, code="NVSHIM-E2707", status=Status.FAILED_PRECONDITION):
     """IMEX channels are required, and the node does not have one of them."""
 
-    code = "NVSHIM-E2707"
-    status = Status.FAILED_PRECONDITION
 
-
-class KubeletRefused(ServingError):
+class KubeletRefused(ServingError, code="NVSHIM-E2708", status=Status.FAILED_PRECONDITION):
     """The kubelet does not accept a resource's registration. It is tried again."""
 
-    code = "NVSHIM-E2708"
-    status = Status.FAILED_PRECONDITION
 
-
-class KubeletUnreachable(ServingError):
+class KubeletUnreachable(ServingError, code="NVSHIM-E2709", status=Status.UNAVAILABLE):
     """There is no kubelet at its socket, or it does not answer. It is tried again."""
 
-    code = "NVSHIM-E2709"
-    status = Status.UNAVAILABLE
 
-
-class OtherPlugin(ServingError):
+class OtherPlugin(ServingError, code="NVSHIM-E2710", status=Status.ALREADY_EXISTS):
     """Another program serves the sockets of a device plugin of NVIDIA's here."""
 
-    code = "NVSHIM-E2710"
-    status = Status.ALREADY_EXISTS
 
-
-class PluginSocketUnusable(ServingError):
+class PluginSocketUnusable(ServingError, code="NVSHIM-E2711", status=Status.FAILED_PRECONDITION):
     """A plugin's socket cannot be made beside the kubelet's."""
 
-    code = "NVSHIM-E2711"
-    status = Status.FAILED_PRECONDITION
 
-
-class PluginSpecUnwritten(ServingError):
+class PluginSpecUnwritten(ServingError, code="NVSHIM-E2712", status=Status.FAILED_PRECONDITION):
     """The CDI spec that containers are to be made with cannot be put in place."""
 
-    code = "NVSHIM-E2712"
-    status = Status.FAILED_PRECONDITION
 
-
-class GrantIneffective(ServingError):
+class GrantIneffective(ServingError, code="NVSHIM-E2713", status=Status.FAILED_PRECONDITION):
     """The shim's configuration keeps it from believing the way in which devices are given."""
 
-    code = "NVSHIM-E2713"
-    status = Status.FAILED_PRECONDITION
 
-
-class PluginFailed(ServingError):
+class PluginFailed(ServingError, code="NVSHIM-E2714", status=Status.INTERNAL):
     """A call of the kubelet's could not be answered; what has happened is in the log."""
 
-    code = "NVSHIM-E2714"
-    status = Status.INTERNAL
 
-
-class DeviceDrained(ServingError):
+class DeviceDrained(ServingError, code="NVSHIM-E2715", status=Status.FAILED_PRECONDITION):
     """The kubelet has chosen a device that a person has just taken out of service."""
-
-    code = "NVSHIM-E2715"
-    status = Status.FAILED_PRECONDITION
 
 
 class SettingsError(NodeAgentError):
     """Base of what can be wrong with its settings."""
 
 
-class SettingsUnreadable(SettingsError):
+class SettingsUnreadable(SettingsError, code="NVSHIM-E2720", status=Status.NOT_FOUND):
     """The configuration file is not there, or cannot be read."""
 
-    code = "NVSHIM-E2720"
-    status = Status.NOT_FOUND
 
-
-class SettingsMalformed(SettingsError):
+class SettingsMalformed(SettingsError, code="NVSHIM-E2721", status=Status.INVALID_ARGUMENT):
     """The configuration file is neither YAML nor JSON, or of a version that is not known."""
 
-    code = "NVSHIM-E2721"
-    status = Status.INVALID_ARGUMENT
 
-
-class UnknownSetting(SettingsError):
+class UnknownSetting(SettingsError, code="NVSHIM-E2722", status=Status.INVALID_ARGUMENT):
     """The configuration file has a key that means nothing: a setting that would be ignored."""
 
-    code = "NVSHIM-E2722"
-    status = Status.INVALID_ARGUMENT
 
-
-class WrongSetting(SettingsError):
+class WrongSetting(SettingsError, code="NVSHIM-E2723", status=Status.INVALID_ARGUMENT):
     """A value of the file, of a flag or of a variable is none that there is."""
 
-    code = "NVSHIM-E2723"
-    status = Status.INVALID_ARGUMENT
 
-
-class SettingsConflict(SettingsError):
+class SettingsConflict(SettingsError, code="NVSHIM-E2724", status=Status.INVALID_ARGUMENT):
     """Two settings exclude each other."""
 
-    code = "NVSHIM-E2724"
-    status = Status.INVALID_ARGUMENT
 
-
-class NoSettingsChosen(SettingsError):
+class NoSettingsChosen(SettingsError, code="NVSHIM-E2725", status=Status.NOT_FOUND):
     """There are several configurations, and none of them is chosen, or one that is not there."""
 
-    code = "NVSHIM-E2725"
-    status = Status.NOT_FOUND
 
-
-class MigLayoutUnsuitable(NodeAgentError):
+class MigLayoutUnsuitable(NodeAgentError, code="NVSHIM-E2726", status=Status.FAILED_PRECONDITION):
     """The GPUs are cut in a way that ``migStrategy`` cannot tell a kubelet of."""
 
-    code = "NVSHIM-E2726"
-    status = Status.FAILED_PRECONDITION
 
-
-class MigDevicesUnknown(NodeAgentError):
+class MigDevicesUnknown(NodeAgentError, code="NVSHIM-E2727", status=Status.UNAVAILABLE):
     """There are GPUs in MIG mode, and NVML does not say what they are cut into."""
 
-    code = "NVSHIM-E2727"
-    status = Status.UNAVAILABLE
 
-
-class SharingUnsuitable(NodeAgentError):
+class SharingUnsuitable(NodeAgentError, code="NVSHIM-E2728", status=Status.FAILED_PRECONDITION):
     """A device cannot be shared as it is to be: MIG devices by MPS, or a GPU by too many."""
 
-    code = "NVSHIM-E2728"
-    status = Status.FAILED_PRECONDITION
 
-
-class DeviceUnknown(NodeAgentError):
+class DeviceUnknown(NodeAgentError, code="NVSHIM-E2730", status=Status.NOT_FOUND):
     """A device is named that the resource does not have."""
 
-    code = "NVSHIM-E2730"
-    status = Status.NOT_FOUND
 
-
-class TooFewAvailable(NodeAgentError):
+class TooFewAvailable(NodeAgentError, code="NVSHIM-E2731", status=Status.RESOURCE_EXHAUSTED):
     """More devices are asked for than are free."""
 
-    code = "NVSHIM-E2731"
-    status = Status.RESOURCE_EXHAUSTED
 
-
-class PreferenceUnsuitable(NodeAgentError):
+class PreferenceUnsuitable(NodeAgentError, code="NVSHIM-E2732", status=Status.INVALID_ARGUMENT):
     """What has to be given is not free, or is more than is asked for."""
-
-    code = "NVSHIM-E2732"
-    status = Status.INVALID_ARGUMENT
 
 
 # -- MPS ---------------------------------------------------------------------------------------
 
 
-class MpsNotReady(NodeAgentError):
+class MpsNotReady(NodeAgentError, code="NVSHIM-E2735", status=Status.UNAVAILABLE):
     """A container would wait for a daemon that is not there, or would go past it.
 
     Raised by :func:`integration.node.mps.containers.refuse_unready`.
     """
 
-    code = "NVSHIM-E2735"
-    status = Status.UNAVAILABLE
 
-
-class MpsImpossible(NodeAgentError):
+class MpsImpossible(NodeAgentError, code="NVSHIM-E2736", status=Status.FAILED_PRECONDITION):
     """The devices cannot be shared by MPS. Raised by :func:`integration.node.mps.plan.plan_of`."""
 
-    code = "NVSHIM-E2736"
-    status = Status.FAILED_PRECONDITION
 
-
-class MpsProgramMissing(NodeAgentError):
+class MpsProgramMissing(NodeAgentError, code="NVSHIM-E2737", status=Status.FAILED_PRECONDITION):
     """The driver's files have no control daemon, or no server."""
 
-    code = "NVSHIM-E2737"
-    status = Status.FAILED_PRECONDITION
 
-
-class MpsDaemonFailed(NodeAgentError):
+class MpsDaemonFailed(NodeAgentError, code="NVSHIM-E2738", status=Status.UNAVAILABLE):
     """The control daemon could not be started, has ended, or does not answer as it should."""
 
-    code = "NVSHIM-E2738"
-    status = Status.UNAVAILABLE
 
-
-class MpsStateUnusable(NodeAgentError):
+class MpsStateUnusable(NodeAgentError, code="NVSHIM-E2739", status=Status.FAILED_PRECONDITION):
     """What daemons and containers share cannot be made below ``mpsRoot``."""
 
-    code = "NVSHIM-E2739"
-    status = Status.FAILED_PRECONDITION
 
-
-class ComputeModeFailed(NodeAgentError):
+class ComputeModeFailed(NodeAgentError, code="NVSHIM-E2740", status=Status.UNAVAILABLE):
     """NVML did not set the compute mode of a GPU."""
-
-    code = "NVSHIM-E2740"
-    status = Status.UNAVAILABLE
 
 
 # -- GPUs that are watched ---------------------------------------------------------------------
 
 
-class ChildFailed(NodeAgentError):
-    """A child that talks with NVML hangs, crashed, makes no sense, or says that NVML failed."""
+class ChildFailed(NodeAgentError, code="NVSHIM-E2745", status=Status.UNAVAILABLE):
+    """A child that talks with NVML hangs, crashed, or says that NVML failed."""
 
-    code = "NVSHIM-E2745"
-    status = Status.UNAVAILABLE
     remedy = "see that nvidia-smi works on the node"
 
 
-class KernelLogUnusable(NodeAgentError):
+class KernelLogUnusable(NodeAgentError, code="NVSHIM-E2746", status=Status.FAILED_PRECONDITION):
     """The kernel's log cannot be read, so that an Xid is not attributed to its process."""
-
-    code = "NVSHIM-E2746"
-    status = Status.FAILED_PRECONDITION
 
 
 # -- health ------------------------------------------------------------------------------------
 
 
-class XidListWrong(NodeAgentError):
+class XidListWrong(NodeAgentError, code="NVSHIM-E2755", status=Status.INVALID_ARGUMENT):
     """A list of errors that is none. Raised by :func:`integration.node.health.policy.policy_of`."""
 
-    code = "NVSHIM-E2755"
-    status = Status.INVALID_ARGUMENT
 
-
-class HealthUnknown(NodeAgentError):
+class HealthUnknown(NodeAgentError, code="NVSHIM-E2756", status=Status.FAILED_PRECONDITION):
     """No agent watches the devices of this node, or it does not say what it sees."""
 
-    code = "NVSHIM-E2756"
-    status = Status.FAILED_PRECONDITION
 
-
-class DeviceUnwatched(NodeAgentError):
+class DeviceUnwatched(NodeAgentError, code="NVSHIM-E2757", status=Status.NOT_FOUND):
     """No device of that name is watched."""
 
-    code = "NVSHIM-E2757"
-    status = Status.NOT_FOUND
 
-
-class AgentSilent(NodeAgentError):
+class AgentSilent(NodeAgentError, code="NVSHIM-E2758", status=Status.UNAVAILABLE):
     """The agent does not answer. What was asked of it is taken back."""
-
-    code = "NVSHIM-E2758"
-    status = Status.UNAVAILABLE
 
 
 # -- the ledger --------------------------------------------------------------------------------
 
 
-class LedgerUnwritten(NodeAgentError):
+class LedgerUnwritten(NodeAgentError, code="NVSHIM-E2765", status=Status.FAILED_PRECONDITION):
     """The agent cannot write down who holds what; it goes on, and others are told."""
 
-    code = "NVSHIM-E2765"
-    status = Status.FAILED_PRECONDITION
 
-
-class ClaimUnknown(NodeAgentError):
+class ClaimUnknown(NodeAgentError, code="NVSHIM-E2766", status=Status.NOT_FOUND):
     """Nobody claims a device by the name that was given."""
 
-    code = "NVSHIM-E2766"
-    status = Status.NOT_FOUND
 
-
-class ClaimHolds(NodeAgentError):
+class ClaimHolds(NodeAgentError, code="NVSHIM-E2767", status=Status.FAILED_PRECONDITION):
     """A claim was to be released whose container may still use its devices."""
 
-    code = "NVSHIM-E2767"
-    status = Status.FAILED_PRECONDITION
 
-
-class ClaimsUnreadable(NodeAgentError):
+class ClaimsUnreadable(NodeAgentError, code="NVSHIM-E2768", status=Status.PERMISSION_DENIED):
     """Who claims what may not be read, or not be removed."""
 
-    code = "NVSHIM-E2768"
-    status = Status.PERMISSION_DENIED
 
-
-class EventNotMade(NodeAgentError):
+class EventNotMade(NodeAgentError, code="NVSHIM-E2769", status=Status.UNAVAILABLE):
     """The API server does not answer, or does not let the agent make an event of a pod."""
 
-    code = "NVSHIM-E2769"
-    status = Status.UNAVAILABLE
 
-
-class ApiServerSilent(NodeAgentError):
+class ApiServerSilent(NodeAgentError, code="NVSHIM-E2770", status=Status.UNAVAILABLE):
     """The cluster's API server does not answer, or not as one does."""
 
-    code = "NVSHIM-E2770"
-    status = Status.UNAVAILABLE
+    remedy = "see that it can be reached from the node"
 
 
-class ApiServerRefused(NodeAgentError):
+class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMISSION_DENIED):
     """The cluster's API server says no.
 
     Attributes:
@@ -367,50 +238,46 @@ class ApiServerRefused(NodeAgentError):
         retry_after: seconds after which it may be asked again; 0 if it does not say.
     """
 
-    code = "NVSHIM-E2771"
-    status = Status.PERMISSION_DENIED
     remedy = "see the ClusterRole of the agent's service account"
     http: int = 0
     retry_after: float = 0.0
 
 
+class KubeconfigUnusable(NodeAgentError):
+    """A kubeconfig does not say how to ask the API server, or in a way that is not to be used."""
+
+    code = "NVSHIM-E2795"
+    status = Status.INVALID_ARGUMENT
+    remedy = "give one with a server, its authority, and a token or a client certificate"
+
+
 # -- metrics -----------------------------------------------------------------------------------
 
 
-class MetricsAddressInvalid(NodeAgentError):
+class MetricsAddressInvalid(NodeAgentError, code="NVSHIM-E2785", status=Status.INVALID_ARGUMENT):
     """What was said to be an address is none. Raised by :func:`.metrics.address.parse_address`."""
 
-    code = "NVSHIM-E2785"
-    status = Status.INVALID_ARGUMENT
 
-
-class MetricsAddressUnusable(NodeAgentError):
+class MetricsAddressUnusable(NodeAgentError, code="NVSHIM-E2786", status=Status.UNAVAILABLE):
     """Another program listens there, or the address is not this node's. It is tried again."""
 
-    code = "NVSHIM-E2786"
-    status = Status.UNAVAILABLE
     remedy = "choose another address for the metrics"
 
 
 # -- causes of containers' ends ----------------------------------------------------------------
 
 
-class ContainerNotKilled(NodeAgentError):
+class ContainerNotKilled(NodeAgentError, code="NVSHIM-E2790", status=Status.UNAVAILABLE):
     """A container exceeds its limit of GPU memory, and its shim does not end it. It is tried again.
 
-    Raised by :func:`integration.node.causes.killing.kill`.
+    Raised by :mod:`integration.node.causes.guard`.
     """
 
-    code = "NVSHIM-E2790"
-    status = Status.UNAVAILABLE
     remedy = "see that the container's shim answers: nvshim ps"
 
 
-class CausesUnreadable(NodeAgentError):
+class CausesUnreadable(NodeAgentError, code="NVSHIM-E2791", status=Status.PERMISSION_DENIED):
     """Which faults containers had to do with may not be read."""
-
-    code = "NVSHIM-E2791"
-    status = Status.PERMISSION_DENIED
 
 
 # -- dynamic resource allocation ---------------------------------------------------------------
@@ -420,66 +287,62 @@ class DraError(NodeAgentError):
     """Base of what a kubelet is told of a resource claim."""
 
 
-class ResourceClaimUnusable(DraError):
+class ResourceClaimUnusable(DraError, code="NVSHIM-E2772", status=Status.FAILED_PRECONDITION):
     """A kubelet names a claim that is gone, is another one of that name, or has no allocation."""
 
-    code = "NVSHIM-E2772"
-    status = Status.FAILED_PRECONDITION
     remedy = "have the pod made anew"
 
 
-class ClaimedDeviceMissing(DraError):
+class ClaimedDeviceMissing(DraError, code="NVSHIM-E2773", status=Status.FAILED_PRECONDITION):
     """A claim was given a device that this node does not have, or cannot be told to have, now."""
 
-    code = "NVSHIM-E2773"
-    status = Status.FAILED_PRECONDITION
 
-
-class DeviceTaken(DraError):
+class DeviceTaken(DraError, code="NVSHIM-E2774", status=Status.FAILED_PRECONDITION):
     """A device is to be given that another claim has, or that a device plugin has given."""
 
-    code = "NVSHIM-E2774"
-    status = Status.FAILED_PRECONDITION
     remedy = "wait for the end of the pod that has it: it is tried again"
 
 
-class ClaimConfigUnknown(DraError):
+class ClaimConfigUnknown(DraError, code="NVSHIM-E2775", status=Status.INVALID_ARGUMENT):
     """A claim or its DeviceClass has a configuration for this driver that it does not know."""
 
-    code = "NVSHIM-E2775"
-    status = Status.INVALID_ARGUMENT
     remedy = "remove it from the claim or its DeviceClass"
 
 
-class EngineReadsNoCdi(DraError):
+class EngineReadsNoCdi(DraError, code="NVSHIM-E2776", status=Status.FAILED_PRECONDITION):
     """The container engine does not read the CDI names by which a claim's devices are given.
 
     The pod would run without its devices, and nobody would say so.
     """
 
-    code = "NVSHIM-E2776"
-    status = Status.FAILED_PRECONDITION
 
-
-class DraStateUnwritten(DraError):
+class DraStateUnwritten(DraError, code="NVSHIM-E2777", status=Status.FAILED_PRECONDITION):
     """It cannot be written down what was prepared, so nothing is."""
 
-    code = "NVSHIM-E2777"
-    status = Status.FAILED_PRECONDITION
     remedy = "see who may write there, and whether there is space"
 
 
-class SlicesRefused(DraError):
+class SlicesRefused(DraError, code="NVSHIM-E2778", status=Status.INTERNAL):
     """The API server takes the node's ResourceSlices for wrong. They are kept as they were."""
 
-    code = "NVSHIM-E2778"
-    status = Status.INTERNAL
     remedy = "report it, with the message"
 
 
-class DraFailed(DraError):
+class DraFailed(DraError, code="NVSHIM-E2779", status=Status.INTERNAL):
     """A mistake of ours. Raised where a kubelet is answered; the agent's log has more."""
 
-    code = "NVSHIM-E2779"
-    status = Status.INTERNAL
     remedy = "see the agent's log"
+
+
+class MigDeviceNotMade(DraError, code="NVSHIM-E2780", status=Status.FAILED_PRECONDITION):
+    """A claim was given a MIG device that is made for it, and it cannot be made now."""
+
+    remedy = (
+        "see `nvidia-smi mig -lgi` on the node; have the pod made anew, or wait: it is tried again"
+    )
+
+
+class MigDeviceNotUndone(DraError, code="NVSHIM-E2781", status=Status.FAILED_PRECONDITION):
+    """A MIG device that was made for a claim cannot be undone now. Its pod stays until it is."""
+
+    remedy = "see on the node who uses it (`nvshim ps`); it is tried again"

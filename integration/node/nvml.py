@@ -11,8 +11,6 @@ from integration.inventory import ask
 if TYPE_CHECKING:
     from hooks.config import Config
 
-__all__ = ["ask_nvml"]
-
 _PROGRAM: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_child.py")
 _PLACE: Final = 3  # of the program in the command that asks for the inventory
 _TO_END: Final = 1.0
@@ -23,7 +21,7 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
 
     Args:
         config: where the driver is, and how long it may take.
-        question: "links", "mode" or "persistence".
+        question: "links", "mode", "parts" or "persistence".
 
     Returns:
         What the child printed; None if it did not end in time.

@@ -3,6 +3,7 @@
     python3 -I -S nvml_child.py SECONDS LIBRARY MODULES links
     python3 -I -S nvml_child.py SECONDS LIBRARY MODULES mode NUMBER UUID...
     python3 -I -S nvml_child.py SECONDS LIBRARY MODULES persistence
+    python3 -I -S nvml_child.py SECONDS LIBRARY MODULES parts
 
 It has the arguments of :mod:`hooks.node.nvml_probe`, for the same reasons: NVML may hang. It prints
 one JSON object and ends with 0, or prints ``{"error": "…"}`` and ends with 1.
@@ -20,6 +21,18 @@ why its mode is not set, "" if it is.
 
 ``persistence`` prints ``{"modes": [1, …]}``: whether each GPU stays initialised while nobody uses
 it, null if it has no such mode.
+
+``parts`` prints what each GPU can be cut into, and is. A profile has nvmlGpuInstanceProfileInfo's
+figures and the placements where it may begin; only GPUs in MIG mode have any. An instance is its
+id, its profile's, and where it is; a device has those of nvmlDeviceAttributes::
+
+    {"gpus": [{"uuid": "GPU-…", "addressing": 1, "instances": [[7, 19, 0, 1], …],
+      "profiles": [{"id": 19, "name": "1g.10gb", "most": 7, "places": [[0, 1], …],
+                    "figures": [9984, 16, 1, 1, 0, 1, 0]}, …],
+      "devices": [{"uuid": "MIG-…", "instance": 7, "figures": [9984, 16, …]}, …]}, …]}
+
+Figures are MiB of memory, then how many multiprocessors, copy engines, decoders, encoders, JPEG
+engines and optical flow engines.
 """
 
 from __future__ import annotations
@@ -37,6 +50,9 @@ if TYPE_CHECKING:
 _ENABLED = 1
 _MOST_LINKS = 18
 _DEFAULT_MODE = 0
+# NVML's profiles are few, and numbered; a GPU's memory has eight slices.
+_MOST_PROFILES = 32
+_MOST_PLACES = 32
 
 
 def main(seconds: str, library: str, modules: str, question: str, *arguments: str) -> None:
@@ -142,10 +158,97 @@ def _persistence(nvml: Any, index: int) -> int | None:
         return None
 
 
+def parts(nvml: Any) -> dict[str, Any]:
+    """What each GPU can be cut into, and is."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        gpu: dict[str, Any] = {"addressing": None, "profiles": [], "instances": [], "devices": []}
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
+            gpu["addressing"] = _addressing(nvml, handle)
+            if _has_mig(nvml, handle):
+                _add_parts(nvml, handle, gpu)
+        except nvml.NVMLError:
+            if "uuid" not in gpu:  # it is lost
+                continue
+        found.append(gpu)
+    return {"gpus": found}
+
+
+def _addressing(nvml: Any, handle: Any) -> int | None:
+    try:
+        return int(nvml.nvmlDeviceGetAddressingMode(handle))
+    except (nvml.NVMLError, AttributeError):  # an older driver, or an older pynvml
+        return None
+
+
+def _has_mig(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == _ENABLED)
+    except nvml.NVMLError:
+        return False
+
+
+def _add_parts(nvml: Any, handle: Any, gpu: dict[str, Any]) -> None:
+    for index in range(_MOST_PROFILES):
+        try:
+            profile = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, index)
+        except nvml.NVMLError:
+            continue  # this model does not have it
+        told = {
+            "id": profile.id,
+            "name": _text(profile.name).removeprefix("MIG "),
+            "most": profile.instanceCount,
+            "places": _places(nvml, handle, profile.id),
+            "figures": [
+                profile.memorySizeMB, profile.multiprocessorCount, profile.copyEngineCount,
+                profile.decoderCount, profile.encoderCount, profile.jpegCount, profile.ofaCount,
+            ],
+        }  # fmt: skip
+        gpu["profiles"].append(told)
+        gpu["instances"] += _instances(nvml, handle, profile)
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            has = nvml.nvmlDeviceGetAttributes(device)
+        except nvml.NVMLError:
+            continue  # a place for a device that was not made
+        told = {
+            "uuid": _text(nvml.nvmlDeviceGetUUID(device)),
+            "instance": nvml.nvmlDeviceGetGpuInstanceId(device),
+            "figures": [
+                has.memorySizeMB, has.multiprocessorCount, has.sharedCopyEngineCount,
+                has.sharedDecoderCount, has.sharedEncoderCount, has.sharedJpegCount,
+                has.sharedOfaCount,
+            ],
+        }  # fmt: skip
+        gpu["devices"].append(told)
+
+
+def _places(nvml: Any, handle: Any, profile: int) -> list[tuple[int, int]]:
+    count = ctypes.c_uint(_MOST_PLACES)
+    places = (nvml.c_nvmlGpuInstancePlacement_t * _MOST_PLACES)()
+    nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile, places, ctypes.byref(count))
+    return [(each.start, each.size) for each in places[: count.value]]
+
+
+def _instances(nvml: Any, handle: Any, profile: Any) -> list[tuple[int, int, int, int]]:
+    count = ctypes.c_uint(profile.instanceCount)
+    found = (nvml.c_nvmlGpuInstance_t * _MOST_PLACES)()
+    nvml.nvmlDeviceGetGpuInstances(handle, profile.id, found, ctypes.byref(count))
+    told = []
+    for instance in found[: count.value]:
+        info = nvml.nvmlGpuInstanceGetInfo(instance)
+        told.append((info.id, info.profileId, info.placement.start, info.placement.size))
+    return told
+
+
 _ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
     "links": links,
     "mode": set_mode,
     "persistence": persistence,
+    "parts": parts,
 }
 
 if __name__ == "__main__":

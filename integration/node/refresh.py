@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.inventory import Inventory
 
-__all__ = ["MARK", "MARK_OF_UNIT", "Made", "Seen", "refresh"]
-
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
 """The first line of the spec; without it, a file is somebody else's."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from integration.node.plugin.sockets import Identity
 
-__all__ = ["CODES", "SocketServer", "serialize"]
-
 CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 """gRPC's own values by the numbers of :class:`api.errors.Status`."""
 

@@ -32,9 +32,6 @@ from shim import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
-    from types import TracebackType
-
-__all__ = ["ANY", "Interest", "Watcher", "first_of"]
 
 # struct inotify_event: wd, mask, cookie, len; then the name.
 _EVENT: Final = struct.Struct("iIII")
@@ -89,19 +86,14 @@ class Watcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close_inotify()
         for pid in tuple(self._pids):
             self._close_process(pid)
         self._epoll.close()
 
     def add(self, fd: int, read: Callable[[], bool]) -> None:
-        """Hear another descriptor; its owner closes it after this is left.
+        """Hear another descriptor, until its owner closes it, or this is left.
 
         Args:
             fd: becomes readable when there is something.

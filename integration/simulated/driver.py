@@ -231,11 +231,7 @@ def lay_out(root: str, files: DriverFiles, *, version: str, layout: Layout) -> s
 
 
 def write_loader_cache(root: str, triplet: str) -> None:
-    """Make ``etc/ld.so.cache`` of a driver root, as the driver's installer does at its end.
-
-    Args:
-        triplet: the multiarch name they lie below.
-    """
+    """Make ``etc/ld.so.cache`` of a driver root, as the driver's installer does at its end."""
     os.makedirs(os.path.join(root, "etc"), exist_ok=True)
     conf = os.path.join(root, "etc/ld.so.conf")
     with open(conf, "w", encoding="ascii") as file:

@@ -182,11 +182,7 @@ def write_archive(path: str, images: Iterable[Image]) -> str:
 
 
 def unpack(tree: Mapping[str, Node], directory: str) -> str:
-    """Write a tree into a directory, as the root of a container that needs no image.
-
-    Args:
-        directory: made if missing.
-    """
+    """Write a tree into a directory, as the root of a container that needs no image."""
     os.makedirs(directory, exist_ok=True)
     for path, node in _whole(tree):
         place = os.path.join(directory, path)

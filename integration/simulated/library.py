@@ -178,7 +178,8 @@ def _profile_row(profile: MigProfile) -> str:
     row = _row(
         profile.name, profile.index, profile.id, profile.slices, profile.instances,
         profile.memory_slices, profile.multiprocessors,
-        profile.copy_engines, profile.decoders, profile.jpeg, profile.ofa, profile.memory,
+        profile.copy_engines, profile.decoders, profile.jpeg, profile.ofa, profile.first_id,
+        profile.memory,
     )  # fmt: skip
     return row.removesuffix("}") + f", {{{starts}}}}}"
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -39,6 +40,10 @@ _ROOTS: Final = {
     "drained": "drained",
 }
 _BOOT_ID: Final = "proc/sys/kernel/random/boot_id"
+
+MADE_INSTANCES: Final = "nvml-mig"
+"""The file of the state directory with the MIG instances of now, once they are not the scenario's:
+``nvidia-smi mig`` makes and undoes them (nvml.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,8 @@ class SimulatedNode:
         files, version = _driver_of(scenario)
         for name in ("driver", "dev", "proc", "sys"):
             shutil.rmtree(os.path.join(self.directory, name))
+        with suppress(FileNotFoundError):  # instances that were made on the node before
+            os.unlink(os.path.join(self.state, MADE_INSTANCES))
         changed = SimulatedNode(self.directory, scenario, version)
         changed._fill(files, layout)
         return changed

@@ -41,12 +41,21 @@
  *                      the processes if it is not told), temperature (degrees), milliwatts,
  *                      throttle (bits), millijoules (more than it has drawn while idle), and counts:
  *                      ecc-corrected, ecc-uncorrected, rows-corrected, rows-uncorrected,
- *                      rows-pending, rows-failed; recovery-action: what it needs to recover
+ *                      rows-pending, rows-failed; recovery-action: what it needs to recover;
+ *                      addressing-mode: how it sees the host's memory
  *     nvml-nvlinks     INDEX OTHER LINKS
  *                      so many NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each GPU
  *                      numbers its links in the order of the lines
  *
  * A GPU's compute mode is what was set last: one digit, in the file nvml-compute-mode-UUID.
+ *
+ * MIG's instances are the scenario's until one is made or undone. From then on they are those of
+ * the file nvml-mig, a line for each place in the tables below:
+ *
+ *     g INDEX PROFILE ID START             a GPU instance; "g -" for a place that is free
+ *     c GPU-INSTANCE ID SLICES START       a compute instance of the one in that place; or "c -"
+ *
+ * As with the real driver the kernel's list of capabilities follows, and so do their nodes.
  *
  * Energy grows by what an idle GPU draws, since boot.
  *
@@ -54,7 +63,8 @@
  * if somebody has put one there.
  *
  * The library runs in images that are older than the machine it was built on, so it uses no
- * symbol that is younger than glibc 2.28 (hence statx, and numbers read by hand).
+ * symbol that is younger than glibc 2.28 (hence statx, mknodat by its number, and numbers read
+ * by hand).
  *
  * Layouts of structures: those that pynvml declares with ctypes, through which the tests read
  * them. One long file, as it is one table of functions.
@@ -70,8 +80,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
@@ -91,12 +103,18 @@ typedef enum {
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
+    IN_USE = 19,
+    INSUFFICIENT_RESOURCES = 23,
     ARGUMENT_VERSION_MISMATCH = 25,
     UNKNOWN = 999,
 } nvmlReturn_t;
 
 enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
 enum { GEFORCE = 5, XID = 8 };
+
+enum { INSTANCES_OF_GPU = 15, COMPUTE_OF_INSTANCE = 8, FIRST_CAPABILITY = 3, CONFIG_CAPABILITY = 1 };
+enum { MOST_INSTANCES = MOST_GPUS * INSTANCES_OF_GPU };
+enum { MOST_COMPUTE = MOST_INSTANCES * COMPUTE_OF_INSTANCE };
 
 /* The node's state directory has the files that say what the GPUs do. */
 static const char *state_file(const char *name)
@@ -122,6 +140,18 @@ static int initialised;
 static char faults[4096];
 static struct statx faults_seen;      /* the file of them, when it was read */
 static __thread const char *function; /* the one that this thread is in */
+
+/* What there is now; a place without a profile, or without an instance, is free. */
+static struct instance gpu_instances[MOST_INSTANCES];
+static struct mig migs[MOST_COMPUTE];
+static u32 instance_count, mig_count;
+
+#define EACH_INSTANCE(i)                                                                           \
+    for (struct instance *i = gpu_instances; i < gpu_instances + instance_count; i++)                     \
+        if (i->profile)
+#define EACH_MIG(mig)                                                                              \
+    for (struct mig *mig = migs; mig < migs + mig_count; mig++)                                   \
+        if (mig->instance)
 
 /* A GPU's number in the scenario, by which files name it. */
 static u32 index_of(const struct gpu *gpu)
@@ -163,7 +193,7 @@ static int mig_visible(const struct mig *mig)
 
 static const struct mig *as_mig(const void *handle)
 {
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         if (handle == mig && mig_visible(mig))
             return mig;
     return NULL;
@@ -171,7 +201,7 @@ static const struct mig *as_mig(const void *handle)
 
 static const struct instance *as_instance(const void *handle)
 {
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+    EACH_INSTANCE(i)
         if (handle == i && as_gpu(i->gpu))
             return i;
     return NULL;
@@ -187,7 +217,7 @@ static const struct gpu *board_of(const void *handle)
 
 static const struct mig *nth_mig(const struct gpu *gpu, u32 n)
 {
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         if (mig->instance->gpu == gpu && mig_visible(mig) && n-- == 0)
             return mig;
     return NULL;
@@ -211,14 +241,19 @@ static void look_at_faults(struct statx *status)
         memset(status, 0, sizeof *status);
 }
 
+static int differs(const struct statx *now, const struct statx *seen)
+{
+    return now->stx_ino != seen->stx_ino || now->stx_size != seen->stx_size ||
+           now->stx_mtime.tv_sec != seen->stx_mtime.tv_sec ||
+           now->stx_mtime.tv_nsec != seen->stx_mtime.tv_nsec;
+}
+
 static int faults_changed(void)
 {
     struct statx now;
 
     look_at_faults(&now);
-    return now.stx_ino != faults_seen.stx_ino || now.stx_size != faults_seen.stx_size ||
-           now.stx_mtime.tv_sec != faults_seen.stx_mtime.tv_sec ||
-           now.stx_mtime.tv_nsec != faults_seen.stx_mtime.tv_nsec;
+    return differs(&now, &faults_seen);
 }
 
 static void read_faults(void)
@@ -302,6 +337,114 @@ static nvmlReturn_t suffer(const char *name)
     return SUCCESS;
 }
 
+/* --- What instances there are ----------------------------------------------------------- */
+
+static struct statx mig_seen; /* the file of them, when it was read */
+
+/* The kernel numbers capabilities once and for all (capabilities.py). */
+static u32 capability_of(const struct gpu *gpu, u32 instance, u32 compute)
+{
+    u32 first = FIRST_CAPABILITY +
+                (gpu->minor * INSTANCES_OF_GPU + instance) * (1 + COMPUTE_OF_INSTANCE);
+
+    return first + compute;
+}
+
+static void put_instance(struct instance *at, const struct gpu *gpu, u32 profile, u32 id, u32 start)
+{
+    const struct profile *found = gpu->profiles;
+
+    while (found->name && found->id != profile)
+        found++;
+    *at = (struct instance){gpu, found->name ? found : NULL, id, start, capability_of(gpu, id, 0)};
+}
+
+/* A compute instance that the scenario has keeps its UUID when it is made anew, as a real one. */
+static void put_mig(struct mig *at, const struct instance *instance, u32 id, u32 slices, u32 start)
+{
+    const struct gpu *gpu = instance->gpu;
+    static char uuids[MOST_COMPUTE][48], names[MOST_COMPUTE][64];
+    char *uuid = uuids[at - migs], *name = names[at - migs];
+    u64 hash = 14695981039346656037ULL;
+
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        if (mig->instance->gpu == gpu && mig->instance->id == instance->id && mig->id == id)
+            uuid = (char *)mig->uuid;
+    if (uuid == uuids[at - migs]) {
+        for (const char *c = gpu->uuid; *c; c++)
+            hash = (hash ^ (u64)*c) * 1099511628211ULL;
+        snprintf(uuid, sizeof uuids[0], "MIG-%08x-%04x-5000-8000-%04x%04x%04x", (u32)(hash >> 32),
+                 (u32)(hash >> 16) & 0xffff, (u32)hash & 0xffff, instance->id, id);
+    }
+    if (slices == instance->profile->slices)
+        snprintf(name, sizeof names[0], "%s", instance->profile->name);
+    else
+        snprintf(name, sizeof names[0], "%uc.%s", slices, instance->profile->name);
+    *at = (struct mig){instance, uuid, name, id, slices, start,
+                       capability_of(gpu, instance->id, 1 + id)};
+}
+
+static void load_scenario(void)
+{
+    instance_count = mig_count = 0;
+    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+        put_instance(&gpu_instances[instance_count++], i->gpu, i->profile->id, i->id, i->start);
+    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+        put_mig(&migs[mig_count++], &gpu_instances[mig->instance - INSTANCES], mig->id, mig->slices,
+                mig->start);
+}
+
+static void load_lines(FILE *file)
+{
+    u32 places = 0, computes = 0;
+    char line[128];
+
+    while (fgets(line, sizeof line, file)) {
+        const char *rest = line + 1;
+        u32 first = (u32)number(&rest), second = (u32)number(&rest);
+        u32 third = (u32)number(&rest), fourth = (u32)number(&rest);
+        int is_free = line[2] == '-';
+
+        if (line[0] == 'g' && places < MOST_INSTANCES) {
+            if (is_free || first >= GPU_COUNT)
+                gpu_instances[places] = (struct instance){0};
+            else
+                put_instance(&gpu_instances[places], &GPUS[first], second, third, fourth);
+            places++;
+        }
+        if (line[0] == 'c' && computes < MOST_COMPUTE) {
+            if (is_free || first >= places || !gpu_instances[first].profile)
+                migs[computes] = (struct mig){0};
+            else
+                put_mig(&migs[computes], &gpu_instances[first], second, third, fourth);
+            computes++;
+        }
+    }
+    instance_count = places;
+    mig_count = computes;
+}
+
+static void look_at_mig(void)
+{
+    static int is_loaded;
+    struct statx now;
+    FILE *file;
+
+    if (statx(AT_FDCWD, state_file("nvml-mig"), 0, STATX_MTIME | STATX_SIZE | STATX_INO, &now))
+        memset(&now, 0, sizeof now);
+    if (is_loaded && !differs(&now, &mig_seen))
+        return;
+    is_loaded = 1;
+    mig_seen = now;
+    file = fopen(state_file("nvml-mig"), "re");
+    if (!file) {
+        load_scenario();
+        return;
+    }
+    load_lines(file);
+    fclose(file);
+}
+
 static nvmlReturn_t enter(const char *name)
 {
     nvmlReturn_t fault;
@@ -311,6 +454,7 @@ static nvmlReturn_t enter(const char *name)
         return UNINITIALIZED;
     if (faults_changed())
         read_faults();
+    look_at_mig();
     fault = suffer("any");
     return fault ? fault : suffer(name);
 }
@@ -357,6 +501,15 @@ static nvmlReturn_t suffer_of(const struct gpu *gpu)
     const struct gpu *gpu = board_of(handle);                                                      \
     REQUIRE(gpu, INVALID_ARGUMENT);                                                                \
     WELL(gpu)
+
+/* The head of most functions: what it is asked about, and that the answer has a place to go to. */
+#define EXPECT(answerable)                                                                         \
+    ENTER;                                                                                         \
+    REQUIRE(answerable, INVALID_ARGUMENT)
+#define EXPECT_OF(whom, answerable)                                                                \
+    ENTER;                                                                                         \
+    whom;                                                                                          \
+    REQUIRE(answerable, INVALID_ARGUMENT)
 
 /* Another name of the same function; what only the first takes is left alone by the second. */
 #define ALIAS(name, of) API __typeof__(of) name __attribute__((alias(#of)));
@@ -410,29 +563,13 @@ API nvmlReturn_t nvmlShutdown(void)
 API const char *nvmlErrorString(nvmlReturn_t result)
 {
     static const char *const words[] = {
-        [0] = "Success",
-        [1] = "Uninitialized",
-        [2] = "Invalid Argument",
-        [3] = "Not Supported",
-        [4] = "Insufficient Permissions",
-        [5] = "Already Initialized",
-        [6] = "Not Found",
-        [7] = "Insufficient Size",
-        [8] = "Insufficient External Power",
-        [9] = "Driver Not Loaded",
-        [10] = "Timeout",
-        [11] = "Interrupt Request Issue",
-        [12] = "NVML Shared Library Not Found",
-        [13] = "Function Not Found",
-        [14] = "Corrupted infoROM",
-        [15] = "GPU is lost",
-        [16] = "GPU requires reset",
-        [17] = "GPU access blocked by the operating system",
-        [18] = "Driver/library version mismatch",
-        [19] = "In use by another client",
-        [20] = "Insufficient Memory",
-        [21] = "No data",
-        [25] = "Argument version mismatch",
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power",
+        "Driver Not Loaded", "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found",
+        "Function Not Found", "Corrupted infoROM", "GPU is lost", "GPU requires reset",
+        "GPU access blocked by the operating system", "Driver/library version mismatch",
+        "In use by another client", "Insufficient Memory", "No data",
+        [ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
     };
 
     return (u32)result < COUNT(words) && words[result] ? words[result] : "Unknown Error";
@@ -481,8 +618,7 @@ API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, u32 length)
 
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 {
-    ENTER;
-    REQUIRE(version, INVALID_ARGUMENT);
+    EXPECT(version);
     *version = CUDA_VERSION;
     return SUCCESS;
 }
@@ -499,8 +635,7 @@ API nvmlReturn_t nvmlSystemGetProcessName(u32 pid, char *name, u32 length)
 API nvmlReturn_t nvmlSystemGetHicVersion(u32 *count, void *entries)
 {
     (void)entries;
-    ENTER;
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT(count);
     *count = 0;
     return SUCCESS;
 }
@@ -664,8 +799,7 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(u32 *count)
 {
     const char *lie;
 
-    ENTER;
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT(count);
     lie = fault_of("count");
     *count = lie ? (u32)number(&lie) : visible_count;
     return SUCCESS;
@@ -675,8 +809,7 @@ ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u32 index, const void **device)
 {
-    ENTER;
-    REQUIRE(device && index < visible_count, INVALID_ARGUMENT);
+    EXPECT(device && index < visible_count);
     WELL(visible[index]);
     *device = visible[index];
     return SUCCESS;
@@ -686,15 +819,14 @@ ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, const void **device)
 {
-    ENTER;
-    REQUIRE(device && uuid, INVALID_ARGUMENT);
+    EXPECT(device && uuid);
     for (u32 i = 0; i < visible_count; i++) {
         if (!strcmp(uuid, visible[i]->uuid)) {
             *device = visible[i];
             return SUCCESS;
         }
     }
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++) {
+    EACH_MIG(mig) {
         if (!strcmp(uuid, mig->uuid) && mig_visible(mig)) {
             *device = mig;
             return SUCCESS;
@@ -705,8 +837,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, const void **device
 
 API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, const void **device)
 {
-    ENTER;
-    REQUIRE(device && serial, INVALID_ARGUMENT);
+    EXPECT(device && serial);
     for (u32 i = 0; i < visible_count; i++) {
         if (!strcmp(serial, visible[i]->serial)) {
             *device = visible[i];
@@ -720,8 +851,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, const voi
 {
     u32 domain, bus, slot, function = 0;
 
-    ENTER;
-    REQUIRE(device && address, INVALID_ARGUMENT);
+    EXPECT(device && address);
     REQUIRE(sscanf(address, "%x:%x:%x.%x", &domain, &bus, &slot, &function) >= 3, INVALID_ARGUMENT);
     for (u32 i = 0; i < visible_count; i++) {
         const struct gpu *gpu = visible[i];
@@ -764,9 +894,7 @@ API nvmlReturn_t nvmlDeviceGetIndex(const void *device, u32 *index)
 {
     const struct mig *mig = as_mig(device);
 
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(index, INVALID_ARGUMENT);
+    EXPECT_OF(BOARD_OF(device), index);
     *index = 0;
     while (mig ? nth_mig(gpu, *index) != mig : visible[*index] != gpu)
         ++*index;
@@ -789,47 +917,44 @@ struct pci_v3 {
     char bus_id[32];
 };
 
-static nvmlReturn_t pci(const void *device, struct pci_v1 *info)
+/* Where a device is; all versions of the question have the beginning of this answer. */
+static struct pci_v3 pci_at(u32 domain, u32 bus, u32 device)
 {
-    BOARD_OF(device);
-    REQUIRE(info, INVALID_ARGUMENT);
-    info->domain = gpu->domain;
-    info->bus = gpu->bus;
-    info->device = gpu->device;
-    info->pci_device = gpu->pci_device;
-    snprintf(info->bus_id, sizeof info->bus_id, "%04X:%02X:%02X.0", gpu->domain & 0xffff,
-             gpu->bus & 0xff, gpu->device & 0xff);
-    return SUCCESS;
+    struct pci_v3 info = {.v1 = {.domain = domain, .bus = bus, .device = device}};
+
+    snprintf(info.v1.bus_id, sizeof info.v1.bus_id, "%04X:%02X:%02X.0", domain & 0xffff, bus & 0xff,
+             device & 0xff);
+    snprintf(info.bus_id, sizeof info.bus_id, "%08X:%02X:%02X.0", domain, bus, device);
+    return info;
+}
+
+static struct pci_v3 pci_of(const struct gpu *gpu)
+{
+    struct pci_v3 info = pci_at(gpu->domain, gpu->bus, gpu->device);
+
+    info.v1.pci_device = gpu->pci_device;
+    info.pci_subsystem = gpu->pci_subsystem;
+    return info;
 }
 
 API nvmlReturn_t nvmlDeviceGetPciInfo(const void *device, struct pci_v1 *info)
 {
-    ENTER;
-    return pci(device, info);
+    EXPECT_OF(BOARD_OF(device), info);
+    *info = pci_of(gpu).v1;
+    return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v2(const void *device, struct pci_v2 *info)
 {
-    nvmlReturn_t result;
-
-    ENTER;
-    result = pci(device, info ? &info->v1 : NULL);
-    REQUIRE(!result, result);
-    info->pci_subsystem = board_of(device)->pci_subsystem;
-    memset(info->reserved, 0, sizeof info->reserved);
+    EXPECT_OF(BOARD_OF(device), info);
+    *info = (struct pci_v2){.v1 = pci_of(gpu).v1, .pci_subsystem = gpu->pci_subsystem};
     return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v3(const void *device, struct pci_v3 *info)
 {
-    nvmlReturn_t result;
-
-    ENTER;
-    result = pci(device, info ? &info->v1 : NULL);
-    REQUIRE(!result, result);
-    info->pci_subsystem = board_of(device)->pci_subsystem;
-    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", info->v1.domain, info->v1.bus,
-             info->v1.device);
+    EXPECT_OF(BOARD_OF(device), info);
+    *info = pci_of(gpu);
     return SUCCESS;
 }
 
@@ -869,9 +994,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
     char digit = '0' + mode;
     nvmlReturn_t result = SUCCESS;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(mode <= 3, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), mode <= 3);
     descriptor = open(compute_mode_file(gpu), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     REQUIRE(descriptor >= 0, NO_PERMISSION);
     if (write(descriptor, &digit, 1) != 1)
@@ -887,9 +1010,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
 #define NUMBER_OF(type, name, of, value)                                                           \
     API nvmlReturn_t name(const void *device, type *number)                                        \
     {                                                                                              \
-        ENTER;                                                                                     \
-        of(device);                                                                                \
-        REQUIRE(number, INVALID_ARGUMENT);                                                         \
+        EXPECT_OF(of(device), number);                                                             \
         *number = (value);                                                                         \
         return SUCCESS;                                                                            \
     }
@@ -900,9 +1021,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
 #define PAIR(name, of, value, other)                                                               \
     API nvmlReturn_t name(const void *device, u32 *one, u32 *two)                                  \
     {                                                                                              \
-        ENTER;                                                                                     \
-        of(device);                                                                                \
-        REQUIRE(one && two, INVALID_ARGUMENT);                                                     \
+        EXPECT_OF(of(device), one && two);                                                         \
         *one = (value);                                                                            \
         *two = (other);                                                                            \
         return SUCCESS;                                                                            \
@@ -960,9 +1079,7 @@ NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, GPU_OF, 0)
 
 API nvmlReturn_t nvmlDeviceGetTemperature(const void *device, u32 sensor, u32 *celsius)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(celsius && sensor == 0, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), celsius && sensor == 0);
     *celsius = (u32)fact(gpu, "temperature", 30);
     return SUCCESS;
 }
@@ -971,9 +1088,7 @@ API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(const void *device, u32 thres
 {
     static const u32 thresholds[] = {95, 92, 95, 87}; /* shutdown, slowdown, memory, GPU */
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(celsius, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), celsius);
     REQUIRE(threshold < COUNT(thresholds), NOT_SUPPORTED);
     *celsius = thresholds[threshold];
     return SUCCESS;
@@ -1010,9 +1125,7 @@ API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(const void *device, u64 *mi
 {
     struct timespec up;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(millijoules, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), millijoules);
     clock_gettime(CLOCK_BOOTTIME, &up);
     *millijoules = (up.tv_sec * 1000ULL + up.tv_nsec / 1000000) * (gpu->milliwatts / 10) / 1000 +
                    fact(gpu, "millijoules", 0);
@@ -1025,9 +1138,7 @@ struct utilization {
 
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(const void *device, struct utilization *rates)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(rates, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), rates);
     REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
     rates->gpu = percent_of(gpu, SM);
     rates->memory = percent_of(gpu, MEMORY);
@@ -1042,18 +1153,14 @@ PAIR(nvmlDeviceGetOfaUtilization, GPU_OF, 0, 100000)
 
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u32 *kb_per_second)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(kb_per_second && counter < 2, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), kb_per_second && counter < 2);
     *kb_per_second = 0;
     return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetTotalEccErrors(const void *device, u32 type, u32 counter, u64 *count)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count && type < 2 && counter < 2, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), count && type < 2 && counter < 2);
     REQUIRE(gpu->brand != GEFORCE, NOT_SUPPORTED);
     *count = fact(gpu, type ? "ecc-uncorrected" : "ecc-corrected", 0);
     return SUCCESS;
@@ -1069,9 +1176,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(const void *device, u32 type, u
 API nvmlReturn_t nvmlDeviceGetRemappedRows(const void *device, u32 *correctable, u32 *uncorrectable,
                                            u32 *pending, u32 *failed)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(correctable && uncorrectable && pending && failed, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), correctable && uncorrectable && pending && failed);
     *correctable = (u32)fact(gpu, "rows-corrected", 0);
     *uncorrectable = (u32)fact(gpu, "rows-uncorrected", 0);
     *pending = (u32)fact(gpu, "rows-pending", 0);
@@ -1093,9 +1198,7 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct 
 {
     int known = 0;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(fields && count > 0, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), fields && count > 0);
     for (int i = 0; i < count; i++) {
         fields[i].result = NOT_SUPPORTED;
         if (fields[i].id != RECOVERY_ACTION)
@@ -1106,6 +1209,20 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct 
         known = 1;
     }
     return known ? SUCCESS : NOT_SUPPORTED;
+}
+
+/* Only drivers of branch 580 and later tell it; so does this one, of any, if a fact says so. */
+API nvmlReturn_t nvmlDeviceGetAddressingMode(const void *device, u32 *version_and_mode)
+{
+    u64 mode;
+
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(version_and_mode, INVALID_ARGUMENT);
+    mode = fact(gpu, "addressing-mode", NO_INSTANCE);
+    REQUIRE(mode != NO_INSTANCE, NOT_SUPPORTED);
+    version_and_mode[1] = (u32)mode;
+    return SUCCESS;
 }
 
 /* --- Memory ---------------------------------------------------------------------------- */
@@ -1138,8 +1255,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(const void *device, struct memory *info
     u64 total, reserved, used;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     result = memory(device, &total, &reserved, &used);
     REQUIRE(!result, result);
     used += reserved;
@@ -1152,8 +1268,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(const void *device, struct memory_v2
     u64 total, reserved, used;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
     result = memory(device, &total, &reserved, &used);
     REQUIRE(!result, result);
@@ -1169,9 +1284,7 @@ API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(const void *device, struct memory *
     const u64 used = 1ULL << 20;
     u64 total = 1ULL << 20;
 
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT_OF(BOARD_OF(device), info);
     while (total < gpu->memory_mib << 20)
         total <<= 1;
     *info = (struct memory){.total = total, .free = total - used, .used = used};
@@ -1245,9 +1358,7 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, 'm', LATER)
 API nvmlReturn_t nvmlDeviceGetAccountingPids(const void *device, u32 *count, u32 *pids)
 {
     (void)pids;
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT_OF(BOARD_OF(device), count);
     *count = 0;
     return SUCCESS;
 }
@@ -1287,9 +1398,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(const void *device, struct proc
     struct uses uses = {.entries = samples};
 
     (void)since;
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), count);
     REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
     uses.room = samples ? *count : 0;
     each_process(gpu, NULL, put_use, &uses);
@@ -1304,9 +1413,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryAffinity(const void *device, u32 size, unsig
                                              u32 scope)
 {
     (void)scope;
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(nodes && size, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), nodes && size);
     memset(nodes, 0, size * sizeof *nodes);
     nodes[0] = 1UL << gpu->numa_node;
     return SUCCESS;
@@ -1318,9 +1425,7 @@ API nvmlReturn_t nvmlDeviceGetCpuAffinity(const void *device, u32 size, unsigned
     const u32 bits = 8 * sizeof *cpus;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(cpus && size, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), cpus && size);
     memset(cpus, 0, size * sizeof *cpus);
     for (u32 cpu = 0; cpu < online && cpu < size * bits; cpu++)
         cpus[cpu / bits] |= 1UL << cpu % bits;
@@ -1332,8 +1437,7 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(const void *one, const void
 {
     const struct gpu *first = as_gpu(one), *second = as_gpu(other);
 
-    ENTER;
-    REQUIRE(first && second && level, INVALID_ARGUMENT);
+    EXPECT(first && second && level);
     *level = first == second ? 0 : first->numa_node == second->numa_node ? 40 : 50;
     return SUCCESS;
 }
@@ -1400,21 +1504,11 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(const void *device, u32 lin
     ENTER;
     LINK_OF(device, link);
     REQUIRE(info, INVALID_ARGUMENT);
-    memset(info, 0, sizeof *info);
-    if (end == TO_SWITCH)
-        info->v1.bus = NVSWITCH_BUS + link % 4;
-    for (u32 i = 0; i < GPU_COUNT; i++) {
-        if ((int)i == end) {
-            info->v1.domain = GPUS[i].domain;
-            info->v1.bus = GPUS[i].bus;
-            info->v1.device = GPUS[i].device;
-            info->v1.pci_device = GPUS[i].pci_device;
-        }
-    }
-    snprintf(info->v1.bus_id, sizeof info->v1.bus_id, "%04X:%02X:%02X.0",
-             info->v1.domain & 0xffff, info->v1.bus & 0xff, info->v1.device & 0xff);
-    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", info->v1.domain, info->v1.bus,
-             info->v1.device);
+    *info = pci_at(0, end == TO_SWITCH ? NVSWITCH_BUS + link % 4 : 0, 0);
+    for (u32 i = 0; i < GPU_COUNT; i++)
+        if ((int)i == end)
+            *info = pci_of(&GPUS[i]);
+    info->pci_subsystem = 0;
     return SUCCESS;
 }
 
@@ -1439,9 +1533,7 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 
     const struct gpu *second = as_gpu(other);
     int linked = 0;
 
-    ENTER;
-    GPU_OF(one);
-    REQUIRE(second && status && capability < 5, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(one), second && status && capability < 5);
     for (u32 link = 0; link < MOST_LINKS; link++) {
         int end = link_to(gpu, link);
 
@@ -1455,9 +1547,7 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 
 
 API nvmlReturn_t nvmlDeviceGetMigMode(const void *device, u32 *current, u32 *pending)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(current && pending, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), current && pending);
     REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
     *current = *pending = gpu->mig_mode;
     return SUCCESS;
@@ -1471,9 +1561,7 @@ NUMBER(nvmlDeviceGetComputeInstanceId, MIG_OF, mig->id)
 API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(const void *device, u32 index,
                                                      const void **mig)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(mig && index < MOST_MIG, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), mig && index < MOST_MIG);
     REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
     *mig = nth_mig(gpu, index);
     return *mig ? SUCCESS : NOT_FOUND;
@@ -1483,8 +1571,7 @@ API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const void *mig, c
 {
     const struct mig *found = as_mig(mig);
 
-    ENTER;
-    REQUIRE(found && device, INVALID_ARGUMENT);
+    EXPECT(found && device);
     *device = found->instance->gpu;
     return SUCCESS;
 }
@@ -1559,8 +1646,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(const void *device, u32 ind
     const struct profile *profile;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     result = profile_of(device, index, &profile);
     REQUIRE(!result, result);
     *info = (struct gpu_profile){PROFILE_OF(profile)};
@@ -1573,8 +1659,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(const void *device, u32 in
     const struct profile *profile;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
     result = profile_of(device, index, &profile);
     REQUIRE(!result, result);
@@ -1590,9 +1675,7 @@ struct placement {
 API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(const void *device, u32 id,
                                                                struct placement *places, u32 *count)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), count);
     *count = 0;
     for (const struct profile *profile = gpu->profiles; profile->name; profile++) {
         if (profile->id != id)
@@ -1610,10 +1693,8 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(const void *device, u
 {
     u32 taken = 0;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+    EXPECT_OF(GPU_OF(device), count);
+    EACH_INSTANCE(i)
         if (i->gpu == gpu)
             taken |= ((1U << i->profile->memory_slices) - 1) << i->start;
     for (const struct profile *profile = gpu->profiles; profile->name; profile++) {
@@ -1632,12 +1713,10 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(const void *device, u
 API nvmlReturn_t nvmlDeviceGetGpuInstances(const void *device, u32 id, const void **instances,
                                            u32 *count)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(instances && count, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), instances && count);
     REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
     *count = 0;
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++)
+    EACH_INSTANCE(i)
         if (i->gpu == gpu && i->profile->id == id)
             instances[(*count)++] = i;
     return SUCCESS;
@@ -1645,10 +1724,8 @@ API nvmlReturn_t nvmlDeviceGetGpuInstances(const void *device, u32 id, const voi
 
 API nvmlReturn_t nvmlDeviceGetGpuInstanceById(const void *device, u32 id, const void **instance)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(instance, INVALID_ARGUMENT);
-    for (const struct instance *i = INSTANCES; i < INSTANCES + INSTANCE_COUNT; i++) {
+    EXPECT_OF(GPU_OF(device), instance);
+    EACH_INSTANCE(i) {
         if (i->gpu == gpu && i->id == id) {
             *instance = i;
             return SUCCESS;
@@ -1667,8 +1744,7 @@ API nvmlReturn_t nvmlGpuInstanceGetInfo(const void *handle, struct gpu_instance_
 {
     const struct instance *instance = as_instance(handle);
 
-    ENTER;
-    REQUIRE(instance && info, INVALID_ARGUMENT);
+    EXPECT(instance && info);
     *info = (struct gpu_instance_info){
         .device = instance->gpu,
         .id = instance->id,
@@ -1742,8 +1818,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(const void *handl
     const struct profile *profile;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
     result = compute_profile_info(handle, index, engines, &info->v1);
     REQUIRE(!result, result);
@@ -1761,10 +1836,9 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(const void *
     const struct instance *instance = as_instance(handle);
     u32 left;
 
-    ENTER;
-    REQUIRE(instance && count && id < COUNT(compute_slices), INVALID_ARGUMENT);
+    EXPECT(instance && count && id < COUNT(compute_slices));
     left = instance->profile->slices;
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         left -= mig->instance == instance ? mig->slices : 0;
     *count = left / compute_slices[id];
     return SUCCESS;
@@ -1775,10 +1849,9 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(const void *handle, u32 id,
 {
     const struct instance *instance = as_instance(handle);
 
-    ENTER;
-    REQUIRE(instance && instances && count, INVALID_ARGUMENT);
+    EXPECT(instance && instances && count);
     *count = 0;
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++)
+    EACH_MIG(mig)
         if (mig->instance == instance && compute_profile(mig->slices) == id)
             instances[(*count)++] = mig;
     return SUCCESS;
@@ -1789,9 +1862,8 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(const void *handle, u32 i
 {
     const struct instance *instance = as_instance(handle);
 
-    ENTER;
-    REQUIRE(instance && compute, INVALID_ARGUMENT);
-    for (const struct mig *mig = MIG; mig < MIG + MIG_COUNT; mig++) {
+    EXPECT(instance && compute);
+    EACH_MIG(mig) {
         if (mig->instance == instance && mig->id == id) {
             *compute = mig;
             return SUCCESS;
@@ -1811,8 +1883,7 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(const void *handle,
 {
     const struct mig *mig = as_mig(handle);
 
-    ENTER;
-    REQUIRE(mig && info, INVALID_ARGUMENT);
+    EXPECT(mig && info);
     *info = (struct compute_instance_info){
         .device = mig->instance->gpu,
         .instance = mig->instance,
@@ -1835,6 +1906,262 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo(const void *handle, struct compute_i
     return SUCCESS;
 }
 
+/* --- Making and undoing instances -------------------------------------------------------- */
+
+/* Only one changes them at a time. The descriptor of the lock; -1 for who may not. */
+static int begin_change(void)
+{
+    int lock;
+
+    if (geteuid() || !is_node(0, CONFIG_CAPABILITY, "nvidia-caps/nvidia-cap%u", CONFIG_CAPABILITY))
+        return -1;
+    lock = open(state_file("nvml-mig.lock"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (lock >= 0)
+        flock(lock, LOCK_EX);
+    look_at_mig();
+    return lock;
+}
+
+static nvmlReturn_t end_change(int lock)
+{
+    char aside[PATH_MAX];
+    FILE *file;
+
+    snprintf(aside, sizeof aside, "%s", state_file("nvml-mig.new"));
+    file = fopen(aside, "we");
+    if (file) {
+        for (struct instance *i = gpu_instances; i < gpu_instances + instance_count; i++) {
+            if (i->profile)
+                fprintf(file, "g %u %u %u %u\n", index_of(i->gpu), i->profile->id, i->id, i->start);
+            else
+                fputs("g -\n", file);
+        }
+        for (struct mig *mig = migs; mig < migs + mig_count; mig++) {
+            if (mig->instance)
+                fprintf(file, "c %u %u %u %u\n", (u32)(mig->instance - gpu_instances), mig->id,
+                        mig->slices, mig->start);
+            else
+                fputs("c -\n", file);
+        }
+    }
+    if (!file || fclose(file) || rename(aside, state_file("nvml-mig"))) {
+        close(lock);
+        return UNKNOWN;
+    }
+    close(lock);
+    return SUCCESS;
+}
+
+/* The kernel's entry of an instance, and its node. */
+static void add_capability(const struct instance *instance, const struct mig *mig)
+{
+    u32 minor_number = mig ? mig->capability : instance->capability;
+    char below[128], path[PATH_MAX];
+    struct statx config;
+    FILE *file;
+
+    snprintf(below, sizeof below, "../proc/driver/nvidia/capabilities/gpu%u",
+             instance->gpu->minor);
+    mkdir(state_file(below), 0755);
+    strcat(below, "/mig");
+    mkdir(state_file(below), 0755);
+    snprintf(below + strlen(below), 16, "/gi%u", instance->id);
+    mkdir(state_file(below), 0755);
+    if (mig) {
+        snprintf(below + strlen(below), 16, "/ci%u", mig->id);
+        mkdir(state_file(below), 0755);
+    }
+    strcat(below, "/access");
+    file = fopen(state_file(below), "we");
+    if (file) {
+        fprintf(file, "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+                minor_number);
+        fclose(file);
+    }
+    snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", dev, CONFIG_CAPABILITY);
+    if (statx(AT_FDCWD, path, 0, STATX_TYPE, &config))
+        return;
+    snprintf(path, sizeof path, "%s/nvidia-caps/nvidia-cap%u", dev, minor_number);
+    syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0444,
+            makedev(config.stx_rdev_major, minor_number));
+}
+
+/* The kernel's entry goes; whoever wants the node gone has to remove it. */
+static void remove_capability(const struct instance *instance, const struct mig *mig)
+{
+    char below[128];
+    size_t length;
+
+    snprintf(below, sizeof below, "../proc/driver/nvidia/capabilities/gpu%u/mig/gi%u",
+             instance->gpu->minor, instance->id);
+    if (mig)
+        snprintf(below + strlen(below), 16, "/ci%u", mig->id);
+    length = strlen(below);
+    strcat(below, "/access");
+    unlink(state_file(below));
+    below[length] = '\0';
+    rmdir(state_file(below));
+}
+
+/* The place of a new GPU instance that starts there, if that is free; NULL otherwise. */
+static struct instance *place_for(const struct gpu *gpu, const struct profile *profile, u32 start)
+{
+    const u32 size = (1U << profile->memory_slices) - 1;
+    struct instance *place = NULL;
+    u32 taken = 0, same = 0;
+
+    EACH_INSTANCE(i) {
+        if (i->gpu != gpu)
+            continue;
+        taken |= ((1U << i->profile->memory_slices) - 1) << i->start;
+        same += i->profile == profile;
+    }
+    if (taken & size << start || same >= profile->instances)
+        return NULL;
+    for (place = gpu_instances; place < gpu_instances + instance_count && place->profile;)
+        place++;
+    return place < gpu_instances + MOST_INSTANCES ? place : NULL;
+}
+
+static u32 free_id(const struct gpu *gpu, u32 first)
+{
+    u32 id = first;
+
+again:
+    EACH_INSTANCE(i)
+        if (i->gpu == gpu && i->id == id) {
+            id++;
+            goto again;
+        }
+    return id;
+}
+
+static nvmlReturn_t make_instance(const struct gpu *gpu, u32 id, const struct placement *wanted,
+                                  const void **handle)
+{
+    const struct profile *profile = gpu->profiles;
+    struct instance *place = NULL;
+    const int *start;
+    int lock;
+
+    REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
+    while (profile->name && profile->id != id)
+        profile++;
+    REQUIRE(profile->name, NOT_SUPPORTED);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    for (start = profile->starts; *start >= 0 && !place; start += !place)
+        if (!wanted || wanted->start == (u32)*start)
+            place = place_for(gpu, profile, (u32)*start);
+    if (!place) {
+        close(lock);
+        return INSUFFICIENT_RESOURCES;
+    }
+    put_instance(place, gpu, id, free_id(gpu, profile->first_id), (u32)*start);
+    if (place == gpu_instances + instance_count)
+        instance_count++;
+    add_capability(place, NULL);
+    *handle = place;
+    return end_change(lock);
+}
+
+API nvmlReturn_t nvmlDeviceCreateGpuInstance(const void *device, u32 id, const void **instance)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(instance, INVALID_ARGUMENT);
+    return make_instance(gpu, id, NULL, instance);
+}
+
+API nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(const void *device, u32 id,
+                                                          const struct placement *placement,
+                                                          const void **instance)
+{
+    ENTER;
+    GPU_OF(device);
+    REQUIRE(placement && instance, INVALID_ARGUMENT);
+    return make_instance(gpu, id, placement, instance);
+}
+
+API nvmlReturn_t nvmlGpuInstanceDestroy(const void *handle)
+{
+    struct instance *instance = (struct instance *)as_instance(handle);
+    int lock;
+
+    ENTER;
+    REQUIRE(instance, INVALID_ARGUMENT);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    EACH_MIG(mig)
+        if (mig->instance == instance) {
+            close(lock);
+            return IN_USE;
+        }
+    remove_capability(instance, NULL);
+    *instance = (struct instance){0};
+    return end_change(lock);
+}
+
+API nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(const void *handle, u32 id,
+                                                      const void **compute)
+{
+    const struct instance *instance = as_instance(handle);
+    struct mig *place = migs;
+    u32 taken = 0, number_of_it = 0, start = 0;
+    int lock;
+
+    ENTER;
+    REQUIRE(instance && compute && id < COUNT(compute_slices), INVALID_ARGUMENT);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    EACH_MIG(mig)
+        if (mig->instance == instance)
+            taken |= ((1U << mig->slices) - 1) << mig->start;
+    while (start < instance->profile->slices && taken & ((1U << compute_slices[id]) - 1) << start)
+        start++;
+    if (start + compute_slices[id] > instance->profile->slices) {
+        close(lock);
+        return INSUFFICIENT_RESOURCES;
+    }
+again:
+    EACH_MIG(mig)
+        if (mig->instance == instance && mig->id == number_of_it) {
+            number_of_it++;
+            goto again;
+        }
+    while (place < migs + mig_count && place->instance)
+        place++;
+    put_mig(place, instance, number_of_it, compute_slices[id], start);
+    if (place == migs + mig_count)
+        mig_count++;
+    add_capability(instance, place);
+    *compute = place;
+    return end_change(lock);
+}
+
+static void count_process(const struct process *process, void *count)
+{
+    (void)process;
+    ++*(u32 *)count;
+}
+
+API nvmlReturn_t nvmlComputeInstanceDestroy(const void *handle)
+{
+    struct mig *mig = (struct mig *)as_mig(handle);
+    u32 processes = 0;
+    int lock;
+
+    ENTER;
+    REQUIRE(mig, INVALID_ARGUMENT);
+    each_process(mig->instance->gpu, mig, count_process, &processes);
+    REQUIRE(!processes, IN_USE);
+    lock = begin_change();
+    REQUIRE(lock >= 0, NO_PERMISSION);
+    remove_capability(mig->instance, mig);
+    *mig = (struct mig){0};
+    return end_change(lock);
+}
+
 /* --- Events ---------------------------------------------------------------------------- */
 
 enum { POLL_MS = 200 };
@@ -1855,8 +2182,7 @@ API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
 {
     struct statx status;
 
-    ENTER;
-    REQUIRE(set, INVALID_ARGUMENT);
+    EXPECT(set);
     *set = calloc(1, sizeof **set);
     REQUIRE(*set, UNKNOWN);
     (*set)->changes = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
@@ -1873,8 +2199,7 @@ API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
 
 API nvmlReturn_t nvmlEventSetFree(struct event_set *set)
 {
-    ENTER;
-    REQUIRE(set, INVALID_ARGUMENT);
+    EXPECT(set);
     if (set->changes >= 0)
         close(set->changes);
     free(set);
@@ -1883,9 +2208,7 @@ API nvmlReturn_t nvmlEventSetFree(struct event_set *set)
 
 API nvmlReturn_t nvmlDeviceRegisterEvents(const void *device, u64 types, struct event_set *set)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(set, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), set);
     set->types[gpu - GPUS] |= types;
     return SUCCESS;
 }

@@ -9,7 +9,7 @@ typedef unsigned long long u64;
 struct profile {
     const char *name;
     u32 index, id, slices, instances, memory_slices, multiprocessors;
-    u32 copy_engines, decoders, jpeg, ofa;
+    u32 copy_engines, decoders, jpeg, ofa, first_id; /* of its GPU instances */
     u64 memory_mib;
     int starts[8]; /* ends with -1 */
 };

@@ -26,7 +26,8 @@ A scenario is a small TOML file. Everything has a default; this is all there is 
     mig = ["3g.20gb", "2g.10gb", "3g.20gb/1c+2c"]   # MIG mode on; [] for no instances yet
 
 A MIG entry is one GPU instance; after the slash come its compute instances, where they are not
-one that fills it. Instances get the places and numbers that the driver would give them.
+one that fills it. Instances get the places and numbers that the driver would give them; more are
+made and undone on the node by its own ``nvidia-smi mig``.
 
 UUIDs and serial numbers are made from the GPU's model and index, so that the same scenario
 gives the same node each time.

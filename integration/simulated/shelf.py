@@ -13,16 +13,6 @@ from integration.simulated.scenario import SHIPPED, Scenario
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "SHELF",
-    "describe",
-    "nodes_on",
-    "place_of",
-    "remove_node",
-    "shipped_scenarios",
-    "summary_of",
-]
-
 SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
 """Where a node is made that is given a name and no path."""
 

@@ -98,9 +98,6 @@ class PciDevice:
 class NodeTree:
     """What is going to be written below a node's directory.
 
-    Args:
-        proc_devices: the machine's own /proc/devices.
-
     Attributes:
         directories: those that may stay empty.
         files: contents by path.
@@ -188,11 +185,7 @@ class NodeTree:
 
 
 def free_majors(proc_devices: str) -> Iterator[int]:
-    """Majors that no driver has, in the order in which the kernel gives them away.
-
-    Args:
-        proc_devices: the content of /proc/devices.
-    """
+    """Majors that no driver has, in the order in which the kernel gives them away."""
     taken = {int(number) for number in re.findall(r"^ *(\d+) ", proc_devices, re.MULTILINE)}
     return (major for major in _DYNAMIC if major not in taken)
 

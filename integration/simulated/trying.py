@@ -19,8 +19,6 @@ from shim import PROGRAM, RUNTIME_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["container_flags", "private_containerd", "run", "shim_directory"]
-
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _NAME: Final = "try"
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Interrupts"]
-
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OF_SHELLS: Final = 128
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Kubelet"]
-
 _LISTER: Final = "/v1.PodResourcesLister"
 _PLUGIN: Final = "/v1beta1.DevicePlugin"
 _NVIDIA: Final = "nvidia.com/"

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from integration.verify.pods import Pods
     from integration.verify.sight import Wanted
 
-__all__ = ["Node", "faults_of"]
-
 _SCENARIO: Final = "scenario.toml"
 _FAULTS: Final = "nvml-faults"
 

@@ -9,9 +9,6 @@ from typing import Final
 
 from api.errors import one_line
 
-__all__ = ["NotAsExpected", "NotMade", "Outcome", "Result"]
-
-
 # As much of an engine's random id as tells it from others.
 _SHORT: Final = 12
 _LONG_ID: Final = re.compile(r"\b[0-9a-f]{32,}\b")

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from integration.cri.client import Cri
     from integration.verify.interrupts import Interrupts
 
-__all__ = ["LABEL", "Container", "Place", "Pod", "Pods", "Ran", "find_image"]
-
 LABEL: Final = "containerd-shim-nvidia/verify"
 """Of every pod, so that the next run finds what this one could not remove."""
 

@@ -12,8 +12,6 @@ from integration.verify.errors import ProbeMissing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["END", "NAME", "Number", "Report", "find_program", "parse"]
-
 NAME: Final = "nvshim-probe"
 END: Final = "end"
 """Its last line of a look."""

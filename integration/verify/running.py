@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from api.proto import cri_pb2 as pb
 from hooks.config import Mode
 from integration.cri.client import Cri
-from integration.cri.engine import CRI_SOCKETS, engine_of
+from integration.cri.engine import CRI_SOCKETS
 from integration.cri.errors import CriError
 from integration.inventory import inventory_of
 from integration.verify.checks import CHECKS
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.cri.engine import Engine
     from integration.verify.checks import Check
-
-__all__ = ["Asked", "Verification", "verify"]
 
 _NAMESPACE: Final = "nvshim-verify"
 _DIRECTORY: Final = "verify"
@@ -98,9 +96,7 @@ def verify(config: Config, asked: Asked, say: Callable[[str], None]) -> Verifica
         Cri(_socket(asked.cri_socket)) as cri,
     ):
         say("asking the engine")
-        engine = engine_of(
-            cri.version(pb.VersionRequest()), cri.status(pb.StatusRequest(verbose=True))
-        )
+        engine = cri.engine()
         place = Place(
             handler=asked.handler,
             namespace=_namespace(config),

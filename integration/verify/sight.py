@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.verify.program import Number, Report
 
-__all__ = ["Wanted", "gpu_numbers", "wanted_of", "wrong_with", "wrong_without"]
-
 _LIBRARY: Final = "libcuda.so."
 
 

@@ -6,20 +6,22 @@ import fcntl
 import os
 from typing import Final
 
-__all__ = ["LOCK", "agent_runs"]
+__all__ = ["LOCK", "agent_of", "agent_runs", "is_locked"]
 
 LOCK: Final = "node.lock"
 """What an agent holds locked in the directory of our state, as long as it lives."""
 
+_LONGEST_PID: Final = 32
 
-def agent_runs(state: str) -> bool:
-    """Whether an agent has this node, whatever it does.
+
+def is_locked(path: str) -> bool:
+    """Whether a process holds a file by flock(2).
 
     Args:
-        state: the directory ``state`` of the configuration.
+        path: no link is followed. What cannot be opened is held by nobody.
     """
     try:
-        fd = os.open(os.path.join(state, LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -29,3 +31,28 @@ def agent_runs(state: str) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def agent_runs(state: str) -> bool:
+    """Whether an agent has this node, whatever it does.
+
+    Args:
+        state: the directory ``state`` of the configuration.
+    """
+    return is_locked(os.path.join(state, LOCK))
+
+
+def agent_of(state: str) -> int:
+    """The pid of the agent that runs, as it has it itself; 0 if none does, or does not say.
+
+    Args:
+        state: the directory ``state`` of the configuration.
+    """
+    if not agent_runs(state):
+        return 0
+    try:
+        with open(os.path.join(state, LOCK), "rb") as file:
+            text = file.read(_LONGEST_PID).strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0

@@ -28,7 +28,7 @@ RUN: Final = [name for name in pages() if any(not block.reason for block in bloc
 INSTALLED: Final = {
     "README.md",
     "docs/engines.md",
-    "docs/moving.md",
+    "docs/migration.md",
     "docs/operations.md",
     "docs/requests.md",
 }
@@ -67,7 +67,7 @@ def test_commands_of(page: str, world: World, built_tree: Tree) -> None:
     if page in INSTALLED:
         done = world.run(f"{built_tree.path}/bin/nvshim install --no-self-test")
         assert done.status == 0, done.output
-    if page == "docs/moving.md":
+    if page == "docs/migration.md":
         assert (
             world.run(f"cat >>{CONFIG} <<'END'\n{NVIDIAS}END\ncp {CONFIG} /root/before").status == 0
         )
@@ -85,7 +85,7 @@ def test_commands_of(page: str, world: World, built_tree: Tree) -> None:
             assert ended.status == wanted, f"{ended.status} is the status of {said}"
             missing = matches(command, ended.output)
             assert missing == [], f"not printed: {missing} by {said}"
-    if page == "docs/moving.md":
+    if page == "docs/migration.md":
         assert world.run(f"cmp {CONFIG} /root/before").status == 0, "to the byte"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import tempfile
 import threading
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -16,12 +16,11 @@ import pytest
 from hooks.config import load_config
 from hooks.requests.kubelet_record import RecordFile, record_of
 from integration.node.components import DRA_DRIVER
-from integration.simulated import Scenario, SimulatedNode
+from tests.harness.claim_storm import Storm
 from tests.harness.cluster import Cluster
 from tests.harness.cri_server import CriServer
+from tests.harness.dra_node import NODE, Place, dra_node
 from tests.harness.kubelet_dra import Driver, KubeletDra, Reference
-from tests.harness.kubelet_plugins import KubeletPlugins
-from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 
@@ -30,70 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GPU: Final = "nvidia.com/gpu"
-NODE: Final = "node-1"
 CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
 VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
-
-
-class Place:
-    """A node with a kubelet and an API server, and an agent that is a driver.
-
-    Attributes:
-        gpus: the names of the whole GPUs.
-        parts: those of the MIG devices.
-    """
-
-    def __init__(self, directory: str, root: str, node: SimulatedNode, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.cdi = f"{directory}/cdi"
-        self.root = root
-        pod_resources = f"{self.root}/pod-resources/kubelet.sock"
-        self.plugins = KubeletPlugins(f"{self.root}/device-plugins", pod_resources=pod_resources)
-        self.kubelet = KubeletDra(self.root)
-        self.node = node
-        self._directory = directory
-        self.agent = self.new_agent()
-        self.gpus = sorted(gpu.uuid.lower() for gpu in node.scenario.gpus if not gpu.mig)
-        self.parts: list[str] = []
-
-    def new_agent(self, *more: str, engine: str = "/nowhere") -> NodeAgent:
-        return NodeAgent(
-            *(self.node, self._directory, self.plugins.socket, "--dra", "--node-name", NODE),
-            *("--pod-resources", self.plugins.pod_resources or ""),
-            *("--api-server", "127.0.0.1", "--api-port", str(self.cluster.port)),
-            *("--service-account", self.cluster.service_account, *more),
-            engine=engine,
-        )
-
-    @property
-    def driver(self) -> Driver:
-        return self.kubelet.wait_for(DRA_DRIVER)
-
-    def start_again(self) -> None:
-        """Start the agent after it was killed, and wait until the kubelet knows it."""
-        before = self.driver
-        self.agent.start()
-        eventually(
-            lambda: self.kubelet.drivers.get(DRA_DRIVER) not in {None, before},
-            "it is registered again",
-        )
-
-    def published(self, count: int) -> set[str]:
-        """Wait until so many devices are published; their names."""
-        eventually(lambda: len(self.cluster.published()) == count, f"{count} devices are published")
-        return self.cluster.published()
-
-    def claim(self, name: str, *devices: str, **more: Any) -> Reference:
-        """Have a claim be allocated."""
-        results = [{"request": "gpu", **self.result(each)} for each in devices]
-        return "default", self.cluster.claim(name, results, **more), name
-
-    def result(self, device: str, **more: Any) -> dict[str, Any]:
-        return {"driver": DRA_DRIVER, "pool": NODE, "device": device, **more}
-
-    def spec(self, reference: Reference) -> str:
-        """The path of a claim's CDI spec."""
-        return f"{self.cdi}/k8s.{DRA_DRIVER}-claim_{reference[1]}.json"
 
 
 @pytest.fixture
@@ -105,23 +42,9 @@ def root() -> Iterator[str]:
 
 @pytest.fixture
 def place(tmp_path: Path, root: str) -> Iterator[Place]:
-    scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
-    with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
-        os.mkdir(tmp_path / "cdi")
-        with open(node.config_path, encoding="utf-8") as file:
-            text = file.read()
-        with open(node.config_path, "w", encoding="utf-8") as file:
-            line = f'[node]\nkubelet-root = "{root}"\n'
-            file.write(text.replace("[node]\n", line, 1))
-            file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
-        with Cluster(str(tmp_path / "account"), node=NODE) as cluster:
-            place = Place(str(tmp_path), root, node, cluster)
-            place.agent.configure(flags={"plugin": {"deviceListStrategy": ["envvar"]}})
-            with place.kubelet, place.plugins, place.agent:
-                found = place.published(4)
-                place.gpus = sorted(each for each in found if each.startswith("gpu-"))
-                place.parts = sorted(each for each in found if each.startswith("mig-"))
-                yield place
+    scenario = {"gpus": 3, "model": "a100", "gpu": [CUT]}
+    with dra_node(str(tmp_path), root, scenario, devices=4) as place:
+        yield place
 
 
 def error_of(driver: Driver, reference: Reference) -> str:
@@ -394,6 +317,51 @@ def test_slices_that_are_taken_for_wrong_are_sent_once(place: Place) -> None:
     assert len(place.cluster.writes) == before
 
 
+def test_while_the_api_server_is_away_what_is_prepared_goes_on(place: Place) -> None:
+    claim, new = place.claim("one", place.gpus[0]), place.claim("new", place.gpus[1])
+    first = place.driver.prepare(claim)
+    place.cluster.refuse = lambda *_: 503
+    os.unlink(place.spec(claim))
+    assert place.driver.prepare(claim) == first
+    assert os.path.exists(place.spec(claim))
+    assert "NVSHIM-E2771" in error_of(place.driver, new)
+    place.agent.kill()
+    place.start_again()
+    assert place.driver.prepare(claim) == first
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert "NVSHIM-E2771" in error_of(place.driver, claim), "it is prepared no more"
+    place.cluster.refuse = lambda *_: None
+    assert error_of(place.driver, new) == ""
+    place.cluster.wipe()
+    place.published(4)
+
+
+def test_what_was_taken_back_is_not_prepared_by_a_call_that_was_given_up(place: Place) -> None:
+    claim = place.claim("slow", place.gpus[0])
+    goes_on, asked = threading.Event(), threading.Event()
+
+    def slowly(_method: str, path: str) -> None:
+        if path.endswith("resourceclaims/slow"):
+            asked.set()
+            goes_on.wait(60)
+
+    place.cluster.refuse = slowly
+    with pytest.raises(grpc.RpcError):  # as a kubelet's deadline
+        place.driver.prepare(claim, patience=0.1)
+    asked.wait(60)
+    with suppress(grpc.RpcError):  # it waits until what was asked before is done
+        place.driver.unprepare(claim, patience=1)
+    goes_on.set()
+
+    def said() -> list[str]:
+        return [line["event"] for line in place.agent.said("prepared")]
+
+    eventually(lambda: {"prepared", "unprepared"} <= {*said()}, "both calls have ended")
+    assert said() == ["prepared", "unprepared"]
+    assert not os.path.exists(place.spec(claim))
+    assert error_of(place.driver, place.claim("other", place.gpus[0])) == ""
+
+
 def test_health_is_told_whole(place: Place) -> None:
     driver = place.driver
     everything = {*place.gpus, *place.parts}
@@ -401,6 +369,10 @@ def test_health_is_told_whole(place: Place) -> None:
     (first, *_) = driver.health.values()
     assert (first.health, first.health_check_timeout_seconds) == (1, 30)
     assert first.device.pool_name == NODE
+    name = place.gpus[0]
+    nvshim("drain", "--config", place.node.config_path, f"GPU-{name.removeprefix('gpu-')}")
+    eventually(lambda: driver.health[name].health == 2, "it is said to be out of service")
+    assert "out of service" in driver.health[name].message
 
 
 def test_an_engine_that_reads_no_cdi_names_is_given_none(place: Place, tmp_path: Path) -> None:
@@ -435,6 +407,28 @@ def test_an_older_kubelet_and_an_older_api_are_spoken_to(place: Place, tmp_path:
     place.kubelet.__enter__()
 
 
+def test_an_agent_of_the_host_asks_as_the_kubelet(place: Place, tmp_path: Path) -> None:
+    place.agent.stop()
+    path = tmp_path / "kubeconfig"
+    with Cluster(str(tmp_path / "other"), node=NODE, by_certificate=True) as cluster:
+        server = f"https://127.0.0.1:{cluster.port}"
+        here = {"server": server, "certificate-authority": "other/ca.crt"}
+        me = {"client-certificate": cluster.certificate, "client-key": cluster.certificate}
+        document = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+            "clusters": [{"name": "here", "cluster": here}],
+            "users": [{"name": "me", "user": me}],
+        }
+        path.write_text(json.dumps(document))
+        place.cluster = cluster
+        with place.new_agent("--kubeconfig", str(path)):
+            place.published(4)
+            assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+    with pytest.raises(AssertionError, match="NVSHIM-E2795"):
+        nvshim("node", "--config", place.node.config_path, "--kubeconfig", "/nowhere")
+
+
 def test_the_driver_can_take_nvidias_name(place: Place) -> None:
     place.agent.stop()
     with place.new_agent("--dra-driver", "gpu.nvidia.com"):
@@ -446,73 +440,6 @@ def test_the_driver_can_take_nvidias_name(place: Place) -> None:
             ),
             "it publishes its own, and leaves the others to the kubelet",
         )
-
-
-class Storm:
-    """Pods that come and go in several threads, with a kubelet's patience.
-
-    Attributes:
-        held: who has which device.
-        twice: what was given while somebody had it.
-        prepared: how many claims were.
-    """
-
-    def __init__(self, place: Place, devices: list[str]) -> None:
-        self.held: dict[str, str] = {}
-        self.twice: list[str] = []
-        self.failed: list[BaseException] = []
-        self.prepared = 0
-        self._place = place
-        self._devices = devices
-        self._lock = threading.Lock()
-
-    def patiently(self, method: str, reference: Reference) -> str:
-        """Call until the agent answers; what it refuses is the answer."""
-        while True:
-            try:
-                driver = self._place.driver
-                if method == "prepare":
-                    return driver.prepare(reference)[reference[1]].error
-                error = driver.unprepare(reference)[reference[1]]
-            except (grpc.RpcError, ValueError):
-                continue  # it is away, or its channel closed, and is asked again
-            if not error:
-                return ""
-
-    def pods(self, number: int, count: int) -> None:
-        """Have so many pods come and go, each until the next one of them is there."""
-        chance = random.Random(number)
-        before: Reference | None = None
-        try:
-            for turn in range(count):
-                name = f"claim-{number}-{turn}"
-                wanted = chance.sample(self._devices, chance.randint(1, 2))
-                reference = self._place.claim(name, *wanted)
-                if not self.patiently("prepare", reference):
-                    assert os.path.exists(self._place.spec(reference))
-                    with self._lock:
-                        self.prepared += 1
-                        self.twice += [each for each in wanted if each in self.held]
-                        self.held.update(dict.fromkeys(wanted, name))
-                if before is not None:
-                    self._end(before)
-                before = reference
-            if before is not None:
-                self._end(before)
-        except BaseException as error:  # noqa: BLE001 - it is of the test
-            self.failed.append(error)
-
-    def is_past(self, count: int) -> bool:
-        """Whether so many claims were prepared, or something is wrong."""
-        return self.prepared >= count or bool(self.failed)
-
-    def _end(self, reference: Reference) -> None:
-        """A pod is deleted; what was refused to it is taken back as well."""
-        with self._lock:
-            for device in [each for each, name in self.held.items() if name == reference[2]]:
-                del self.held[device]
-        self.patiently("unprepare", reference)
-        assert not os.path.exists(self._place.spec(reference))
 
 
 def test_nothing_is_given_twice_or_left_whatever_ends(place: Place) -> None:

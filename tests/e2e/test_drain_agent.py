@@ -59,10 +59,12 @@ class Place:
         where = self.config if words[0] == "undrain" else self.where
         return nvshim(*words, *where, check=check)
 
-    def spawn(self, *words: str) -> subprocess.Popen[str]:
+    def spawn(self, *words: str, patience: str = "1") -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "integration.cli", *words, *self.where]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY)
+        pipe, environment = subprocess.PIPE, os.environ | {"NVSHIM_PATIENCE": patience}
+        return subprocess.Popen(
+            argv, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY, env=environment
+        )
 
     def suffers(self, *faults: str) -> None:
         Path(self.node.state, "nvml-faults").write_text("\n".join(faults), encoding="ascii")
@@ -290,7 +292,7 @@ def test_a_reset_that_fails_leaves_the_gpu_out_of_service(
 ) -> None:
     place.suffers("gpu1=error:15")
     place.call("list")
-    reset = place.spawn("reset", "1")
+    reset = place.spawn("reset", "1", patience="0.1")  # it is known at once that it does not heal
     eventually(place.called, "nvidia-smi runs")
     place.go_on(status, found, heals=False)
     out, err = reset.communicate(timeout=120)

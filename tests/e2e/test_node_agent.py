@@ -7,18 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from integration.node.refresh import MARK
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.node_agent import agent_process
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -27,14 +27,10 @@ def argv(node: SimulatedNode, spec: str, *more: str) -> list[str]:
     return [*program, "--config", node.config_path, "--cdi-spec", spec, *more]
 
 
-@contextmanager
-def agent(node: SimulatedNode, spec: str, *more: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(argv(node, spec, *more), stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        sys.stderr.write(process.communicate()[1])  # shown if the test fails
+def agent(
+    node: SimulatedNode, spec: str, *more: str
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    return agent_process("--config", node.config_path, "--cdi-spec", spec, *more)
 
 
 def devices_of(spec: str) -> list[str]:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +22,7 @@ from integration.node.metrics.families import FAMILIES, collect
 from integration.node.metrics.text import OPENMETRICS, write
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.exposition import read_told
+from tests.harness.node_agent import agent_process
 from tests.harness.pages import read_page
 from tests.harness.prometheus import Programs, Prometheus, Promtool
 from tests.harness.waiting import eventually
@@ -32,6 +32,7 @@ from tests.unit.node.metrics.nodes import changed, container, large
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from integration.node.metrics.moment import Moment
@@ -48,23 +49,14 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
         yield node
 
 
-@contextmanager
 def agent(
     node: SimulatedNode, address: str, state: str = "/nonexistent"
-) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "integration.cli", "node", "--config", node.config_path,
-            "--cdi-spec", "none", "--device-plugin", "no", "--kernel-log", "none",
-            "--log-format", "json", "--metrics", address, "--containerd-state", state,
-        ],
-        stderr=subprocess.PIPE, text=True,
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    return agent_process(
+        "--config", node.config_path, "--cdi-spec", "none", "--device-plugin", "no",
+        "--kernel-log", "none", "--log-format", "json", "--metrics", address,
+        "--containerd-state", state,
     )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        sys.stderr.write(process.communicate()[1])  # shown if the test fails
 
 
 def status_of(node: SimulatedNode) -> dict[str, Any]:

@@ -96,18 +96,23 @@ async def test_a_delete_of_what_hangs_in_its_start_is_refused_in_time(
             await shim.create(name, options=hanging)
         await shim.call("Start", id="c2")
         await shim.exec("c2", "e1", "true")
-        waiting: list[dict[str, Any]] = [{"id": "c1"}, {"id": "c2", "exec_id": "e1"}]
-        for fields in waiting:
+
+        async def is_refused(fields: dict[str, Any]) -> None:
             with pytest.raises(Exception, match="deadline"):
                 await shim.call("Start", **fields, timeout=0.3)
             with anyio.fail_after(8):
                 error = await _error(shim.call("Delete", **fields))
             assert error.status == Status.FAILED_PRECONDITION
             assert "it is being started" in str(error)
+
+        async with anyio.create_task_group() as tasks:
+            for fields in ({"id": "c1"}, {"id": "c2", "exec_id": "e1"}):
+                tasks.start_soon(is_refused, fields)
         error = await _error(shim.call("Kill", id="c2", exec_id="e1", signal=15))
         assert "it is being started" in str(error)
-        for name in ("c1", "c2"):
-            await shim.end(name)
+        async with anyio.create_task_group() as tasks:
+            for name in ("c1", "c2"):
+                tasks.start_soon(shim.end, name)
         await gone(shim, "c1")
 
 

@@ -47,9 +47,7 @@ from hooks.requests.request import parse_capabilities, read_request
 from hooks.vendors.names import parse as parse_vendor
 from hooks.words import Arch
 from integration.node.monitor.kernel_log import parse_record
-from integration.node.monitor.samples import sample_of
 from integration.node.plugin.settings import read_settings
-from integration.node.plugin.topology import parse_links
 from shim import files
 from shim.checkpoint import criu, images
 from tests.unit.hooks.image.images import debian
@@ -276,15 +274,6 @@ def _kernel_log(data: bytes) -> None:
         parse_record(line)
 
 
-def _samples(data: bytes) -> None:
-    sample_of(data, 0.0, {})
-    sample_of(data, 0.0, {"GPU-10000000-0000-0000-0000-000000000000": 0})
-
-
-def _links(data: bytes) -> None:
-    parse_links(data)
-
-
 def _checkpoint(data: bytes) -> None:
     directory = os.path.join(os.path.dirname(_image_directory()), "checkpoint")
     os.makedirs(directory, exist_ok=True)
@@ -396,11 +385,6 @@ TARGETS: Final[dict[str, Target]] = {
     "kernel-log": Target(
         _kernel_log, (b"NVRM: Xid (PCI:", b"): ", b"pid='<unknown>'", b", name=", b" GPU-I:", b";")
     ),
-    "samples": Target(
-        _samples,
-        (*_JSON, b'"gpus"', b'"uuid"', b'"mig"', b'"processes"', b'"use"', b'"lost"', b'"compute"'),
-    ),
-    "links": Target(_links, (*_JSON, b'"gpus"', b'"links"', b'"between"', b'"0000:18:00.0"')),
     "checkpoint": Target(_checkpoint, (*_JSON, b"\xff\xff", b"file[1:2]", b'"switches"')),
     "cdi": Target(_cdi, (*_JSON, *_OF_CDI, b"---\n", b"- ", b": ", b"&a ", b"*a", b"<<: ", b"!!")),
     "requirement": Target(

@@ -4,8 +4,8 @@
         ...  # a client that is told api.port, and api.service_account
         api.events
 
-It speaks TLS with a certificate of its own for 127.0.0.1, which holds until 2120; its key is no
-secret. Source: Kubernetes API, core/v1 Event and Node; strategic merge patch.
+It speaks TLS with a certificate of its own for 127.0.0.1, ::1 and "api-server", which holds until
+2120; its key is no secret. Source: Kubernetes API, core/v1 Event and Node; strategic merge patch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import ssl
 from contextlib import ExitStack
 from typing import Any, Final, Self
@@ -22,23 +23,27 @@ from tests.harness.http_server import Request, served
 __all__ = ["ApiServer", "refusal"]
 
 _CERTIFICATE: Final = (
-    "MIIBXjCCAQSgAwIBAgIBATAKBggqhkjOPQQDAjAVMRMwEQYDVQQDDAphcGktc2VydmVyMCAXDTIwMDEwMTAwMDAw"
-    "MFoYDzIxMjAwMTAxMDAwMDAwWjAVMRMwEQYDVQQDDAphcGktc2VydmVyMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcD"
-    "QgAEfHwMZNsTNmrzmbGM//VYjmeY21yzaAEaEP+E4zVN3JYrpztVw6uuJj2EnM/U6aU3LZN5kXjiG3RtPkDrNrPg"
-    "zKNDMEEwDwYDVR0RBAgwBocEfwAAATAPBgNVHRMBAf8EBTADAQH/MB0GA1UdDgQWBBRNBoRE3bnY1jynqjRkFuDq"
-    "N8JwijAKBggqhkjOPQQDAgNIADBFAiEA5/yx9GWrScrRg96UMpnBwNGBguaNcl6gEIMAUa7hsrUCIHFMRgFCOLEZ"
-    "PfBuYUp3yDoIgvVVEBXxX+fTjw3AziJ6"
+    "MIIBfDCCASKgAwIBAgIBAjAKBggqhkjOPQQDAjAVMRMwEQYDVQQDDAphcGktc2VydmVyMCAXDTIwMDEwMTAwMDAwMFoY"
+    "DzIxMjAwMTAxMDAwMDAwWjAVMRMwEQYDVQQDDAphcGktc2VydmVyMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEVY6O"
+    "VUzmQ6yOXRiGX1luBTmh+55SD/wq/qBGtaUwPS3JoLxlLYEyIcqPglGfLtgjha8ksl4DT5WFJNAZvWEd46NhMF8wLQYD"
+    "VR0RBCYwJIcEfwAAAYcQAAAAAAAAAAAAAAAAAAAAAYIKYXBpLXNlcnZlcjAPBgNVHRMBAf8EBTADAQH/MB0GA1UdDgQW"
+    "BBSpgdI0/oLgVeGQPOt7cP0Q8CSFoTAKBggqhkjOPQQDAgNIADBFAiEAskqetV+nl+FIUTopQZU325VdFeD1aeATLkrg"
+    "M7Sk+1ECIGRah2XpJVNKeDqjXpciiOUk0Q1dclvvtH3YuVszktay"
 )
 _KEY: Final = (
-    "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgKGz+8uYP1hVA+rRwxYP+9pDNLYPBP6j53SfNT21+"
-    "d8WhRANCAAR8fAxk2xM2avOZsYz/9ViOZ5jbXLNoARoQ/4TjNU3cliunO1XDq64mPYScz9TppTctk3mReOIbdG0+"
-    "QOs2s+DM"
+    "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgp5S13i2/mv1uSYYiHtkVp/2za4uX6OzmjGTBuuf+AXih"
+    "RANCAARVjo5VTOZDrI5dGIZfWW4FOaH7nlIP/Cr+oEa1pTA9LcmgvGUtgTIhyo+CUZ8u2COFrySyXgNPlYUk0Bm9YR3j"
 )
 
 
-def refusal(code: int, message: str = "") -> tuple[int, dict[str, Any]]:
-    """How a server says no."""
+def refusal(code: int, message: str = "", *, retry_after: int = 0) -> tuple[int, dict[str, Any]]:
+    """How a server says no.
+
+    Args:
+        retry_after: seconds, which it has in a header as well; 0 not to say.
+    """
     return code, {
+        **({"details": {"retryAfterSeconds": retry_after}} if retry_after else {}),
         "kind": "Status",
         "status": "Failure",
         "message": message or f"it is {code}",
@@ -51,9 +56,13 @@ class ApiServer:
 
     Args:
         directory: where the client finds its token.
+        host: the address on which it listens.
+        by_certificate: whether who asks has a certificate, and no token: the server's own does.
 
     Attributes:
         service_account: that directory.
+        connections: how many have been made to it.
+        certificate: a file with the certificate and its key.
         events: what was made, each with its namespace in the path that was asked for.
         nodes: the conditions of each Node, by its name.
         patches: the bodies of those that were changed, with their Content-Type.
@@ -62,7 +71,14 @@ class ApiServer:
         port: on which it listens.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(
+        self, directory: str, *, host: str = "127.0.0.1", by_certificate: bool = False
+    ) -> None:
+        self.host = host
+        self.connections = 0
+        self._newest: socket.socket | None = None
+        self.certificate = f"{directory}.pem"
+        self._by_certificate = by_certificate
         self.service_account = directory
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.nodes: dict[str, list[dict[str, Any]]] = {}
@@ -81,11 +97,21 @@ class ApiServer:
         os.rename(new, os.path.join(self.service_account, "token"))
 
     def _answer(self, request: Request) -> tuple[int, Any]:
-        if request.headers.get("Authorization") != f"Bearer {self.token}":
+        token = request.headers.get("Authorization")
+        if not self._by_certificate and token != f"Bearer {self.token}":
             return refusal(401)
         if self.is_forbidden:
             return refusal(403)
         return self.answer(request)
+
+    def _connected(self, connection: socket.socket) -> None:
+        self.connections += 1
+        self._newest = connection
+
+    def drop_connection(self) -> None:
+        """End the newest connection, as a server does that waits no longer for a request."""
+        assert self._newest is not None
+        self._newest.shutdown(socket.SHUT_RDWR)
 
     def answer(self, request: Request) -> tuple[int, Any]:
         """What somebody who may ask is answered: an event is made, or a Node is read or changed."""
@@ -113,14 +139,18 @@ class ApiServer:
         own = os.path.join(self.service_account, "ca.crt")
         with open(own, "w", encoding="ascii") as file:
             file.write(certificate)
-        both = f"{self.service_account}.pem"
         kind = "PRIVATE KEY"
-        with open(both, "w", encoding="ascii") as file:
+        with open(self.certificate, "w", encoding="ascii") as file:
             file.write(f"-----BEGIN {kind}-----\n{_KEY}\n-----END {kind}-----\n{certificate}")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(both)
+        context.load_cert_chain(self.certificate)
+        if self._by_certificate:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(own)
         self.rotate(self.token)
-        self.port = self._running.enter_context(served(self._answer, tls=context))
+        self.port = self._running.enter_context(
+            served(self._answer, tls=context, host=self.host, connected=self._connected)
+        )
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -48,20 +48,27 @@ class Cluster(ApiServer):
         node: the name of its Node.
         node_uid: the UID of its Node.
         versions: of the API of dynamic resource allocation.
+        how: it is reached, as :class:`ApiServer` has it.
 
     Attributes:
         node_uid: the UID of its Node.
         versions: of the API of dynamic resource allocation that it has.
         asked: method and path of each call, without its query.
         refuse: what is asked first for the status with which a call is refused; None for none.
+        retry_after: seconds after which a client that is refused may ask again; 0 not to say.
         drops: what it does not keep of a device's attributes.
+        faults: what it takes for wrong of a slice's spec.
     """
 
-    def __init__(self, directory: str, *, node: str, versions: Sequence[str] = ("v1",)) -> None:
-        super().__init__(directory)
+    def __init__(
+        self, directory: str, *, node: str, versions: Sequence[str] = ("v1",), **how: Any
+    ) -> None:
+        super().__init__(directory, **how)
         self.asked: list[tuple[str, str]] = []
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
+        self.retry_after = 0
         self.drops: frozenset[str] = frozenset()
+        self.faults: Callable[[Any], list[str]] = faults
         self.node_uid = str(uuid.uuid4())
         self._node = node
         self.versions = versions
@@ -114,6 +121,11 @@ class Cluster(ApiServer):
             self._oldest = self._last
         self.close_watches()
 
+    def tell(self, kind: str, spec: dict[str, Any]) -> None:
+        """Tell who watches of something of this spec, as it may be."""
+        with self._changed:
+            self._note(kind, {"metadata": {}, "spec": spec})
+
     def close_watches(self) -> None:
         """End all watches."""
         with self._changed:
@@ -154,7 +166,7 @@ class Cluster(ApiServer):
         with self._changed:
             self.asked.append((request.method, parts.path))
         if code := self.refuse(request.method, parts.path):
-            return refusal(code)
+            return refusal(code, retry_after=self.retry_after)
         if parts.path.endswith("/events"):
             return super().answer(request)
         words = parts.path.removeprefix(_GROUP).strip("/").split("/")
@@ -241,7 +253,7 @@ class Cluster(ApiServer):
         return self._kept(200, "MODIFIED", {**body, "metadata": new})
 
     def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
-        if wrong := faults(body["spec"]):
+        if wrong := self.faults(body["spec"]):
             return refusal(422, f"is invalid: {', '.join(wrong)}")
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):

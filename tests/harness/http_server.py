@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,18 +23,35 @@ class Request(NamedTuple):
 
 @contextmanager
 def served(
-    answer: Callable[[Request], tuple[int, Any]], *, tls: ssl.SSLContext | None = None
+    answer: Callable[[Request], tuple[int, Any]],
+    *,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
+    connected: Callable[[socket.socket], None] | None = None,
 ) -> Iterator[int]:
-    """A server on 127.0.0.1; gives its port.
+    """A server; gives its port.
 
     Args:
         answer: called for each request, whatever its method; returns the status and the JSON
             document of the answer, or an iterator of documents that are sent as they come, a line
             each; it ends with the answer.
         tls: how it encrypts; None for not at all.
+        host: the address on which it listens.
+        connected: called with each connection. Where it is given, connections are kept for further
+            requests, as HTTP/1.1 has it.
     """
+    opened: list[socket.socket] = []
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
+        protocol_version = "HTTP/1.0" if connected is None else "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            opened.append(self.connection)
+            if connected is not None:
+                connected(self.connection)
+
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
             request = Request(self.command, self.path, dict(self.headers), body)
@@ -44,6 +62,8 @@ def served(
             text = json.dumps(document).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
+            for header in _headers_of(document):
+                self.send_header(*header)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
@@ -66,7 +86,10 @@ def served(
         def log_message(self, *_: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, 0), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
@@ -76,4 +99,18 @@ def served(
     finally:
         server.shutdown()
         thread.join()
+        _end(opened)
         server.server_close()
+
+
+def _end(connections: list[socket.socket]) -> None:
+    for each in connections:
+        with suppress(OSError):  # it has ended already
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def _headers_of(document: Any) -> Iterator[tuple[str, str]]:
+    """What a refusal of Kubernetes says in a header as well."""
+    details = document.get("details") if isinstance(document, dict) else None
+    if details and "retryAfterSeconds" in details:
+        yield "Retry-After", str(details["retryAfterSeconds"])

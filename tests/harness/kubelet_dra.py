@@ -67,25 +67,29 @@ class Driver:
             for told in self._stream:
                 self.health = {each.device.device_name: each for each in told.devices}
 
-    def _call(self, method: str, request: Any, answer: Any) -> Any:
+    def _call(self, method: str, request: Any, answer: Any, patience: float = _CALL) -> Any:
         call = self._channel.unary_unary(
             f"/{_KNOWN[self.version]}.DRAPlugin/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
-        return call(request, timeout=_CALL)
+        return call(request, timeout=patience)
 
-    def prepare(self, *claims: Reference) -> dict[str, pb.NodePrepareResourceResponse]:
+    def prepare(
+        self, *claims: Reference, patience: float = _CALL
+    ) -> dict[str, pb.NodePrepareResourceResponse]:
         """Have claims be prepared; the answer for each, by its UID. It is for all of them."""
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
-        answer = self._call("NodePrepareResources", request, pb.NodePrepareResourcesResponse)
+        kind = pb.NodePrepareResourcesResponse
+        answer = self._call("NodePrepareResources", request, kind, patience)
         assert set(answer.claims) == {uid for _, uid, _ in claims}
         return dict(answer.claims)
 
-    def unprepare(self, *claims: Reference) -> dict[str, str]:
+    def unprepare(self, *claims: Reference, patience: float = _CALL) -> dict[str, str]:
         """Have claims be taken back; the error of each, by its UID."""
         request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
-        answer = self._call("NodeUnprepareResources", request, pb.NodeUnprepareResourcesResponse)
+        kind = pb.NodeUnprepareResourcesResponse
+        answer = self._call("NodeUnprepareResources", request, kind, patience)
         assert set(answer.claims) == {uid for _, uid, _ in claims}
         return {uid: each.error for uid, each in answer.claims.items()}
 

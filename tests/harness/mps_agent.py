@@ -31,7 +31,7 @@ from hooks.config import load_config
 from integration.inspection.procfs import Procfs
 from integration.node import backoff
 from integration.node.components import Context, Options
-from integration.node.mps import component, control, daemon, host_setup, modes
+from integration.node.mps import component, control, daemon, host_setup, keeper, modes
 from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import Settings, SharedResource, Sharing
@@ -48,7 +48,7 @@ STEPS: Final = (
     (modes, "note"),
     (modes, "set_mode"),
     (os, "posix_spawn"),
-    (daemon.Daemon, "_await"),
+    (daemon.Daemon, "answers"),
     (daemon.Daemon, "configure"),
 )
 """What starting a daemon does, one after the other."""
@@ -239,9 +239,10 @@ async def _tell(context: Context) -> None:
 if __name__ == "__main__":
     _wish = json.loads(sys.argv[1])
     control.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
-    daemon._TO_START = 100.0  # type: ignore[misc]
+    keeper._TO_START = 100.0  # type: ignore[misc]
     backoff._FIRST_PAUSE = 0.2  # type: ignore[misc]
     backoff._LONGEST_PAUSE = 0.5  # type: ignore[misc]
+    keeper._AGAIN = 0.5  # type: ignore[misc]
     if _wish["dies"]:
         _die_after(_wish["dies"])
     anyio.run(_main, _wish)

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import yaml
@@ -15,7 +16,19 @@ import yaml
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.processes import family
 
-__all__ = ["NodeAgent"]
+__all__ = ["NodeAgent", "agent_process"]
+
+
+@contextmanager
+def agent_process(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """``nvshim node`` with these words; what it has said is shown if the test fails."""
+    argv = [sys.executable, "-m", "integration.cli", "node", *words]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        sys.stderr.write(process.communicate()[1])
 
 
 class NodeAgent:
@@ -84,6 +97,10 @@ class NodeAgent:
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
         """Kill it, so that it can do nothing more about anything."""

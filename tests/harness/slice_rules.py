@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from integration.node.dra.quantities import parse_quantity
+
 __all__ = ["faults"]
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -43,6 +45,26 @@ def _is_value(value: Mapping[str, Any]) -> bool:
         and all(len(value.get(kind, "")) <= 64 for kind in ("string", "version"))
         and ("version" not in value or bool(_VERSION.fullmatch(value["version"])))
     )
+
+
+def _policies(device: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """The policies of a device's capacities, each with how much there is."""
+    return [
+        (each["value"], each["requestPolicy"])
+        for each in device.get("capacity", {}).values()
+        if "requestPolicy" in each
+    ]
+
+
+def _is_policy(told: tuple[Any, Mapping[str, Any]]) -> bool:
+    value, policy = told
+    values = [policy["default"], *policy["validRange"].values(), value]
+    default, *rest = (parse_quantity(each) for each in values)
+    if default is None or None in rest:
+        return False
+    least, most, step, total = (size or 0 for size in rest)
+    on_steps = all((size - least) % step == 0 for size in (default, most))
+    return least <= default <= most <= total and on_steps
 
 
 def _count(device: Mapping[str, Any], *keys: str) -> int:
@@ -81,6 +103,11 @@ _OF_DEVICE: Final[dict[str, Callable[[Any], bool]]] = {
     # A number is taken, too.
     "capacity": lambda device: all(
         _QUANTITY.fullmatch(str(each["value"])) for each in device.get("capacity", {}).values()
+    ),
+    "requestPolicy": lambda device: all(
+        map(_is_policy, (each for each in _policies(device)))
+        if device.get("allowMultipleAllocations")
+        else (False for _ in _policies(device))
     ),
     "taints": lambda device: (
         _count(device, "taints") <= 16

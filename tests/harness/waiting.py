@@ -10,7 +10,10 @@ import anyio
 
 from integration.timeouts import PATIENCE
 
-_POLL: Final = 0.01
+# Between two looks: a tenth of the time that has been waited. Looks can cost much, and others work
+# for what is awaited.
+_FIRST: Final = 0.01
+_LONGEST: Final = 0.1
 
 T = TypeVar("T")
 
@@ -30,19 +33,20 @@ def eventually(look: Callable[[], T], what: str, *, timeout: float = 30.0) -> T:
         AssertionError: it did not happen in time.
     """
     timeout *= PATIENCE
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while not (seen := look()):
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + timeout:
             raise AssertionError(f"{what}: not within {timeout:g} s; last seen: {seen!r}")
-        time.sleep(_POLL)
+        time.sleep(_pause(began))
     return seen
 
 
 async def until(look: Callable[[], T], what: str = "it", *, timeout: float = 30.0) -> T:
     """As :func:`eventually`, while the event loop goes on."""
+    began = time.monotonic()
     with anyio.move_on_after(timeout * PATIENCE):
         while not (seen := look()):  # noqa: ASYNC110 - what others do is looked at from outside
-            await anyio.sleep(_POLL)
+            await anyio.sleep(_pause(began))
         return seen
     raise AssertionError(f"{what}: not within {timeout * PATIENCE:g} s; last seen: {look()!r}")
 
@@ -57,7 +61,11 @@ def settled(look: Callable[[], T], expected: object, *, timeout: float = 10.0) -
         expected: what it becomes.
         timeout: seconds to wait at most, on a machine that is not slow.
     """
-    deadline = time.monotonic() + timeout * PATIENCE
-    while (seen := look()) != expected and time.monotonic() < deadline:
-        time.sleep(_POLL)
+    began = time.monotonic()
+    while (seen := look()) != expected and time.monotonic() < began + timeout * PATIENCE:
+        time.sleep(_pause(began))
     return seen
+
+
+def _pause(began: float) -> float:
+    return min(max(_FIRST, (time.monotonic() - began) / 10), _LONGEST)

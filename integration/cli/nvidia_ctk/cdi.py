@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from integration.cli.nvidia_ctk.given import Given
 
-__all__ = ["command"]
-
 
 @click.group("cdi", cls=GoGroup)
 def command() -> None:

@@ -11,8 +11,6 @@ from hooks.config import DEFAULT_PATH, NVIDIA_PATH
 from integration.compat import toolkit_config
 from integration.compat.gocli import GoGroup
 
-__all__ = ["command"]
-
 
 @click.group("config", cls=GoGroup, invoke_without_command=True)
 @click.option("-c", "--config-file", "--config", "path", metavar="FILE",

@@ -14,8 +14,6 @@ from integration.compat.logrus import Stderr
 if TYPE_CHECKING:
     from hooks.config import Config
 
-__all__ = ["Given"]
-
 
 class Given:
     """The flags before the command."""

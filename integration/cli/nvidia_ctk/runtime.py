@@ -14,8 +14,6 @@ from integration.compat.runtime_configure import arguments_of
 if TYPE_CHECKING:
     from integration.cli.nvidia_ctk.given import Given
 
-__all__ = ["command"]
-
 
 @click.group("runtime", cls=GoGroup)
 def command() -> None:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from integration.cli.nvidia_ctk.given import Given
     from integration.devices.creating import Step
 
-__all__ = ["command"]
-
 
 def _refuse(flag: str, found: str, do: str) -> None:
     raise FlagWithoutMeaning(f"nvidia-ctk … {flag}", found=found, do=do)

@@ -1,8 +1,8 @@
 """What can be wrong with a node: a table of pure functions.
 
 Rules
-- A check (:class:`~integration.doctor.findings.Check`) says what is wrong, what comes of it and
-  what to do; its function says where. It is given the facts that its parameters name, no others.
+- ``checks.toml`` says of each check what is wrong, what comes of it and what to do; its function
+  says where. That is given the facts that its parameters name, no others.
 - It is made if the node has what it is about: a fact is None only where the parameter says so.
 - A code is given once. When a check goes, its code goes with it.
 - An error is what keeps containers from their GPUs, or lets them have what they must not, now. A

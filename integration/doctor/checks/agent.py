@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hooks.config import Mode
-from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
-from integration.node.plugin.engine_cdi import ENABLE
+from integration.doctor.findings import Trouble, check, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,17 +13,7 @@ if TYPE_CHECKING:
     from integration.doctor.facts import Driver, NodeAgent, Plugins, Policy
 
 
-@check(
-    "NVSHIM-D104",
-    ERROR,
-    "the node agent is to run, and does not",
-    why=(
-        "The kubelet has no GPUs to give, nobody notices a GPU that breaks, and the CDI spec "
-        "is that of the last time."
-    ),
-    remedy="see its log, and start it",
-    command="systemctl restart nvshim-node",
-)
+@check("D104")
 def _not_running(agent: NodeAgent) -> Iterator[Trouble]:
     who = "the unit nvshim-node" if agent.unit else f"the pod of {agent.pod}"
     if agent.runs and not agent.ready:
@@ -46,27 +35,14 @@ def _not_running(agent: NodeAgent) -> Iterator[Trouble]:
         )
 
 
-@check(
-    "NVSHIM-D105",
-    WARNING,
-    "the node agent says that something is wrong",
-    why="What it cannot do is not done until that is mended; it tries again by itself.",
-    remedy="do what the line says; it goes away when it is over",
-)
+@check("D105")
 def _faults(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs:
         for fault in agent.faults:
             yield Trouble(fault)
 
 
-@check(
-    "NVSHIM-D106",
-    ERROR,
-    "the kubelet has no device plugin for GPUs",
-    why="Pods that ask for nvidia.com/gpu stay Pending: Insufficient nvidia.com/gpu.",
-    remedy="run the node agent; if it runs, its log says why it does not serve the kubelet",
-    command="systemctl enable --now nvshim-node",
-)
+@check("D106")
 def _no_plugin(plugins: Plugins, driver: Driver, agent: NodeAgent) -> Iterator[Trouble]:
     if not driver.gpus or plugins.dra:
         return
@@ -82,19 +58,7 @@ def _no_plugin(plugins: Plugins, driver: Driver, agent: NodeAgent) -> Iterator[T
             )
 
 
-@check(
-    "NVSHIM-D107",
-    ERROR,
-    "two device plugins serve the same GPUs",
-    why=(
-        "The one that registered last has the kubelet, and what the other has given is given "
-        "again. They take turns with each restart of the kubelet."
-    ),
-    remedy=(
-        "turn one of them off: devicePlugin.enabled=false in the values of NVIDIA's GPU "
-        "operator, or --device-plugin=no for the node agent"
-    ),
-)
+@check("D107")
 def _two_plugins(plugins: Plugins, agent: NodeAgent) -> Iterator[Trouble]:
     if not plugins.nvidias or not agent.runs or not agent.resources:
         return
@@ -105,14 +69,7 @@ def _two_plugins(plugins: Plugins, agent: NodeAgent) -> Iterator[Trouble]:
     )
 
 
-@check(
-    "NVSHIM-D108",
-    WARNING,
-    "the kubelet is told that GPUs are unhealthy",
-    why="No new pod gets them. Those that have them go on.",
-    remedy="see why in the health of each; what has recovered is given again without a restart",
-    command="nvshim list",
-)
+@check("D108")
 def _unhealthy(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs:
         for name, devices, healthy in agent.resources:
@@ -120,68 +77,26 @@ def _unhealthy(agent: NodeAgent) -> Iterator[Trouble]:
                 yield Trouble(f"{name}: {devices - healthy} of {devices} are told as unhealthy")
 
 
-@check(
-    "NVSHIM-D109",
-    NOTE,
-    "the kernel's log cannot be read",
-    why=(
-        "Which process an error of a GPU (XID) came from is told by the kernel's log alone: "
-        "health is watched without it, and nobody is named."
-    ),
-    remedy="let the agent read /dev/kmsg: it needs CAP_SYSLOG, and the node in its /dev",
-)
+@check("D109")
 def _kernel_log(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs and agent.kernel_log:
         yield Trouble(agent.kernel_log)
 
 
-@check(
-    "NVSHIM-D110",
-    WARNING,
-    "the engine does not read CDI names, by which the kubelet hands devices on",
-    why=(
-        "The node agent has the shim told in another way, so pods of the shim's handler get "
-        "their GPUs. Pods of any other handler begin, without an error and without a GPU."
-    ),
-    remedy=(
-        "have the engine read them, which containerd does from 1.7.2 on, and restart it; or "
-        "see that every pod which asks for GPUs names the RuntimeClass"
-    ),
-    command=ENABLE,
-)
+@check("D110")
 def _unheard(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs and agent.resources and agent.unheard:
         by = listed(agent.strategies)
         yield Trouble(f"{agent.unheard}: containers are told of their devices by {by}")
 
 
-@check(
-    "NVSHIM-D111",
-    ERROR,
-    "a container runs without a device that the kubelet has given it",
-    why="Its pod is Running and Ready, and has no GPU; nobody else gets the device meanwhile.",
-    remedy=(
-        "see that its pod names the RuntimeClass of the shim, or that the engine reads CDI "
-        "names (D110); then have the pod made anew"
-    ),
-    command="nvshim ledger check",
-)
+@check("D111")
 def _missing(agent: NodeAgent) -> Iterator[Trouble]:
     if agent.runs:
         yield from map(Trouble, agent.missing)
 
 
-@check(
-    "NVSHIM-D112",
-    WARNING,
-    "a shim does not go by what the kubelet has recorded",
-    why=(
-        "In a pod, the kubelet's record says which GPUs were given. Without it, a container that "
-        "is told of its GPU by a variable, a mount or an annotation starts without."
-    ),
-    remedy="name the kubelet's root in [node] of config.toml; the record has to be root's alone",
-    command="nvshim config set node.kubelet-root DIRECTORY",
-)
+@check("D112")
 def _unread(plugins: Plugins, policy: Policy) -> Iterator[Trouble]:
     if plugins.unread and policy.mode != Mode.NVIDIA:
         yield Trouble(plugins.unread)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
+from integration.doctor.findings import WARNING, Trouble, check, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,64 +12,30 @@ if TYPE_CHECKING:
     from integration.doctor.facts import Cdi, CdiFile, Containerd, Docker, Driver
 
 _GPU: Final = "nvidia.com/gpu"
-_GENERATE: Final = "nvshim cdi generate -f /var/run/cdi/nvidia.yaml"
-_SPECIFICATION: Final = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"
 
 
-@check(
-    "NVSHIM-D060",
-    ERROR,
-    "a CDI spec cannot be used",
-    why="Its devices are unknown to whoever asks for them.",
-    remedy="have the vendor's program write it anew, as root and for root alone to write",
-    reference=_SPECIFICATION,
-)
+@check("D060")
 def _unusable(cdi: Cdi) -> Iterator[Trouble]:
     for file in cdi.files:
         if file.fault:
             yield Trouble(f"{file.path}: {file.fault}")
 
 
-@check(
-    "NVSHIM-D061",
-    ERROR,
-    "a CDI spec names files that are gone",
-    why=(
-        "A container with one of its devices does not start. It is the mark of a spec of "
-        "before an update of the driver."
-    ),
-    remedy="write the spec anew",
-    command=_GENERATE,
-    reference="https://github.com/NVIDIA/nvidia-container-toolkit/issues/856",
-)
+@check("D061")
 def _gone(cdi: Cdi) -> Iterator[Trouble]:
     for file in cdi.files:
         if file.gone:
             yield Trouble(f"{file.path} ({file.kind}) names {listed(file.gone)}")
 
 
-@check(
-    "NVSHIM-D062",
-    ERROR,
-    "a CDI spec names device nodes that are others now",
-    why="A container is given a device that does not answer, or another one.",
-    remedy="make the nodes, then write the spec anew",
-    command=f"nvshim devices create && {_GENERATE}",
-)
+@check("D062")
 def _nodes(cdi: Cdi) -> Iterator[Trouble]:
     for file in cdi.files:
         if file.wrong_nodes:
             yield Trouble(f"{file.path} ({file.kind}) names {listed(file.wrong_nodes)}")
 
 
-@check(
-    "NVSHIM-D063",
-    ERROR,
-    "a CDI spec is of another driver",
-    why="Its libraries do not work with the loaded kernel module.",
-    remedy="write the spec anew",
-    command=_GENERATE,
-)
+@check("D063")
 def _driver(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
     if not driver.version:
         return
@@ -79,17 +45,7 @@ def _driver(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
             yield Trouble(f"{file.path} is of driver {listed(others)}, this is {driver.version}")
 
 
-@check(
-    "NVSHIM-D064",
-    ERROR,
-    "several CDI specs have the same device",
-    why=(
-        "In one directory, nobody gets it. In two, the later directory decides for us and for "
-        "some engines; others refuse the device."
-    ),
-    remedy="remove all but one of the files",
-    reference=_SPECIFICATION,
-)
+@check("D064")
 def _conflicts(cdi: Cdi) -> Iterator[Trouble]:
     having: dict[str, list[CdiFile]] = {}
     for file in cdi.files:
@@ -114,17 +70,7 @@ def _conflicts(cdi: Cdi) -> Iterator[Trouble]:
             yield Trouble(f"{listed(names)}: in {listed(paths)}; nobody gets them")
 
 
-@check(
-    "NVSHIM-D065",
-    WARNING,
-    "GPUs are in no CDI spec",
-    why=(
-        "Engines that inject by CDI do not know them: /var/run/cdi is empty after a boot until "
-        "somebody writes into it. Our shim knows them without a spec."
-    ),
-    remedy="write the spec, and have it written at boot",
-    command=_GENERATE,
-)
+@check("D065")
 def _incomplete(
     driver: Driver, cdi: Cdi, containerd: Containerd | None = None, docker: Docker | None = None
 ) -> Iterator[Trouble]:
@@ -148,14 +94,7 @@ def _incomplete(
         yield Trouble(f"{listed(readers)} reads CDI specs; {listed(missing)} is in none")
 
 
-@check(
-    "NVSHIM-D066",
-    WARNING,
-    "a CDI spec has GPUs that are gone",
-    why="Who is given one of them gets nothing, or a container that does not start.",
-    remedy="write the spec anew",
-    command=_GENERATE,
-)
+@check("D066")
 def _stale_devices(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
     present = {gpu.uuid.lower() for gpu in driver.gpus}
     if not present:

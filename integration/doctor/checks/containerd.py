@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 _BUILT_IN: Final = "runc"
 _CONFIGURE: Final = "nvshim configure containerd"
 _FEW_DESCRIPTORS: Final = 16384
-_FORMAT: Final = (
-    "https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md"
-)
 
 
 def _files_of_ours(containerd: Containerd) -> dict[str, list[str]]:
@@ -30,15 +27,7 @@ def _files_of_ours(containerd: Containerd) -> dict[str, list[str]]:
     return found
 
 
-@check(
-    "NVSHIM-D030",
-    ERROR,
-    "containerd does not accept its configuration",
-    why="It runs on with the old one until it is started the next time, and then not at all.",
-    remedy="mend the file that is named",
-    command="containerd config dump",
-    reference=_FORMAT,
-)
+@check("D030")
 def _refused(containerd: Containerd) -> Iterator[Trouble]:
     for file in containerd.files:
         if file.fault:
@@ -47,14 +36,7 @@ def _refused(containerd: Containerd) -> Iterator[Trouble]:
         yield Trouble(f"containerd --config {containerd.path}: {containerd.dump_fault}")
 
 
-@check(
-    "NVSHIM-D031",
-    ERROR,
-    "containerd has no handler of ours",
-    why="No pod and no container is made by this project.",
-    remedy="add one, and restart containerd when that suits",
-    command=_CONFIGURE,
-)
+@check("D031")
 def _no_handler(
     containerd: Containerd, kubernetes: Kubernetes, docker: Docker | None = None
 ) -> Iterator[Trouble]:
@@ -77,18 +59,7 @@ def _no_handler(
     )
 
 
-@check(
-    "NVSHIM-D032",
-    ERROR,
-    "our handler is defined, and not in effect",
-    why=(
-        "containerd reads the files that `imports` of its root file names, and no others; a "
-        "table that is there twice is that of the later file."
-    ),
-    remedy="let the root file import it",
-    command=_CONFIGURE,
-    reference=_FORMAT,
-)
+@check("D032")
 def _not_in_effect(containerd: Containerd) -> Iterator[Trouble]:
     if not containerd.cri:
         return
@@ -106,18 +77,7 @@ def _not_in_effect(containerd: Containerd) -> Iterator[Trouble]:
             )
 
 
-@check(
-    "NVSHIM-D033",
-    WARNING,
-    "a drop-in is of another version than the root file",
-    why=(
-        "containerd then ignores it, or converts it wrongly, or does not start (2.3.2 has "
-        "crashed of it)."
-    ),
-    remedy="write the drop-in in the root file's version",
-    command=_CONFIGURE,
-    reference="https://github.com/azimuth-cloud/capi-helm-charts/issues/838",
-)
+@check("D033")
 def _versions(containerd: Containerd) -> Iterator[Trouble]:
     root = next((file for file in containerd.files if file.root), None)
     for file in containerd.files:
@@ -129,13 +89,7 @@ def _versions(containerd: Containerd) -> Iterator[Trouble]:
             )
 
 
-@check(
-    "NVSHIM-D034",
-    ERROR,
-    "the default handler does not exist",
-    why="No pod that names no RuntimeClass starts, those of the control plane among them.",
-    remedy="set default_runtime_name to a handler that there is",
-)
+@check("D034")
 def _no_default(containerd: Containerd) -> Iterator[Trouble]:
     if not containerd.default_handler:
         return
@@ -146,48 +100,21 @@ def _no_default(containerd: Containerd) -> Iterator[Trouble]:
         )
 
 
-@check(
-    "NVSHIM-D035",
-    ERROR,
-    "a handler has no runtime_type",
-    why='Its pods end with "container.Runtime.Name must be set".',
-    remedy="give it a runtime_type",
-    command=_CONFIGURE,
-    reference="https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",
-)
+@check("D035")
 def _no_type(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
         if not handler.runtime_type:
             yield Trouble(f"the handler {handler.name} in {containerd.path}")
 
 
-@check(
-    "NVSHIM-D036",
-    WARNING,
-    "a handler still calls nvidia-container-runtime",
-    why=(
-        "Its containers are made by NVIDIA's toolkit and its hooks, not by this project; a "
-        "handler that is ours and calls it gives each GPU twice."
-    ),
-    remedy="let the handler be ours, or remove it",
-    command=_CONFIGURE,
-)
+@check("D036")
 def _old_handler(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
         if handler.calls_nvidias and handler.name != containerd.default_handler:
             yield Trouble(f"the handler {handler.name} calls {handler.binary_name}")
 
 
-@check(
-    "NVSHIM-D037",
-    ERROR,
-    "the program of a handler is not found",
-    why="containerd looks for shims on its own search path, which is not that of a shell.",
-    remedy=(
-        "install it into a directory of containerd's search path, or give the handler runtime_path"
-    ),
-    command="nvshim install",
-)
+@check("D037")
 def _no_shim(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
         if handler.runtime_type and not handler.shim:
@@ -201,18 +128,7 @@ def _no_shim(containerd: Containerd) -> Iterator[Trouble]:
             yield Trouble(f"the handler {handler.name} calls {handler.binary_name}: not there")
 
 
-@check(
-    "NVSHIM-D045",
-    ERROR,
-    "a drop-in takes away what another file says",
-    why=(
-        "containerd 1 takes a plugin's whole section from the last file that has it: a drop-in "
-        "with one handler takes all other handlers and settings of the CRI away."
-    ),
-    remedy="put the handler into the root file, or the whole section into the drop-in",
-    command=_CONFIGURE,
-    reference=_FORMAT,
-)
+@check("D045")
 def _taken_away(containerd: Containerd) -> Iterator[Trouble]:
     if containerd.dump_fault or not containerd.cri:
         return
@@ -230,27 +146,13 @@ def _taken_away(containerd: Containerd) -> Iterator[Trouble]:
         yield Trouble(f"containerd's own handler {_BUILT_IN} is lost to {listed(drop_ins)}")
 
 
-@check(
-    "NVSHIM-D038",
-    WARNING,
-    "containerd was started before its configuration was changed",
-    why="It reads its configuration when it starts, and not again.",
-    remedy="restart containerd when that suits; containers go on meanwhile",
-    command="systemctl restart containerd",
-)
+@check("D038")
 def _not_reread(containerd: Containerd) -> Iterator[Trouble]:
     if containerd.newer:
         yield Trouble(f"{listed(containerd.newer)} (containerd is process {containerd.pid})")
 
 
-@check(
-    "NVSHIM-D039",
-    WARNING,
-    "our handler is in a file that is written anew at each start",
-    why="k3s, rke2 and microk8s make containerd's configuration from a template.",
-    remedy="put the handler into the template, or a drop-in, of that distribution",
-    reference="https://docs.k3s.io/advanced#configuring-containerd",
-)
+@check("D039")
 def _overwritten(containerd: Containerd) -> Iterator[Trouble]:
     if not containerd.distribution or containerd.template:
         return
@@ -258,13 +160,7 @@ def _overwritten(containerd: Containerd) -> Iterator[Trouble]:
         yield Trouble(f"{containerd.path} is written anew by {containerd.distribution}")
 
 
-@check(
-    "NVSHIM-D087",
-    WARNING,
-    "containerd may open few files",
-    why="Shims inherit the limit, and containers of some engines do.",
-    remedy="set LimitNOFILE=infinity in containerd's unit",
-)
+@check("D087")
 def _descriptors(containerd: Containerd) -> Iterator[Trouble]:
     if (containerd.descriptors or _FEW_DESCRIPTORS) < _FEW_DESCRIPTORS:
         yield Trouble(f"containerd (process {containerd.pid}) may open {containerd.descriptors}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from integration.doctor.facts import Unseen
-from integration.doctor.findings import ERROR, NOTE, Trouble, check, listed
+from integration.doctor.findings import Trouble, check, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,18 +13,7 @@ if TYPE_CHECKING:
     from integration.doctor.facts import Container, Driver
 
 
-@check(
-    "NVSHIM-D100",
-    ERROR,
-    "a container's cgroup does not allow its GPU",
-    why=(
-        "Failed to initialize NVML: Unknown Error. What systemd does not have in DeviceAllow, "
-        "it takes away at the next `systemctl daemon-reload`, if it has not yet."
-    ),
-    remedy="make the links in /dev/char, then recreate the container",
-    command="nvshim devices create",
-    reference="https://github.com/NVIDIA/nvidia-container-toolkit/issues/1744",
-)
+@check("D100")
 def _denied(containers: tuple[Container, ...]) -> Iterator[Trouble]:
     for container in containers:
         if container.denied:
@@ -34,30 +23,14 @@ def _denied(containers: tuple[Container, ...]) -> Iterator[Trouble]:
             )
 
 
-@check(
-    "NVSHIM-D101",
-    ERROR,
-    "a container was made with another driver",
-    why=(
-        "What is mounted in it is of the old driver, and the kernel module is of the new: "
-        "each NVIDIA program that is started in it fails."
-    ),
-    remedy="recreate the container",
-    reference="https://github.com/NVIDIA/gpu-operator/issues/416",
-)
+@check("D101")
 def _changed(containers: tuple[Container, ...]) -> Iterator[Trouble]:
     for container in containers:
         if container.changed:
             yield Trouble(f"{container.namespace}/{container.id}: {container.changed}")
 
 
-@check(
-    "NVSHIM-D102",
-    ERROR,
-    "a container has a GPU that is gone",
-    why="The GPU has fallen off the bus, was taken out, or is set aside for others.",
-    remedy="see the kernel's log for Xid lines, and recreate the container",
-)
+@check("D102")
 def _gone(containers: tuple[Container, ...], driver: Driver) -> Iterator[Trouble]:
     present = {gpu.uuid.lower() for gpu in driver.gpus}
     for container in containers:
@@ -66,13 +39,7 @@ def _gone(containers: tuple[Container, ...], driver: Driver) -> Iterator[Trouble
             yield Trouble(f"{container.namespace}/{container.id}: {listed(gone)}")
 
 
-@check(
-    "NVSHIM-D103",
-    NOTE,
-    "a container cannot be judged",
-    why="Its record is damaged, it ends just now, or systemd does not answer.",
-    remedy="look again; if it stays so, recreate the container",
-)
+@check("D103")
 def _unseen(containers: tuple[Container, ...]) -> Iterator[Unseen]:
     blind = [c for c in containers if c.unseen]
     if blind:

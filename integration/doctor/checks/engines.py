@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from integration.doctor.facts import NVIDIAS
-from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
+from integration.doctor.findings import ERROR, Trouble, check, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,13 +13,7 @@ if TYPE_CHECKING:
     from integration.doctor.facts import Cdi, Containerd, Crio, Docker, Injector
 
 
-@check(
-    "NVSHIM-D050",
-    ERROR,
-    "an engine's configuration is malformed",
-    why="Docker or CRI-O does not start with it.",
-    remedy="mend the file",
-)
+@check("D050")
 def _unreadable(docker: Docker | None = None, crio: Crio | None = None) -> Iterator[Trouble]:
     if docker is not None and docker.fault:
         yield Trouble(f"{docker.path}: {docker.fault}")
@@ -27,14 +21,7 @@ def _unreadable(docker: Docker | None = None, crio: Crio | None = None) -> Itera
         yield Trouble(fault)
 
 
-@check(
-    "NVSHIM-D051",
-    WARNING,
-    "a runtime of Docker is NVIDIA's, or is not there",
-    why="Its containers are made by NVIDIA's toolkit and its hooks, not by this project.",
-    remedy="let ours take its place; --remove puts it back",
-    command="nvshim configure docker --replace",
-)
+@check("D051")
 def _docker_runtime(docker: Docker) -> Iterator[Trouble]:
     for runtime in docker.runtimes:
         if NVIDIAS in runtime.path:
@@ -49,17 +36,7 @@ def _docker_runtime(docker: Docker) -> Iterator[Trouble]:
         )
 
 
-@check(
-    "NVSHIM-D052",
-    WARNING,
-    "`docker run --gpus` is not known to dockerd",
-    why=(
-        "dockerd offers --gpus only if it sees a program of that name when it starts; without "
-        'it: could not select device driver "" with capabilities: [[gpu]].'
-    ),
-    remedy="put one there, which dockerd only has to see",
-    command="nvshim configure docker",
-)
+@check("D052")
 def _docker_gpus(docker: Docker) -> Iterator[Trouble]:
     if docker.hook:
         return
@@ -68,14 +45,7 @@ def _docker_gpus(docker: Docker) -> Iterator[Trouble]:
         yield Trouble(f"the runtime {listed(mine)} is there, nvidia-container-runtime-hook is not")
 
 
-@check(
-    "NVSHIM-D053",
-    WARNING,
-    "NVIDIA's runtime injects as well",
-    why="Each container goes through nvidia-container-runtime, whoever's handler it has.",
-    remedy="let ours take its place; --remove puts it back",
-    command="nvshim configure containerd --replace",
-)
+@check("D053")
 def _two_defaults(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
         if handler.calls_nvidias and handler.is_ours:
@@ -88,31 +58,13 @@ def _two_defaults(containerd: Containerd) -> Iterator[Trouble]:
             yield Trouble(f"containerd's default handler {handler.name} is {handler.binary_name}")
 
 
-@check(
-    "NVSHIM-D054",
-    WARNING,
-    "somebody else puts GPUs into containers",
-    why=(
-        "A container that both act on has each device twice, and hooks of NVIDIA's run in it "
-        "as root. Our shim leaves alone what is there already; others do not."
-    ),
-    remedy=(
-        "remove the hook, or let the GPU operator run without its toolkit "
-        "(toolkit.enabled=false, cdi.nriPluginEnabled=false)"
-    ),
-)
+@check("D054")
 def _injectors(injectors: tuple[Injector, ...]) -> Iterator[Trouble]:
     for injector in injectors:
         yield Trouble(f"{injector.kind}: {injector.where}")
 
 
-@check(
-    "NVSHIM-D055",
-    NOTE,
-    "containerd and our shim read CDI specs of different directories",
-    why="A device that one knows, the other does not.",
-    remedy="give spec-dirs in [cdi] of config.toml and cdi_spec_dirs of containerd the same",
-)
+@check("D055")
 def _cdi_twice(containerd: Containerd, cdi: Cdi) -> Iterator[Trouble]:
     if not containerd.enable_cdi:
         return
@@ -124,14 +76,7 @@ def _cdi_twice(containerd: Containerd, cdi: Cdi) -> Iterator[Trouble]:
         )
 
 
-@check(
-    "NVSHIM-D056",
-    NOTE,
-    "CRI-O calls nvidia-container-runtime",
-    why="Its containers are made by NVIDIA's toolkit and its hooks.",
-    remedy="let ours take its place; --remove puts it back",
-    command="nvshim configure crio --replace",
-)
+@check("D056")
 def _crio(crio: Crio) -> Iterator[Trouble]:
     for name, path in crio.handlers:
         if NVIDIAS in path:

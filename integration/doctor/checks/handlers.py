@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
-from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
+from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
+from integration.handlers import RUNC_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from integration.doctor.facts import Containerd, Handler, Kubernetes
 
-_CGROUPS: Final = (
-    "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers"
-)
 # The releases that ask no handler but runc's type what it can do: from the first to before the
 # second.
 _ASKS_RUNC_ALONE: Final = (((2, 0, 0), (2, 2, 7)), ((2, 3, 0), (2, 3, 4)))
-_CLASSES: Final = "https://kubernetes.io/docs/concepts/containers/runtime-class/"
 
 
-@check(
-    "NVSHIM-D040",
-    ERROR,
-    "our handler has options that mean nothing",
-    why=(
-        "An option that is misspelt would be a setting without effect; so our shim refuses to "
-        "make containers with it."
-    ),
-    remedy="correct or remove them; those of containerd.runc.v1.Options are known",
-)
+@check("D040")
 def _options(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
         if not handler.unknown_options:
@@ -54,18 +41,7 @@ def _used(containerd: Containerd) -> Iterator[Handler]:
             yield handler
 
 
-@check(
-    "NVSHIM-D041",
-    ERROR,
-    "kubelet and handler have different cgroup drivers",
-    why=(
-        "Two managers of one tree of cgroups: limits are lost, pods do not start, and systemd "
-        "takes devices away that it knows nothing of."
-    ),
-    remedy="give the handler SystemdCgroup = true",
-    command="nvshim configure containerd --systemd-cgroup yes",
-    reference=_CGROUPS,
-)
+@check("D041")
 def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     driver = kubernetes.cgroup_driver
     if not driver:
@@ -93,15 +69,7 @@ def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[T
         )
 
 
-@check(
-    "NVSHIM-D042",
-    WARNING,
-    "handlers have different cgroup drivers",
-    why="Containers of one node then are in two trees of cgroups.",
-    remedy="give all handlers the same SystemdCgroup",
-    command="nvshim configure containerd",
-    reference=_CGROUPS,
-)
+@check("D042")
 def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     if kubernetes.cgroup_driver:
         return  # then it is said of which is right
@@ -116,15 +84,7 @@ def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble
         yield Trouble(f"{listed(yes)} has SystemdCgroup = true, {listed(no)} has not")
 
 
-@check(
-    "NVSHIM-D043",
-    ERROR,
-    "a RuntimeClass names a handler that containerd does not have",
-    why='Its pods stay in ContainerCreating: "no runtime for … is configured".',
-    remedy="configure the handler, or keep such pods off this node by the class's scheduling",
-    command="nvshim configure containerd",
-    reference=_CLASSES,
-)
+@check("D043")
 def _no_handler(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     if kubernetes.classes is None:
         return
@@ -137,14 +97,7 @@ def _no_handler(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trou
             )
 
 
-@check(
-    "NVSHIM-D044",
-    WARNING,
-    "no RuntimeClass leads to our handler",
-    why="A pod without one is made by the default handler, and has no GPU.",
-    remedy="make a RuntimeClass with that handler, or make the handler the default",
-    reference=_CLASSES,
-)
+@check("D044")
 def _no_class(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     if kubernetes.classes is None:
         return
@@ -157,16 +110,7 @@ def _no_class(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Troubl
         )
 
 
-@check(
-    "NVSHIM-D046",
-    ERROR,
-    "containerd's CRI is turned off",
-    why=(
-        "kubelet cannot use it, and handlers have no effect. Docker's package of containerd "
-        "comes with it turned off."
-    ),
-    remedy='take "cri" out of disabled_plugins, and restart containerd when that suits',
-)
+@check("D046")
 def _no_cri(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     if containerd.cri:
         return
@@ -177,19 +121,7 @@ def _no_cri(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]
         yield Trouble(f"{where} has the CRI, whose handlers are for nothing", severity=WARNING)
 
 
-@check(
-    "NVSHIM-D047",
-    NOTE,
-    "pods in user namespaces are refused under our handler",
-    why=(
-        "This containerd asks no handler but those of runc's type what it can do. Of ours it tells "
-        "the kubelet nothing, and that refuses pods with `hostUsers: false` or "
-        "`recursiveReadOnly: Enabled`."
-    ),
-    remedy="update containerd (2.2.7, 2.3.4 or later), or give the handler runc's type",
-    command=f"nvshim configure containerd --runtime-type {RUNC_TYPE}",
-    reference="https://github.com/containerd/containerd/pull/13504",
-)
+@check("D047")
 def _no_features(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
     release = tuple(map(int, containerd.version.split("."))) if containerd.version else ()
     if not kubernetes.cgroup_driver or not any(
@@ -204,17 +136,7 @@ def _no_features(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Tro
         )
 
 
-@check(
-    "NVSHIM-D048",
-    ERROR,
-    "a handler's sandboxes are not made by our shim",
-    why=(
-        "For a sandbox containerd takes the program of the handler's type, and does not look at "
-        "runtime_path: it starts runc's shim, which makes none."
-    ),
-    remedy='take sandboxer = "shim" from the handler, or give it our type',
-    command=f"nvshim configure containerd --runtime-type {RUNTIME_TYPE}",
-)
+@check("D048")
 def _sandboxes_elsewhere(containerd: Containerd) -> Iterator[Trouble]:
     for handler in containerd.handlers:
         if handler.is_ours and handler.runtime_type == RUNC_TYPE and handler.sandboxer == "shim":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
+from integration.doctor.findings import Trouble, check, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,43 +14,20 @@ if TYPE_CHECKING:
 _MUCH_MEMORY: Final = 64 << 20
 
 
-@check(
-    "NVSHIM-D090",
-    ERROR,
-    "a link of ours leads nowhere",
-    why="containerd finds no shim, and makes no container of ours.",
-    remedy="install again",
-    command="nvshim install",
-)
+@check("D090")
 def _dangling(installation: Installation) -> Iterator[Trouble]:
     for link in installation.dangling:
         yield Trouble(link)
 
 
-@check(
-    "NVSHIM-D091",
-    ERROR,
-    "the shim's interpreter is gone",
-    why=(
-        "A shim is started by the fork server as long as there is one; the first that is "
-        "not, fails."
-    ),
-    remedy="install again, with its own interpreter",
-    command="nvshim install",
-)
+@check("D091")
 def _interpreter(installation: Installation) -> Iterator[Trouble]:
     fault = installation.interpreter_fault
     if fault:
         yield Trouble(fault)
 
 
-@check(
-    "NVSHIM-D092",
-    WARNING,
-    "several programs containerd-shim-nvidia-v1 are on the search path",
-    why="Which one containerd takes depends on its PATH; an update changes only one.",
-    remedy="remove all but one",
-)
+@check("D092")
 def _several(installation: Installation) -> Iterator[Trouble]:
     programs = installation.programs
     if len(programs) > 1:
@@ -61,16 +38,7 @@ def _current(installation: Installation) -> str:
     return f"{installation.prefix.rstrip('/')}/{installation.current}"
 
 
-@check(
-    "NVSHIM-D093",
-    NOTE,
-    "there is more than the current version of ours",
-    why=(
-        "Shims go on with the version that they were started with, until their pod ends. What "
-        "nothing uses any more takes room."
-    ),
-    remedy="nothing; what is unused goes with the next installation",
-)
+@check("D093")
 def _old_shims(installation: Installation) -> Iterator[Trouble]:
     if not installation.current:
         return
@@ -90,16 +58,7 @@ def _old_shims(installation: Installation) -> Iterator[Trouble]:
         yield Trouble(f"nothing runs of {listed(unused)}, below {installation.prefix}")
 
 
-@check(
-    "NVSHIM-D094",
-    ERROR,
-    "shims run of a version that was removed",
-    why=(
-        "What a shim has not imported yet, it cannot import any more: an exec, a checkpoint or "
-        "a new container of the pod may fail."
-    ),
-    remedy="recreate the pods of these shims",
-)
+@check("D094")
 def _gone(installation: Installation) -> Iterator[Trouble]:
     gone = [shim for shim in installation.shims if shim.gone]
     if gone:
@@ -107,13 +66,7 @@ def _gone(installation: Installation) -> Iterator[Trouble]:
         yield Trouble(f"{gone[0].tree} is gone, and {len(gone)} shims run of it: {pids}")
 
 
-@check(
-    "NVSHIM-D095",
-    WARNING,
-    "a shim has much memory of its own",
-    why="A shim needs about 4 MiB; more grows with the containers of its pod, or is a leak.",
-    remedy="send it SIGUSR1, which writes to containerd's log what it does, and report that",
-)
+@check("D095")
 def _memory(installation: Installation) -> Iterator[Trouble]:
     for shim in installation.shims:
         if (shim.memory or 0) > _MUCH_MEMORY:
@@ -121,13 +74,7 @@ def _memory(installation: Installation) -> Iterator[Trouble]:
             yield Trouble(f"process {shim.pid} in {shim.namespace} has {mebibytes} MiB of its own")
 
 
-@check(
-    "NVSHIM-D096",
-    WARNING,
-    "a fork server does not do its work",
-    why="Shims are started without it, in ten times the time.",
-    remedy="end it; the next container leaves a new one behind",
-)
+@check("D096")
 def _servers(installation: Installation) -> Iterator[Trouble]:
     for server in installation.servers:
         if not server.works:

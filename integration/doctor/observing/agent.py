@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.doctor.places import Places
 
-__all__ = ["look_at_agent", "look_at_plugins"]
-
 _UNITS: Final = ("/etc/systemd/system/*.wants", "/run/systemd/system/*.wants")
 _UNIT: Final = "nvshim-node.service"
 # NAMESPACE_POD_UID/CONTAINER, by the DaemonSet of our manifests.

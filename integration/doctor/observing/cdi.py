@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.doctor.places import Places
 
-__all__ = ["look_at_cdi"]
-
 _DRIVER_FILE: Final = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)$")
 _CHARACTER_DEVICES: Final = frozenset({"", "c", "u"})
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from integration.doctor.observing.running import Process
     from integration.doctor.places import Places
 
-__all__ = ["look_at_containerd"]
-
 _DEFAULT: Final = "/etc/containerd/config.toml"
 # The root file of each distribution that writes its own, and what it is written from.
 _DISTRIBUTIONS: Final = {

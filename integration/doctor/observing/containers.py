@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from integration.doctor.places import Places
     from integration.inspection.bundles import Container as Found
 
-__all__ = ["allowed_by_systemd", "look_at_containers"]
-
 _MOST: Final = 2048
 _ANY_NUMBER: Final = -1
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hooks.node.gpus import Nodes
     from integration.doctor.places import Places
 
-__all__ = ["look_at_driver"]
-
 _VENDOR: Final = "0x10de"
 _DISPLAY: Final = "0x03"
 _MODULES: Final = (

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from integration.doctor.places import Places
 
-__all__ = ["look_at_crio", "look_at_docker", "look_at_injectors"]
-
 _DAEMON_JSON: Final = "/etc/docker/daemon.json"
 _HOOK: Final = "nvidia-container-runtime-hook"
 _CRIO: Final = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")

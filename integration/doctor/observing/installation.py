@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from integration.doctor.observing.running import Process
     from integration.doctor.places import Places
 
-__all__ = ["look_at_installation"]
-
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")
 _SPARE: Final = "-spare"
 # Stopped, being traced.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from integration.doctor.places import Places
 
-__all__ = ["KUBELETS", "look_at_kubernetes"]
-
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
 """The kernel's short names of processes that are a kubelet, or have one in them."""

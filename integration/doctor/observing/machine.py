@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.doctor.places import Places
 
-__all__ = ["look_at_machine", "mount_of", "systemd_runs"]
-
 _SELINUX: Final = "/sys/fs/selinux"
 _BOOLEAN: Final = "container_use_devices"
 _IMAGES: Final = "/var/lib/containerd"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.doctor.places import Places
 
-__all__ = ["look_at_nvml"]
-
 _PERSISTENCED: Final = "/run/nvidia-persistenced/socket"
 # Beyond what the child allows itself: the kernel ends it, and we have to see that.
 _MORE: Final = 2.0

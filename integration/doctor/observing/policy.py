@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from integration.doctor.places import Places
 
-__all__ = ["look_at_policy"]
-
 
 def look_at_policy(places: Places) -> Policy:
     """Our configuration, or what is wrong with it."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from integration.doctor.places import Places
 
-__all__ = ["look_at_programs"]
-
 # Each program with the words that make it say its version.
 _RUNTIMES: Final = ("runc", "crun")
 _TOOLKIT: Final = ("nvidia-ctk", "nvidia-container-runtime", "nvidia-container-cli")

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
     from integration.doctor.places import Places
 
-__all__ = [
-    "SYSTEM_PATH",
-    "Process",
-    "find_program",
-    "hosts_processes",
-    "processes",
-    "read_file",
-    "run",
-]
-
 SYSTEM_PATH: Final = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
 )  # fmt: skip

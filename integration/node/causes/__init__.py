@@ -8,5 +8,4 @@
     component.py   the part of the agent that does this
     limits.py      how much GPU memory a container may use, and who uses more
     guard.py       the part of the agent that watches over that
-    killing.py     a container's end by its own shim's Kill
 """

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from integration.node.causes.journal import Entry, Key
     from shim.causes.record import Fault
 
-__all__ = ["fault_of", "fault_rows"]
-
 
 def fault_rows(config: Config) -> list[dict[str, Any]]:
     """The faults of all containers, also of those that are gone since a while.

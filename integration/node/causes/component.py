@@ -38,6 +38,7 @@ from integration.node.health.blame import blame
 from integration.node.health.book import Book, judge, places_of
 from integration.node.health.policy import Policy
 from integration.node.ledger.lately import LATE
+from integration.node.monitor.values import now
 from shim.bundle import INIT_PID
 from shim.causes.record import Whose
 from shim.causes.xids import RECOVERY, RECOVERY_ACTIONS, Action, recovery_asked
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.ledger.values import Holding
     from integration.node.monitor.values import GpuEvent
-
-__all__ = ["run"]
 
 # Events that are held against later ledgers at the same time.
 _MOST_RECENT: Final = 256
@@ -242,12 +241,12 @@ class _Clerk:
 
     def _losses(self) -> None:
         before, self._lost = self._lost, frozenset(self._board.lost)
-        now = _now()
+        at = now()
         for gpu in self._lost - before:
             hits = lost(
                 GPU_LOST,
                 "the GPU does not answer any more",
-                self._board.lately.holders(gpu, now),
+                self._board.lately.holders(gpu, at),
                 at=time.time(),
                 gpu=gpu,
                 action=Action.RESET,
@@ -266,7 +265,7 @@ class _Clerk:
         holders = [
             each
             for gpu in {gpu for held in self._board.ledger.holdings for gpu in held.gpus}
-            for each in self._board.lately.holders(gpu, _now())
+            for each in self._board.lately.holders(gpu, now())
         ]
         for hit in lost(DRIVER_LOST, what, holders, at=time.time(), whose=Whose.HOST):
             self._note(hit)
@@ -275,13 +274,13 @@ class _Clerk:
     def _daemons(self) -> None:
         """See whether an MPS daemon has ended by itself: its clients' work is lost."""
         before, self._mps = self._mps, self._board.mps
-        now = _now()
+        at = now()
         for name, daemon in self._mps.items():
             known = before.get(name)
             if known is None or daemon.restarts <= known.restarts:
                 continue
             # One that has ended serves none any more.
-            holders = [h for uuid in known.devices for h in self._board.lately.holders(uuid, now)]
+            holders = [h for uuid in known.devices for h in self._board.lately.holders(uuid, at)]
             for hit in lost(
                 MPS,
                 "the MPS control daemon ended",
@@ -321,12 +320,12 @@ class _Clerk:
     def _ledger(self) -> None:
         if not self._board.version("ledger"):
             return  # nobody has looked yet who is there
-        now = _now()
-        while self._recent and now - self._recent[0].event.when > LATE:
+        at = now()
+        while self._recent and at - self._recent[0].event.when > LATE:
             self._recent.popleft()
         for recent in self._recent:
             self._hit(recent, later=True)
-        self.journal.look(self._board.ledger.containers, now)
+        self.journal.look(self._board.ledger.containers, at)
         self._tell()
 
     async def _forget(self) -> None:
@@ -334,7 +333,7 @@ class _Clerk:
         while True:
             version = self._board.version("ledger", "causes")
             due = self.journal.next_look()
-            pause = float("inf") if due is None else max(0.0, due - _now()) + 1
+            pause = float("inf") if due is None else max(0.0, due - now()) + 1
             await self._board.change("ledger", "causes", since=version, timeout=pause)
             self._ledger()
 
@@ -359,10 +358,6 @@ def _was_there(container: Container, when: float, *, known: bool) -> bool:
     return made <= _epoch(when) + _SLACK
 
 
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def _epoch(when: float) -> float:
     """A time in seconds since boot, in seconds since the epoch."""
-    return time.time() - _now() + when
+    return time.time() - now() + when

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from integration.node.components import Context
 
-__all__ = ["DIRECTORY", "FAULT", "Files", "read_all"]
-
 FAULT: Final = "causes"
 DIRECTORY: Final = "causes"
 QUIET: Final = 0.25
@@ -95,7 +93,7 @@ class Files:
                 await self._news.wait()
                 self._news = anyio.Event()
                 line = await self._write()
-                self._say(line)
+                self._context.fault(FAULT, line, part=FAULT)
                 if line:
                     await anyio.sleep(backoff.pause())
                     self._news.set()
@@ -115,12 +113,6 @@ class Files:
         )
         self._journal.unwritten |= failed.keys()
         return next(iter(failed.values()), "")
-
-    def _say(self, line: str) -> None:
-        before = self._context.board.faults.get(FAULT, "")
-        if line and line != before:
-            self._context.say("error", line, part=FAULT)
-        self._context.board.fault(FAULT, line)
 
 
 def _write_all(state: str, taken: Mapping[Key, Entry], failed: dict[Key, str]) -> None:

@@ -17,19 +17,20 @@ Rules
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from api.errors import one_line, printable
+from api.errors import NvshimError, printable
 from hooks.config import Beyond
 from integration.node.board import Unsampled
-from integration.node.causes.killing import kill
 from integration.node.causes.limits import ANNOTATION, excesses, gibibytes, parse_limit
 from integration.node.errors import ContainerNotKilled
 from integration.node.ledger.component import aside
 from integration.node.ledger.usage import usage_by
+from integration.shim_client import kill
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
@@ -42,10 +43,9 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import Sample
 
-__all__ = ["run"]
-
 _KILLED: Final = "ended by the memory guard"
 _LONGEST: Final = 64  # characters of an annotation: no limit is longer
+_TO_END: Final = 10.0  # seconds for the shim's answer
 _TO_WRITE: Final = 1.0  # seconds for the cause to be where the shim finds it
 
 _Which = tuple[str, int, str]
@@ -76,16 +76,17 @@ class _Guard:
     async def keep(self) -> NoReturn:
         board = self._board
         while True:
-            version = board.version("ledger", "sampler")
+            version = board.version("ledger", "sampler", "claimed")
             own = await self._limits(board.ledger)
-            is_wanted = bool(board.ledger.holdings) and (self._limit is not None or own)
+            shares = self._shares()
+            is_wanted = bool(board.ledger.holdings) and (self._limit is not None or own or shares)
             if not is_wanted or isinstance(board.sampler, Unsampled):
                 self._post({})
-                await board.change("ledger", "sampler", since=version)
+                await board.change("ledger", "sampler", "claimed", since=version)
                 continue
             sample = await board.sampler.sample(max_age=self._interval / 2)
             if not sample.failure:
-                await self._judge(sample, own)
+                await self._judge(sample, own, shares)
             await anyio.sleep(self._interval)
 
     async def _limits(self, ledger: Ledger) -> dict[str, Limit]:
@@ -103,10 +104,16 @@ class _Guard:
                     )  # fmt: skip
         return {bundle: limit for (bundle, _), limit in self._own.items() if limit is not None}
 
-    async def _judge(self, sample: Sample, own: dict[str, Limit]) -> None:
+    def _shares(self) -> dict[str, int]:
+        """Bytes of each share that a container has of a GPU by a resource claim, by its id."""
+        known = {each.share: each.memory << 20 for each in self._board.claimed or () if each.memory}
+        held = {share.id for each in self._board.ledger.holdings for share in each.shares}
+        return {share: size for share, size in known.items() if share in held}
+
+    async def _judge(self, sample: Sample, own: dict[str, Limit], shares: dict[str, int]) -> None:
         uses = await usage_by(self._context, sample)
         over: dict[_Which, Hit] = {}
-        for each in excesses(sample, uses, self._board.ledger, self._limit, own):
+        for each in excesses(sample, uses, self._board.ledger, self._limit, own, shares=shares):
             container = each.container
             which = (container.bundle, container.pid, each.device)
             before = self._over.get(which)
@@ -127,9 +134,9 @@ class _Guard:
         self._post({**self._over, _which(excess): hit})
         await anyio.sleep(_TO_WRITE)
         try:
-            await kill(excess.container)
+            await _end(excess.container)
         except ContainerNotKilled as error:
-            line = one_line(str(error))
+            line = str(error)
             if line != self._failed:
                 self._context.say("error", line)
             self._failed = line
@@ -151,6 +158,21 @@ class _Guard:
             limit=gibibytes(excess.limit),
             done=what,
         )
+
+
+async def _end(container: Container) -> None:
+    """Have its shim kill all processes of a container, which tells of the exit.
+
+    Raises:
+        ContainerNotKilled: the shim cannot be asked, or does not do it.
+    """
+    asked = f"to end the container {container.title}"
+    if not container.address:
+        raise ContainerNotKilled(asked, found="the address of its shim is not known")
+    try:
+        await kill(container, signal.SIGKILL, timeout=_TO_END)
+    except (NvshimError, OSError) as error:
+        raise ContainerNotKilled(asked, found=str(error) or "no answer") from error
 
 
 def _which(excess: Excess) -> _Which:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Holding
     from integration.node.monitor.values import GpuEvent
 
-__all__ = ["DRIVER_LOST", "GPU_LOST", "MPS", "XID", "Hit", "hits_of", "lost"]
-
 XID: Final = "xid"
 GPU_LOST: Final = "gpu-lost"
 DRIVER_LOST: Final = "driver-lost"

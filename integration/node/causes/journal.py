@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.causes.hits import Hit
 
-__all__ = ["GPU_MEMORY", "KEPT", "Entry", "Journal", "Key", "told"]
-
 GPU_MEMORY: Final = "gpu-memory"
 KEPT: Final = 600.0
 TOGETHER: Final = 30.0

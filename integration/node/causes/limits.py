@@ -5,6 +5,8 @@ Rules
   containers hold: who has a device alone takes nothing from anybody.
 - A pod's own limit (the annotation :data:`ANNOTATION`) counts on every device of its containers.
   Where both do, the smaller one does: no pod can allow itself more.
+- A share that a resource claim has given a container counts on the GPU of which it is one; several
+  are added up. Which shares a container has its variables say, and how large they are the claims.
 - What a container uses of a device is the sum of what NVML says of its processes there. Who does
   not exceed the limit by what is known is not over it: a process of which NVML says nothing counts
   for nothing.
@@ -30,17 +32,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.ledger.values import DeviceUse, Ledger
     from integration.node.monitor.values import DeviceSample, GpuSample, Sample
-
-__all__ = [
-    "ANNOTATION",
-    "MEMORY_LIMIT",
-    "Excess",
-    "Limit",
-    "excesses",
-    "full_memory",
-    "gibibytes",
-    "parse_limit",
-]
 
 ANNOTATION: Final = "io.containerd.nvidia.v1.gpu-memory-limit"
 """A pod's own limit: "8Gi" or "8GiB", "512Mi", "25%"."""
@@ -136,6 +127,8 @@ def excesses(
     ledger: Ledger,
     limit: Limit | None,
     own: Mapping[str, Limit],
+    *,
+    shares: Mapping[str, int] | None = None,
 ) -> tuple[Excess, ...]:
     """Who uses more memory than it may.
 
@@ -143,6 +136,7 @@ def excesses(
         uses: what each container uses, by that sample.
         limit: the operator's; None for none.
         own: pods' own limits, by the bundle of the container.
+        shares: bytes of the shares of resource claims, by their ids.
     """
     totals = {each.uuid: each.memory_total_bytes for each in _devices(sample)}
     gpus = _gpus(sample)
@@ -154,7 +148,13 @@ def excesses(
         is_shared = len(ledger.holders(use.device)) > 1
         total = totals.get(use.device)
         limits = (limit if is_shared else None, own.get(container.bundle))
+        share = sum(
+            (shares or {}).get(each.id, 0)
+            for each in use.holding.shares
+            if each.device == use.device
+        )
         allowed = [n for each in limits if each is not None and (n := each.of(total)) is not None]
+        allowed += [share] if share else []
         if allowed and use.memory_bytes > min(allowed):
             gpu = gpus.get(use.device, use.device)
             found.append(Excess(container, use.device, gpu, use.memory_bytes, min(allowed)))

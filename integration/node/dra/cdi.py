@@ -1,9 +1,10 @@
 """The CDI specs of claims: one file each, which any runtime reads.
 
 ``DIRECTORY/k8s.DRIVER-claim_UID.json``, of the kind ``k8s.DRIVER/claim``, has a device ``UID-NAME``
-for each device of the claim. The edits are those of the device plugin's specs
-(:mod:`hooks.cdi.generating`): the driver's files, the device's nodes, and
-``NVIDIA_VISIBLE_DEVICES=void``, by which an image that wants all GPUs gets no other.
+for each device of the claim, or ``UID-NAME-SHARE`` for a share of one. The edits are those of the
+device plugin's specs (:mod:`hooks.cdi.generating`): the driver's files, the device's nodes, and
+``NVIDIA_VISIBLE_DEVICES=void``, by which an image that wants all GPUs gets no other. A device that
+is shared has, besides, what its containers need for that (:func:`.sharing.edits_of`).
 
 Rules
 - A file is there before the kubelet is told its names. Runtimes read it again for a name that they
@@ -26,12 +27,14 @@ from hooks.cdi.errors import CdiNotGenerated
 from hooks.errors import InventoryError, RequestError
 from integration.cdi.writing import text_of, write
 from integration.files import read_file, remove_file
+from integration.files import sweep as sweep_replaced
+from integration.node.dra.sharing import edits_of
 from integration.node.errors import ClaimedDeviceMissing, DraStateUnwritten
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from hooks.cdi.spec import SpecFile
+    from hooks.cdi.spec import Edits, SpecFile
     from hooks.config import Config
     from hooks.node.inventory import Inventory
     from integration.node.dra.devices import Device
@@ -45,7 +48,7 @@ _SUFFIX: Final = ".json"
 
 def name_of(driver: str, uid: str, device: ClaimDevice) -> str:
     """The full CDI name of a device of a claim."""
-    return f"{_vendor(driver)}/{_CLASS}={uid}-{device.device}"
+    return f"{_vendor(driver)}/{_CLASS}={_name_of(uid, device)}"
 
 
 def path_of(config: Config, driver: str, uid: str) -> str:
@@ -73,11 +76,14 @@ def generate(
         return None
 
 
-def keep(config: Config, driver: str, claim: Claim, every: SpecFile | None) -> bool:
+def keep(
+    config: Config, driver: str, claim: Claim, every: SpecFile | None, mps_root: str = ""
+) -> bool:
     """Have the spec of a claim be there, as it should be.
 
     Args:
         every: what :func:`generate` has made; None for nothing.
+        mps_root: the host's directory of MPS.
 
     Returns:
         Whether it had to be written.
@@ -95,9 +101,12 @@ def keep(config: Config, driver: str, claim: Claim, every: SpecFile | None) -> b
             found="the driver does not have it now",
             do="see `nvshim list` on the node",
         )
-    names = {f"{claim.uid}-{each.device}": by_uuid[each.uuid] for each in claim.devices}
-    devices = tuple(replace(device, name=name) for name, device in names.items())
-    spec = replace(every, devices=devices)
+    devices = {}
+    for each in claim.devices:
+        name = _name_of(claim.uid, each)
+        edits = _united(by_uuid[each.uuid].edits, edits_of(each, mps_root))
+        devices[name] = replace(by_uuid[each.uuid], name=name, edits=edits)
+    spec = replace(every, devices=tuple(devices.values()))
     tree = schema.to_tree(spec)
     # Names that begin with a digit, as a UID may, are younger than others.
     tree = {**tree, "cdiVersion": schema.minimum_version(tree)}
@@ -127,7 +136,7 @@ def remove(config: Config, driver: str, uid: str) -> None:
 
 
 def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
-    """Remove the specs of all claims but these.
+    """Remove the specs of all claims but these, and what was not put in place of any.
 
     Raises:
         DraStateUnwritten: one of them cannot be removed.
@@ -143,6 +152,18 @@ def sweep(config: Config, driver: str, uids: Collection[str]) -> None:
             uid = name.removeprefix(start).removesuffix(_SUFFIX)
             if uid not in uids:
                 remove(config, driver, uid)
+        elif name.startswith(f".{start}"):
+            spec = name.removeprefix(".").partition(_SUFFIX)[0] + _SUFFIX
+            sweep_replaced(os.path.join(directory, spec))
+
+
+def _name_of(uid: str, device: ClaimDevice) -> str:
+    share = f"-{device.share}" if device.share else ""
+    return f"{uid}-{device.device}{share}"
+
+
+def _united(edits: Edits, more: Edits) -> Edits:
+    return replace(edits, env=(*edits.env, *more.env), mounts=(*edits.mounts, *more.mounts))
 
 
 def _vendor(driver: str) -> str:

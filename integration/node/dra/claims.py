@@ -6,23 +6,24 @@ Rules
 - The claim has to be the one that the kubelet means: its UID decides, not its name.
 - A device that another claim has, or is a part of what it has, is not given again: the scheduler's
   races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
-  nothing from others.
+  nothing from others. Of shares of one GPU, their sum counts (:mod:`.shares`).
 - What a person has taken out of service is not given. Who has it, keeps it.
-- A configuration for our driver has to be one that we know. Known are NVIDIA's ``GpuConfig`` and
-  ``MigDeviceConfig`` that ask for nothing. Any other is an error: it would be a setting that is
-  lost. Those for other drivers are theirs.
+- What is configured for our driver is read strictly (:mod:`.configuration`), and every device of
+  the claim gets its part of it (:mod:`.sharing`).
 
 Source: Kubernetes, resource.k8s.io/v1 ResourceClaim; dynamic-resource-allocation/kubeletplugin.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hooks.node.drained import DRIVER
+from integration.node.dra.configuration import read_all
+from integration.node.dra.shares import consumed
+from integration.node.dra.sharing import Result, configured
 from integration.node.dra.state import Claim, ClaimDevice
 from integration.node.errors import (
-    ClaimConfigUnknown,
     ClaimedDeviceMissing,
     DeviceDrained,
     DeviceTaken,
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from integration.node.dra.devices import Device
 
 __all__ = ["Reference", "read_claim", "refuse_drained", "refuse_taken"]
-
-_PLAIN: Final = frozenset({"GpuConfig", "MigDeviceConfig"})
-_PLAIN_GROUP: Final = "resource.nvidia.com/"
 
 
 class Reference(NamedTuple):
@@ -68,7 +66,7 @@ def read_claim(
     Raises:
         ResourceClaimUnusable: it is another claim, or has no allocation.
         ClaimedDeviceMissing: this node does not have one of its devices.
-        ClaimConfigUnknown: it is configured in a way that we do not know.
+        ClaimConfigUnknown: it is configured in a way that we do not know, or that cannot be.
     """
     asked = f"the claim {reference.namespace}/{reference.name}"
     uid = (found.get("metadata") or {}).get("uid")
@@ -80,12 +78,16 @@ def read_claim(
     results = [each for each in allocation.get("results") or () if each.get("driver") == driver]
     if not results:
         raise ResourceClaimUnusable(asked, found=f"nothing of {driver} is allocated to it")
-    _check_config(allocation.get("config") or (), driver, asked)
+    configurations = read_all(allocation.get("config") or (), driver, asked)
+    allocated = []
+    for each in results:
+        device = _device(each, pool, devices, asked)
+        allocated.append(Result(str(each.get("request")), device, devices[device.device]))
     return Claim(
         reference.uid,
         reference.namespace,
         reference.name,
-        tuple(_device(each, pool, devices, asked) for each in results),
+        configured(reference.uid, allocated, configurations, asked),
     )
 
 
@@ -102,6 +104,7 @@ def _device(
             f"the device {name} of {asked}", found=why,
             do="have the pod made anew, and see `nvshim list` on the node",
         )  # fmt: skip
+    share, memory, shares = consumed(result)
     return ClaimDevice(
         # "gpu/any" is the subrequest "any": the kubelet knows the request.
         str(result.get("request")).partition("/")[0],
@@ -110,28 +113,10 @@ def _device(
         device.uuid,
         device.gpu,
         admin=result.get("adminAccess") is True,
+        share=share,
+        memory=memory,
+        shares=shares,
     )
-
-
-def _check_config(config: Iterable[Mapping[str, Any]], driver: str, asked: str) -> None:
-    for each in config:
-        opaque = each.get("opaque")
-        if not isinstance(opaque, dict):
-            raise ClaimConfigUnknown(
-                f"a configuration of {asked}", found="it is none of a driver's (opaque)"
-            )
-        if opaque.get("driver") != driver:
-            continue
-        parameters = opaque.get("parameters")
-        told = parameters if isinstance(parameters, dict) else {}
-        kind, version = str(told.get("kind")), str(told.get("apiVersion"))
-        is_known = kind in _PLAIN and version.startswith(_PLAIN_GROUP)
-        more = sorted(told.keys() - {"kind", "apiVersion"})
-        if not is_known or more:
-            found = f"{', '.join(more)} of {kind} cannot be obeyed yet" if is_known else (
-                f"{kind} of {version} is not known"
-            )  # fmt: skip
-            raise ClaimConfigUnknown(f"a configuration of {asked}", found=found)
 
 
 def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
@@ -164,16 +149,18 @@ def refuse_taken(
         DeviceTaken: somebody has.
     """
     taken = [
-        (device.uuid, device.gpu, str(other))
+        (device.uuid, device.gpu, str(other), bool(device.share))
         for other in others
         if other.uid != claim.uid
         for device in other.devices
         if not device.admin
     ]
-    taken += [(uuid, uuid, who) for uuid, who in (plugin_gave or {}).items()]
+    taken += [(uuid, uuid, who, False) for uuid, who in (plugin_gave or {}).items()]
     for device in claim.devices:
         if device.admin:
             continue
-        for uuid, gpu, who in taken:
+        for uuid, gpu, who, is_share in taken:
+            if is_share and device.share and uuid == device.uuid:
+                continue
             if device.uuid in {uuid, gpu} or uuid == device.gpu:
                 raise DeviceTaken(f"the device {device.device} of {claim}", found=f"{who} has it")

@@ -11,18 +11,27 @@ driverVersion, cudaDriverVersion      580.65.06 is 580.65.6
 gpu.nvidia.com/parentUUID, profile    of a MIG device
 resource.kubernetes.io/pciBusID,      of the GPU; ``numaNode`` is standard from Kubernetes 1.37
 pcieRoot, numaNode
+gpu.nvidia.com/addressingMode         how a GPU sees the host's memory, if NVML has told
 index, minor                          of the GPU, as nvidia-smi and /dev/nvidiaN have them
+nvlinkPeers                           the indices of the GPUs to which a GPU has NVLinks ("0,1,3")
+nvlinkGroup                           the same number for all GPUs that NVLinks connect
 health                                ``healthy`` or ``suspect``; others are not published
 ====================================  ========================================================
 
 The first ones have the names and types of NVIDIA's driver, with its domain whatever ours is called,
 so that a selector such as ``device.attributes['gpu.nvidia.com'].type == 'gpu'`` means the same. The
-last are ours, in the domain of our driver. The capacity is ``gpu.nvidia.com/memory``, of whole
-GPUs: NVML does not tell the inventory of a MIG device's.
+last are ours, in the domain of our driver. The capacity is ``gpu.nvidia.com/memory``, and of MIG
+devices what :data:`~integration.node.dra.parts.CAPACITIES` lists and ``memorySliceN``, which are
+NVIDIA's names too.
 
 Rules
 - A device is called by its UUID, so that no other has its name when one is gone.
-- A GPU in MIG mode is not published, only its MIG devices.
+- A GPU in MIG mode is not published, only its MIG devices: those that are there, and with
+  ``--dra-mig`` those that could be made of what is left (:mod:`.parts`).
+- One that is made for a claim has the same name, attributes and capacity before, meanwhile and
+  after. It has no UUID until then; its name stands for it.
+- A device with as many attributes and capacities as the API takes has no ``memorySliceN``. A list
+  of peers that is longer than an attribute may be is left out.
 - What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
 - A device that is lost, unhealthy or out of service, or that a device plugin has given, is left out
   of what is published. It comes back by itself.
@@ -32,30 +41,37 @@ Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resour
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from integration.node.dra.names import name_of
+from integration.node.dra.parts import (
+    Counters,
+    Part,
+    Parts,
+    capacity_of,
+    possible,
+)
+from integration.node.dra.quantities import quantity
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
     from integration.node.health.machine import Condition
 
-__all__ = ["NVIDIA", "Device", "Place", "devices_of", "publishable", "uuid_of"]
+__all__ = ["NVIDIA", "Device", "Place", "devices_of", "publishable"]
 
 NVIDIA: Final = "gpu.nvidia.com"
 """The domain of the attributes that NVIDIA's driver has, and that driver's name."""
 
 _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
-_PARTS: Final = 3
-_MEBI: Final = 1 << 20
-_OTHER: Final = re.compile(r"[^a-z0-9-]+")
+_WORDS: Final = 3
+_MOST_FACTS: Final = 32
 
 _BRANDS: Final = {
     "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
@@ -77,10 +93,14 @@ class Place:
     Attributes:
         numa: its NUMA node; None if the machine does not say.
         root: its PCI root ("pci0000:00"); "" likewise.
+        peers: the indices of the GPUs to which it has NVLinks.
+        group: the least index of those that NVLinks connect it with, directly or not, and its own.
     """
 
     numa: int | None = None
     root: str = ""
+    peers: tuple[int, ...] = ()
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +109,15 @@ class Device:
 
     Attributes:
         name: as the API calls it.
-        uuid: of the device.
+        uuid: of the device; its name if it has yet to be made.
         gpu: UUID of the GPU that it is, or is a part of.
         attributes: by their full names, as the API has them.
         capacity: quantities, by their full names.
         lost: whether it does not answer, or has no node.
         drained: since when and why it is out of service; "" if it is in service.
+        part: where it is, or would be, on its GPU, if it is made for claims.
+        counters: what it takes of its GPU, likewise.
+        shares: how many claims may have a part of it; 0 if one has all of it.
     """
 
     name: str
@@ -104,6 +127,9 @@ class Device:
     capacity: Mapping[str, str] = field(hash=False)
     lost: bool = False
     drained: str = ""
+    part: Part | None = None
+    counters: Counters | None = field(default=None, hash=False)
+    shares: int = 0
 
     @property
     def can_be_given(self) -> bool:
@@ -112,43 +138,109 @@ class Device:
 
 
 def devices_of(
-    inventory: Inventory, places: Mapping[str, Place] | None = None
+    inventory: Inventory,
+    places: Mapping[str, Place] | None = None,
+    parts: Parts | None = None,
+    made: Mapping[Part, str] | None = None,
+    *,
+    on_demand: bool = False,
 ) -> tuple[Device, ...]:
     """The devices that claims may have, GPUs first.
 
     Args:
         places: of the GPUs, by PCI address, as far as they are known.
+        parts: what NVML says of GPUs in MIG mode.
+        made: what was made for claims, or is being made: its UUID, "" if it has none yet.
+        on_demand: whether more may be made.
     """
-    found = []
-    for gpu in inventory.gpus:
-        if not gpu.mig and not gpu.excluded:
-            attributes = {
-                f"{NVIDIA}/type": _text("gpu"),
-                f"{NVIDIA}/uuid": _text(gpu.uuid),
-                **_common(gpu, inventory, places or {}),
-            }
-            memory = {f"{NVIDIA}/memory": _quantity(gpu.memory)} if gpu.memory else {}
-            lost = bool(gpu.lost) or gpu.path not in inventory.nodes.usable
-            out = gpu.drained or inventory.drained
-            name = _name(gpu.uuid)
-            found.append(Device(name, gpu.uuid, gpu.uuid, attributes, memory, lost, out))
-    by_index = {gpu.index: gpu for gpu in inventory.gpus}
-    for mig in inventory.mig_devices:
-        parent = by_index.get(mig.gpu)
-        if parent is None or parent.excluded or not parent.uuid:
-            continue
-        attributes = {
-            f"{NVIDIA}/type": _text("mig"),
-            f"{NVIDIA}/uuid": _text(mig.uuid),
-            f"{NVIDIA}/parentUUID": _text(parent.uuid),
-            **({f"{NVIDIA}/profile": _text(mig.profile)} if mig.profile else {}),
-            **_common(parent, inventory, places or {}),
-        }
-        lost = bool(parent.lost) or parent.path not in inventory.nodes.usable
-        out = mig.drained or inventory.drained
-        found.append(Device(_name(mig.uuid), mig.uuid, parent.uuid, attributes, {}, lost, out))
+    places, parts, made = places or {}, parts or Parts(), made or {}
+    found = [
+        *_gpus(inventory, places, parts),
+        *_there(inventory, places, parts, made, on_demand=on_demand),
+        *_possible(inventory, places, parts, made, on_demand=on_demand),
+    ]
     times = Counter(each.uuid for each in found)
     return tuple(each for each in found if each.uuid and times[each.uuid] == 1)
+
+
+def _gpus(inventory: Inventory, places: Mapping[str, Place], parts: Parts) -> Iterator[Device]:
+    for gpu in inventory.gpus:
+        if gpu.mig or gpu.excluded:
+            continue
+        place = places.get(gpu.bus_id, Place())
+        attributes = {
+            f"{NVIDIA}/type": _text("gpu"),
+            f"{NVIDIA}/uuid": _text(gpu.uuid),
+            **_common(gpu, inventory, places, parts),
+        }
+        peers = ",".join(map(str, place.peers))
+        if 0 < len(peers) <= _LONGEST_TEXT:
+            attributes["nvlinkPeers"] = _text(peers)
+        if place.group is not None:
+            attributes["nvlinkGroup"] = {"int": place.group}
+        memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
+        out = gpu.drained or inventory.drained
+        lost = _is_lost(gpu, inventory)
+        yield Device(name_of(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, lost, out)
+
+
+def _there(
+    inventory: Inventory,
+    places: Mapping[str, Place],
+    parts: Parts,
+    made: Mapping[Part, str],
+    *,
+    on_demand: bool,
+) -> Iterator[Device]:
+    """The MIG devices that are there and were not made for claims."""
+    ours = {(part.gpu, part.profile, part.start) for part in made}
+    by_index = {gpu.index: gpu for gpu in inventory.gpus}
+    for mig in inventory.mig_devices:
+        gpu = by_index.get(mig.gpu)
+        if gpu is None or gpu.excluded or not gpu.uuid or mig.uuid in made.values():
+            continue
+        instance = parts.instance(mig.uuid)
+        if instance is None and (on_demand or made):
+            continue  # it may be one that is just being made, or undone
+        if instance and (gpu.uuid, instance.profile, instance.start) in ours:
+            continue
+        attributes = {
+            f"{NVIDIA}/uuid": _text(mig.uuid),
+            **_of_part(mig.profile, gpu, inventory, places, parts),
+        }
+        capacity = _capacity(parts.figures.get(mig.uuid, ()))
+        slices = range(instance.start, instance.start + instance.size) if instance else range(0)
+        # Health is an attribute, too.
+        if len(attributes) + len(capacity) + len(slices) < _MOST_FACTS:
+            capacity |= {f"{NVIDIA}/memorySlice{n}": "1" for n in slices}
+        out = mig.drained or inventory.drained
+        lost = _is_lost(gpu, inventory)
+        yield Device(name_of(mig.uuid), mig.uuid, gpu.uuid, attributes, capacity, lost, out)
+
+
+def _possible(
+    inventory: Inventory,
+    places: Mapping[str, Place],
+    parts: Parts,
+    made: Mapping[Part, str],
+    *,
+    on_demand: bool,
+) -> Iterator[Device]:
+    """The MIG devices that were made for claims, or could be."""
+    by_name = {part.name: uuid for part, uuid in made.items()}
+    for gpu in inventory.gpus:
+        cut = parts.gpus.get(gpu.uuid)
+        if not gpu.mig or gpu.excluded or cut is None:
+            continue
+        lost, out = _is_lost(gpu, inventory), gpu.drained or inventory.drained
+        for part, profile, counters in possible(gpu.uuid, gpu.minor, cut, made):
+            name = part.name
+            if on_demand or name in by_name:
+                yield Device(
+                    name, by_name.get(name) or name, gpu.uuid,
+                    _of_part(profile.name, gpu, inventory, places, parts),
+                    _capacity(profile.figures), lost, out, part, counters,
+                )  # fmt: skip
 
 
 def publishable(
@@ -177,8 +269,29 @@ def publishable(
     return tuple(found)
 
 
+def _is_lost(gpu: Gpu, inventory: Inventory) -> bool:
+    return bool(gpu.lost) or gpu.path not in inventory.nodes.usable
+
+
+def _capacity(figures: Iterable[int]) -> dict[str, str]:
+    named = capacity_of(figures) if figures else {}
+    return {f"{NVIDIA}/{name}": value for name, value in named.items()}
+
+
+def _of_part(
+    profile: str, gpu: Gpu, inventory: Inventory, places: Mapping[str, Place], parts: Parts
+) -> dict[str, Mapping[str, str | int]]:
+    """What a MIG device has, be it there or not."""
+    return {
+        f"{NVIDIA}/type": _text("mig"),
+        f"{NVIDIA}/parentUUID": _text(gpu.uuid),
+        **({f"{NVIDIA}/profile": _text(profile)} if profile else {}),
+        **_common(gpu, inventory, places, parts),
+    }
+
+
 def _common(
-    gpu: Gpu, inventory: Inventory, places: Mapping[str, Place]
+    gpu: Gpu, inventory: Inventory, places: Mapping[str, Place], parts: Parts
 ) -> dict[str, Mapping[str, str | int]]:
     """What a MIG device has of its GPU."""
     place = places.get(gpu.bus_id, Place())
@@ -200,6 +313,8 @@ def _common(
     for name, text in versions.items():
         if version := semantic_version(text):
             found[f"{NVIDIA}/{name}"] = {"version": version}
+    if gpu.uuid in parts.addressing:
+        found[f"{NVIDIA}/addressingMode"] = _text(parts.addressing[gpu.uuid])
     if place.root:
         found[f"{_STANDARD}/pcieRoot"] = _text(place.root)
     if place.numa is not None:
@@ -210,9 +325,9 @@ def _common(
 def semantic_version(text: str) -> str:
     """A version as semantic versioning writes it ("580.65.06" → "580.65.6"); "" if it is none."""
     words = text.split(".")
-    if not all(word.isascii() and word.isdecimal() for word in words) or len(words) > _PARTS:
+    if not all(word.isascii() and word.isdecimal() for word in words) or len(words) > _WORDS:
         return ""
-    return ".".join(str(int(word)) for word in [*words, "0", "0"][:_PARTS])
+    return ".".join(str(int(word)) for word in [*words, "0", "0"][:_WORDS])
 
 
 def _architecture(capability: str) -> str:
@@ -223,24 +338,5 @@ def _architecture(capability: str) -> str:
     return fitting[-1] if fitting else ""
 
 
-def _name(uuid: str) -> str:
-    """What a device of a UUID is called; "MIG-GPU-…/1/0", as older drivers say it, too."""
-    return _OTHER.sub("-", uuid.lower())
-
-
-def uuid_of(name: str) -> str:
-    """The UUID of the device of a name."""
-    kind, _, rest = name.partition("-")
-    return f"{kind.upper()}-{rest}"
-
-
 def _text(text: str) -> Mapping[str, str | int]:
     return {"string": text[:_LONGEST_TEXT]}
-
-
-def _quantity(size: int) -> str:
-    """Bytes as the API server writes them itself, so that what it keeps is what was sent."""
-    for unit, suffix in ((1 << 40, "Ti"), (1 << 30, "Gi"), (_MEBI, "Mi")):
-        if size % unit == 0:
-            return f"{size // unit}{suffix}"
-    return f"{size // _MEBI}Mi"

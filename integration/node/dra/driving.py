@@ -4,7 +4,8 @@ Rules
 - One claim is prepared after the other: two calls for one claim, or for two that have the same
   device, must not miss each other.
 - A claim is read from the API server each time, and its answer is the same each time. If it has
-  been allocated anew meanwhile, the new devices count.
+  been allocated anew meanwhile, the new devices count. While that server is away, what is prepared
+  is answered as it was.
 - A device is given by a claim or by a device plugin, never by both. Before anything is waited for a
   claim takes its devices on the board, so that our device plugin gives none of them; what a plugin
   has given, the kubelet says (its pod-resources API, or its checkpoint where that does not answer).
@@ -16,6 +17,7 @@ Rules
 - A device that is out of service goes to no new claim, also if the mark is younger than the look.
 - While NVML does not answer, what was known of the devices is known still.
 - What a kubelet has not taken back stays prepared, whatever becomes of the device.
+- A device that has yet to be made is the claim's before (:mod:`.on_demand`), by its name.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/manager.go; its Go helper, kubeletplugin.
 """
@@ -35,28 +37,36 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
-from integration.node.api_server import ApiServer
+from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
+from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
-from integration.node.dra.devices import Place, devices_of, publishable
-from integration.node.dra.publishing import Publisher, claim_path
+from integration.node.dra.devices import publishable
+from integration.node.dra.looking import Looking
+from integration.node.dra.making import is_unmade
+from integration.node.dra.on_demand import OnDemand, gpus_of
+from integration.node.dra.publishing import Publisher
+from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
+from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.errors import (
     ApiServerRefused,
+    ApiServerSilent,
     ClaimedDeviceMissing,
     EngineReadsNoCdi,
     ResourceClaimUnusable,
 )
 from integration.node.ledger.kubelet import allocated_by
+from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
-from integration.node.plugin.topology import numa_nodes, pci_root
 from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hooks.cdi.spec import SpecFile
+    from hooks.node.inventory import Inventory
     from integration.node.components import Context
     from integration.node.dra.devices import Device
     from integration.node.dra.state import Claim
@@ -64,10 +74,9 @@ if TYPE_CHECKING:
 __all__ = ["drive"]
 
 _NAME: Final = "dra"
-_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger")
+_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
 _LOOK_AGAIN: Final = 30.0
 _NOTED: Final = 5.0
-_NOT_FOUND: Final = 404
 _UUIDS: Final = ("GPU-", "MIG-")
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
@@ -84,6 +93,7 @@ async def drive(context: Context) -> None:
         serving = Serving(context, tasks, context.options.dra_driver, driver, driver.fault)
         tasks.start_soon(driver.keep)
         tasks.start_soon(driver.hear_specs)
+        tasks.start_soon(driver.on_demand.tidy)
         tasks.start_soon(driver.publisher.run)
         await serving.run()
 
@@ -98,12 +108,16 @@ class _Driver:
         self._config = context.config
         self._name = options.dra_driver
         self._pool = options.node_name
-        self._api = ApiServer(options.api_server, options.api_port, options.service_account)
+        self._api = api_server_of(options)
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
+        self._reader = ClaimReader(self._api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
-        self._seen: Any = None
+        self._looking = Looking(context, self.fault)
+        self._looks = anyio.Lock()
         self._edits: SpecFile | None = None
         self._claims: dict[str, Claim] = {}
+        self._applying = Applying(context, self.fault)
+        self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
         self._one_at_a_time = anyio.Lock()
         self._engine = EngineAsked(options.cri_sockets)
 
@@ -111,9 +125,11 @@ class _Driver:
         """Know what was prepared by an agent before this one."""
         load = partial(state.load, self._config, self._name)
         self._claims = await anyio.to_thread.run_sync(load)
+        self._applying.begin(self._claims.values())
+        await self.on_demand.begin()
         self._tell()
         cdi.sweep(self._config, self._name, self._claims)
-        self._look()
+        await self._look()
         await self._keep_specs()
 
     def fault(self, concern: str, line: str) -> None:
@@ -131,32 +147,44 @@ class _Driver:
         version = -1
         while True:
             version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
-            if self._look():
+            if await self._look():
                 await self._keep_specs()
+            # Health streams go by this: what is heard of a device is told when it is known here.
+            self._board.post(dra=tuple(self.health()))
             gave = await self._plugin_gave()
             known = self._devices
             self.publisher.want(
                 None if known is None else publishable(known.values(), self._board.health, gave)
             )
 
-    def _look(self) -> bool:
-        """Know the node's devices; whether they may be others than before."""
-        inventory = self._board.seen.inventory
-        if inventory == self._seen or (inventory is not None and inventory.nvml_failure):
-            return False
-        self._seen = inventory
-        if inventory is None:
-            self._devices, self._edits = {}, None
-            return True
-        numa = numa_nodes(self._config, inventory.gpus)
-        places = {
-            gpu.bus_id: Place(numa.get(gpu.bus_id), pci_root(self._config, gpu.bus_id))
-            for gpu in inventory.gpus
-        }
-        found = devices_of(inventory, places)
-        self._devices = {device.name: device for device in found}
-        self._edits = cdi.generate(self._name, found, inventory, self._config)
+    async def _look(self, newest: Inventory | None = None) -> bool:
+        """Know the node's devices; whether they may be others than before.
+
+        Args:
+            newest: what the node has, if the look does not know it yet.
+        """
+        async with self._looks:
+            made, inventory = self.on_demand.made, self._board.seen.inventory
+            found = await self._looking.look(inventory, made, newest)
+            if found is None:
+                return False
+            self._devices, self._edits = found.devices, found.edits
+        if settled := self.on_demand.settle(found.parts):
+            for claim, now in settled:
+                await self._settle(claim, now)
+            await self._look()
         return True
+
+    async def _settle(self, claim: Claim, now: Claim | None) -> None:
+        """Have a claim of an agent before this one be as it is now, or be forgotten."""
+        async with self._one_at_a_time:
+            if self._claims.get(claim.uid) is not claim or now == claim:
+                return
+            del self._claims[claim.uid]
+            if now is not None:
+                self._claims[claim.uid] = now
+            self._tell()
+            await self._save()
 
     def health(self) -> Iterator[Health]:
         """What is thought of each device now."""
@@ -186,34 +214,81 @@ class _Driver:
             NvshimError: they cannot be had; what was prepared before still is.
         """
         found = await self._read(reference)
-        async with self._one_at_a_time:
-            if self._devices is None:
-                raise ClaimedDeviceMissing(
-                    f"the devices of the claim {reference.namespace}/{reference.name}",
-                    found="NVML has not said yet what the node has",
-                    do="see `nvidia-smi` on the node; it is tried again",
-                )
-            claim = read_claim(found, reference, self._name, self._pool, self._devices)
-            before = self._claims.get(claim.uid)
-            if claim != before:
-                refuse_drained(claim, read_drains(self._config))
-                refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
-                self._claims[claim.uid] = claim
-                self._tell()
+        if found is None:
+            return await self._again(reference)
+        async with self.on_demand.alone(gpus_of(found)):
+            async with self._one_at_a_time:
+                claim, before = await self._take(found, reference)
+                if not any(map(is_unmade, claim.devices)):
+                    await self._give(claim, before)
+                    return claim
             try:
-                if claim != before:
-                    refuse_taken(claim, (), await self._plugin_gave())
-                    await self._save()
                 await self._heed_engine()
-                await self._keep_spec(claim, leave=claim == before)
+                made = await self.on_demand.make(claim, self._devices or {})
             except NvshimError:
-                if claim != before:
+                async with self._one_at_a_time:
                     await self._put_back(claim, before)
                 raise
-        return claim
+            async with self._one_at_a_time:
+                self._claims[claim.uid] = made
+                self._tell()
+                try:
+                    await self._save()
+                except NvshimError:
+                    await self._put_back(claim, before)
+                    raise
+                await self._give(made, before)
+        return made
+
+    async def _take(
+        self, found: dict[str, Any], reference: Reference
+    ) -> tuple[Claim, Claim | None]:
+        """Have devices be a claim's; returns it, and what it was before.
+
+        Raises:
+            NvshimError: it cannot have them.
+        """
+        if self._devices is None:
+            raise ClaimedDeviceMissing(
+                f"the devices of the claim {reference.namespace}/{reference.name}",
+                found="NVML has not said yet what the node has",
+                do="see `nvidia-smi` on the node; it is tried again",
+            )
+        claim = read_claim(found, reference, self._name, self._pool, self._devices)
+        before = self._claims.get(claim.uid)
+        if claim != before:
+            refuse_drained(claim, read_drains(self._config))
+            refuse_taken(claim, self._claims.values(), dict(self._given_just_now()))
+            refuse_overfull(claim, self._claims.values(), self._devices)
+            refuse_conflicts(claim, self._claims.values())
+            self._claims[claim.uid] = claim
+            self._tell()
+            try:
+                refuse_taken(claim, (), await self._plugin_gave())
+                await self._save()
+            except NvshimError:
+                await self._put_back(claim, before)
+                raise
+        return claim, before
+
+    async def _give(self, claim: Claim, before: Claim | None) -> None:
+        """Have what a claim has be ready for its containers.
+
+        Raises:
+            NvshimError: it cannot be; the claim is what it was before.
+        """
+        try:
+            await self._heed_engine()
+            await self._applying.apply(claim)
+            await self._keep_spec(claim, leave=claim == before)
+        except NvshimError:
+            if claim != before:
+                await self._put_back(claim, before)
+            raise
 
     async def _put_back(self, claim: Claim, before: Claim | None) -> None:
         """Have a claim what it had before, since it cannot have what it is to have."""
+        await self._applying.put_back(claim.uid, before)
         if before is None:
             del self._claims[claim.uid]
         else:
@@ -226,7 +301,16 @@ class _Driver:
 
         Raises:
             DraStateUnwritten: it cannot be taken back.
+            MpsDaemonFailed: its MPS control daemon has not ended.
+            MigDeviceNotUndone: what was made for it cannot be undone now.
         """
+        async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
+            async with self._one_at_a_time:
+                await self._applying.release(reference.uid)  # an MPS daemon has its device open
+            await self.on_demand.undo(reference.uid)
+            await self._take_back(reference)
+
+    async def _take_back(self, reference: Reference) -> None:
         async with self._one_at_a_time:
             remove = partial(cdi.remove, self._config, self._name, reference.uid)
             await anyio.to_thread.run_sync(remove)
@@ -240,27 +324,46 @@ class _Driver:
                 raise
             self._tell()
 
-    async def _read(self, reference: Reference) -> dict[str, Any]:
-        """A claim, as the API server has it."""
-        version = await self.publisher.version()
-        path = claim_path(version, reference.namespace, reference.name)
+    async def _read(self, reference: Reference) -> dict[str, Any] | None:
+        """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            return await anyio.to_thread.run_sync(partial(self._api.call, "GET", path))
-        except ApiServerRefused as error:
-            if error.http != _NOT_FOUND:
-                raise
-            raise ResourceClaimUnusable(
-                f"the claim {reference.namespace}/{reference.name}", found="does not exist"
-            ) from error
+            return await self._reader.read(reference)
+        except (ApiServerRefused, ApiServerSilent) as error:
+            if is_away(error) and reference.uid in self._claims:
+                return None
+            raise
+
+    async def _again(self, reference: Reference) -> Claim:
+        """What is prepared for a claim, with its spec.
+
+        Raises:
+            ResourceClaimUnusable: it has been taken back just now.
+            EngineReadsNoCdi: the engine would not give it.
+            MpsNotReady: its MPS control daemon does not serve now.
+        """
+        gpus = self.on_demand.gpus_of(reference.uid)
+        async with self.on_demand.alone(gpus), self._one_at_a_time:
+            claim = self._claims.get(reference.uid)
+            if claim is None or any(map(is_unmade, claim.devices)):
+                raise ResourceClaimUnusable(
+                    f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
+                )
+            await self._heed_engine()
+            await self._applying.apply(claim)
+            await self._keep_spec(claim, leave=True)
+            return claim
 
     async def _save(self) -> None:
         claims = tuple(self._claims.values())
         await anyio.to_thread.run_sync(partial(state.save, self._config, claims))
 
     def _tell(self) -> None:
-        """Tell the device plugin what is not its to give."""
+        """Tell the device plugin what is not its to give, and people who has what."""
         held = (device for claim in self._claims.values() for device in claim.devices)
-        self._board.post(claimed=tuple(device for device in held if not device.admin))
+        self._board.post(
+            claimed=tuple(device for device in held if not device.admin),
+            claims=tuple(self._claims.values()),
+        )
 
     async def _heed_engine(self) -> None:
         engine = await self._engine.ask()
@@ -297,7 +400,7 @@ class _Driver:
     async def _restore(self, claim: Claim) -> None:
         """Have the spec of a claim that is prepared be there, if that can be."""
         async with self._one_at_a_time:
-            if self._claims.get(claim.uid) is not claim:
+            if self._claims.get(claim.uid) is not claim or any(map(is_unmade, claim.devices)):
                 return
             try:
                 # What is there is what its containers were made with.
@@ -314,7 +417,8 @@ class _Driver:
             leave: whether one that is there is enough, if its devices cannot be given anew.
         """
         leave = leave and claim not in self._missing()
-        keep = partial(cdi.keep, self._config, self._name, claim, self._edits)
+        root = self._applying.mps_root
+        keep = partial(cdi.keep, self._config, self._name, claim, self._edits, root)
         try:
             if await anyio.to_thread.run_sync(keep):
                 self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
@@ -330,10 +434,19 @@ class _Driver:
             if now - when < _NOTED:
                 yield uuid, "a pod that the device plugin has just answered for"
 
+    def _shared_by_plugin(self) -> dict[str, str]:
+        """What only clients of the device plugin's MPS control daemons can open."""
+        return {
+            uuid: f"the device plugin, which shares {name} by MPS,"
+            for name, daemon in self._board.mps.items()
+            if not is_of_claims(name)
+            for uuid in daemon.devices
+        }
+
     async def _plugin_gave(self) -> dict[str, str]:
         """Who has been given what by a device plugin, by the device's UUID."""
         allocated = await allocated_by(self._context.options.pod_resources)
-        gave = dict(self._given_just_now())
+        gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
             checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)
             return {**_of_checkpoint(checkpoint.content), **gave}

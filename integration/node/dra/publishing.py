@@ -5,9 +5,17 @@ Rules
   and does so at about the time that it says that the driver is registered. So the watch decides
   when to publish, and nothing else.
 - A watch that ends is resumed. If the server knows its version no more (410), or a write met
-  another one (409, 404), all is listed anew.
+  another one (409, 404), all is listed anew. A list or a Node that is not there is a fault.
 - Slices that the server takes for wrong (422) are not sent again until they are others.
+- Where somebody else changes what we publish each time, it is written a few times at once, so that
+  what a kubelet deletes is there again, and after that now and then.
+- What a server keeps of what it was sent may be less. That is noted of each slice.
+- Devices that exclude each other by counters are published as the server takes them: in slices of
+  their own, beside the devices, or not at all. That is tried in turn; it is learned anew with
+  the version.
 - The newest version of the API that the server has and we speak is spoken.
+- An answer that is not as an API server's is silence: it may come from a proxy. It does not end the
+  driver, which the kubelet goes on calling.
 - While it is not known what the node has, what was published stays.
 - They stay when the agent ends. Where it does not come back the kubelet deletes them.
 
@@ -18,6 +26,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -30,17 +40,20 @@ from integration.node.backoff import Backoff
 from integration.node.dra.slices import (
     GROUP,
     VERSIONS,
+    Counting,
     Create,
     Delete,
     Owner,
     changes,
-    device_lists,
+    content_of,
+    contents,
     key_of,
+    lost_counters,
 )
 from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from integration.node.api_server import ApiServer, Watch
     from integration.node.components import Context
@@ -52,12 +65,21 @@ __all__ = ["Publisher", "claim_path"]
 _NOT_FOUND, _CONFLICT, _GONE, _INVALID = 404, 409, 410, 422
 _LIST_AGAIN: Final = frozenset({_NOT_FOUND, _CONFLICT, _GONE})
 _PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 300.0
+# The same is written so often in so many seconds, and no more.
+_WRITES: Final = 5
+_WINDOW: Final = 30.0
+_STRANGE: Final = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def claim_path(version: str, namespace: str, name: str) -> str:
     """Where the API server has a claim."""
     where = f"/apis/{GROUP}/{version}/namespaces/{quote(namespace, safe='')}"
     return f"{where}/resourceclaims/{quote(name, safe='')}"
+
+
+class _Uncounted(Exception):
+    """The server keeps no counters of what it was sent."""
 
 
 class Publisher:
@@ -89,6 +111,10 @@ class Publisher:
         self._gone: set[str] = set()
         self._kept: dict[str, Any] = {}
         self._refused: tuple[Device, ...] | None = None
+        self._written: tuple[Device, ...] | None = None
+        self._rewritten: deque[float] = deque(maxlen=_WRITES)
+        self._counting = Counting.APART
+        self._owner = Owner(driver, node, "")
         self._wake = anyio.Event()
 
     def want(self, devices: tuple[Device, ...] | None) -> None:
@@ -106,7 +132,8 @@ class Publisher:
         """
         if not self._version:
             group = await self._call("GET", f"/apis/{GROUP}")
-            has = {str(each.get("version")) for each in group.get("versions") or ()}
+            with _understood("the versions of the API"):
+                has = {str(each["version"]) for each in group.get("versions") or ()}
             spoken = [each for each in VERSIONS if each in has]
             if not spoken:
                 raise ApiServerRefused(
@@ -115,6 +142,7 @@ class Publisher:
                     do=f"see that one of {', '.join(VERSIONS)} is served",
                 )
             self._version = spoken[0]
+            self._counting = Counting.APART if spoken[0] == VERSIONS[0] else Counting.NONE
         return self._version
 
     async def run(self) -> None:
@@ -124,21 +152,18 @@ class Publisher:
             begun = time.monotonic()
             try:
                 await self._keep()
-                pause = 0.0
-            except ApiServerRefused as error:
-                again = error.http in _LIST_AGAIN
-                if not again:
-                    self._fault("slices", str(error))
-                    self._version = ""  # it may be another server by then
                 pause = backoff.pause(time.monotonic() - begun)
-                pause = error.retry_after or (min(pause, 1.0) if again and self._there else pause)
-            except ApiServerSilent as error:
+                pause = min(pause, _PAUSE) if self._there else pause
+            except (ApiServerRefused, ApiServerSilent) as error:
                 self._fault("slices", str(error))
+                self._version = ""  # it may be another server by then
                 pause = backoff.pause(time.monotonic() - begun)
+                if isinstance(error, ApiServerRefused) and error.retry_after:
+                    pause = min(error.retry_after, _LONGEST_PAUSE)
             await anyio.sleep(pause)
 
     async def _keep(self) -> None:
-        """List, watch, and write whenever it is needed; until the watch has to be begun anew.
+        """List, watch, and write whenever it is needed; until all has to be listed anew.
 
         Raises:
             ApiServerSilent: the server does not answer.
@@ -146,12 +171,14 @@ class Publisher:
         """
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
-        owner = Owner(self._driver, self._node, await self._node_uid(), version)
+        self._owner = Owner(self._driver, self._node, await self._node_uid(), version)
         ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
         found = await self._call("GET", path, query=ours)
-        self._there = {each["metadata"]["name"]: each for each in found.get("items") or ()}
+        with _understood("the list of slices"):
+            self._there = {_name_of(each): each for each in found.get("items") or ()}
+            since = str(found["metadata"]["resourceVersion"])
         self._gone = set()
-        failed: list[Exception] = []
+        failed: list[ApiServerSilent | ApiServerRefused] = []
         async with anyio.create_task_group() as tasks:
 
             async def attempt(do: Callable[[], Any]) -> None:
@@ -161,10 +188,9 @@ class Publisher:
                     failed.append(error)
                 tasks.cancel_scope.cancel()
 
-            since = str(found["metadata"]["resourceVersion"])
             tasks.start_soon(attempt, partial(self._watch, path, since, ours))
-            tasks.start_soon(attempt, partial(self._write, path, owner))
-        if failed:
+            tasks.start_soon(attempt, partial(self._write, path))
+        if failed and getattr(failed[0], "http", 0) not in _LIST_AGAIN:
             raise failed[0]
 
     async def _watch(self, path: str, since: str, query: dict[str, str]) -> None:
@@ -179,15 +205,16 @@ class Publisher:
             try:
                 while (change := await _next(watch)) is not None:
                     kind, found = change
-                    since = str(found["metadata"]["resourceVersion"])
-                    self._hear(kind, found)
+                    with _understood("a change of a slice"):
+                        since = str(found["metadata"]["resourceVersion"])
+                        self._hear(kind, found)
             finally:
                 watch.close()
 
     def _hear(self, kind: str, found: dict[str, Any]) -> None:
         if kind == "BOOKMARK":
             return
-        name = found["metadata"]["name"]
+        name = _name_of(found)
         known = self._there.get(name)
         if kind == "DELETED":
             self._there.pop(name, None)
@@ -196,7 +223,7 @@ class Publisher:
             self._there[name] = found
         self._news()
 
-    async def _write(self, path: str, owner: Owner) -> None:
+    async def _write(self, path: str) -> None:
         """Make the writes that are needed, whenever there is a reason to look.
 
         Raises:
@@ -207,31 +234,75 @@ class Publisher:
             wake = self._wake = anyio.Event()
             wanted = self._wanted
             if wanted is not None and wanted != self._refused:
-                lists = device_lists(wanted, owner.version)
-                due = changes(self._there.values(), lists, owner, kept=self._kept)
-                if any(isinstance(change, Create) for change in due):
-                    # Slices may be gone with their Node, of which there may be another.
-                    owner = replace(owner, node_uid=await self._node_uid())
-                    due = changes(self._there.values(), lists, owner, kept=self._kept)
-                try:
-                    for change in due:
-                        await self._make(path, change)
-                except ApiServerRefused as error:
-                    if error.http != _INVALID:
-                        raise
-                    self._refused = wanted
-                    said = SlicesRefused("to publish the node's devices", found=error.found)
-                    self._fault("slices", str(said))
-                else:
-                    self._refused = None
-                    self._fault("slices", "")
-                    if due:
-                        self._say("info", "published", devices=len(wanted), writes=len(due))
+                pause = await self._publish(path, wanted)
+                if pause is None:
+                    continue
+                if pause:
+                    self._say("warning", "somebody else changes the node's slices", again_in=pause)
+                    with anyio.move_on_after(pause):
+                        while self._wanted == wanted:
+                            await self._wake.wait()
+                            self._wake = anyio.Event()
+                    continue
             await wake.wait()
+
+    async def _publish(self, path: str, wanted: tuple[Device, ...]) -> float | None:
+        """Make the writes that are needed.
+
+        Returns:
+            Seconds until they may be made; 0 if they were; None if they are others by now.
+        """
+        lists = contents(wanted, self._owner.version, self._counting)
+        self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
+        due = changes(self._there.values(), lists, self._owner, kept=self._kept)
+        if due and (pause := self._pause(wanted)):
+            return pause
+        if any(isinstance(change, Create) for change in due):
+            # Slices may be gone with their Node, of which there may be another.
+            self._owner = replace(self._owner, node_uid=await self._node_uid())
+            due = changes(self._there.values(), lists, self._owner, kept=self._kept)
+        try:
+            for change in due:
+                await self._make(path, change)
+        except _Uncounted:
+            self._count(Counting.NONE, "it does not keep them")
+            return None
+        except ApiServerRefused as error:
+            if error.http != _INVALID:
+                raise
+            if self._counting is not Counting.NONE and any(each.counters for each in wanted):
+                self._count(self._counting.next, error.found)
+                return None
+            self._refused = wanted
+            said = SlicesRefused("to publish the node's devices", found=error.found)
+            self._fault("slices", str(said))
+            return 0.0
+        self._refused, self._written = None, wanted
+        self._fault("slices", "")
+        if due:
+            self._say("info", "published", devices=len(wanted), writes=len(due))
+        return 0.0
+
+    def _count(self, counting: Counting, why: str) -> None:
+        """Have counters be elsewhere from now on."""
+        self._counting = counting
+        self._say("warning", "the API server takes no counters here", now=counting.value, why=why)
+
+    def _pause(self, wanted: tuple[Device, ...]) -> float:
+        """Seconds until what was written before may be written again; 0 for now."""
+        now = time.monotonic()
+        if wanted != self._written:
+            self._rewritten.clear()
+        elif len(self._rewritten) == _WRITES and now - self._rewritten[0] < _WINDOW:
+            return self._rewritten[0] + _WINDOW - now
+        else:
+            self._rewritten.append(now)
+        return 0.0
 
     async def _node_uid(self) -> str:
         node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
-        return str(node["metadata"]["uid"])
+        with _understood("the Node"):
+            return str(node["metadata"]["uid"])
 
     async def _make(self, path: str, change: Change) -> None:
         """Make a write, and note what the server has made of it."""
@@ -243,12 +314,15 @@ class Publisher:
             found = await self._call("POST", path, change.body)
         else:
             found = await self._call("PUT", f"{path}/{quote(change.name, safe='')}", change.body)
-        if found["metadata"]["name"] not in self._gone:
-            self._there[found["metadata"]["name"]] = found
-        sent = change.body["spec"].get("devices") or []
-        has = found["spec"].get("devices") or []
-        if has != sent and key_of(sent) not in self._kept:
-            self._kept = {key_of(sent): has}
+        with _understood("a slice that was written"):
+            name, has = _name_of(found), content_of(found["spec"])
+        if name not in self._gone:
+            self._there[name] = found
+        sent = content_of(change.body["spec"])
+        if lost_counters(sent, has):
+            raise _Uncounted
+        if has != sent and self._kept.get(key_of(sent)) != has:
+            self._kept[key_of(sent)] = has
             self._say("warning", "the API server keeps less of the devices than it was sent")
 
     async def _call(
@@ -268,6 +342,30 @@ async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
     except BaseException:
         watch.close()
         raise
+
+
+@contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """Read what the server has answered.
+
+    Raises:
+        ApiServerSilent: it is not as an API server answers.
+    """
+    try:
+        yield
+    except _STRANGE as error:
+        raise ApiServerSilent(
+            f"to read {what}",
+            found=f"not what an API server answers ({type(error).__name__}: {error})",
+            do="see what answers at --api-server",
+        ) from error
+
+
+def _name_of(found: dict[str, Any]) -> str:
+    """The name of a slice, once it is seen to be one."""
+    pool = found["spec"]["pool"]
+    _ = pool["name"], pool["generation"] + pool["resourceSliceCount"]
+    return str(found["metadata"]["name"])
 
 
 def _number(found: dict[str, Any]) -> float:

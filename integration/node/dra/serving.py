@@ -14,7 +14,9 @@ Rules
 - Of each claim that is asked about something is said, a refusal in the words of its error: the
   kubelet puts it into an event of the pod.
 - What is begun for a claim is not given up because the kubelet waits no more. It asks again, and
-  the answer is there.
+  the answer is there. So what is asked for one claim is done in the order in which it was asked:
+  else what the kubelet has given up would be prepared after it was taken back, and nobody would
+  take it back any more.
 - Health is told whole at each change, and at least every ten seconds: the kubelet forgets a device
   that it has not heard of for thirty.
 
@@ -26,7 +28,9 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
@@ -121,6 +125,7 @@ class Serving:
         self._fault = fault
         self._registry = os.path.join(root, "plugins_registry")
         self._directory = os.path.join(root, "plugins", driver)
+        self._turns: dict[str, anyio.Lock] = {}
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -194,10 +199,6 @@ class Serving:
         }
 
     def _services(self) -> dict[str, dict[str, Any]]:
-        driver = {
-            "NodePrepareResources": _unary(self._prepare, pb.NodePrepareResourcesRequest),
-            "NodeUnprepareResources": _unary(self._unprepare, pb.NodeUnprepareResourcesRequest),
-        }
         health = {
             "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
                 self._watch,
@@ -206,12 +207,19 @@ class Serving:
             )
         }
         return {
-            **{f"{package}.DRAPlugin": driver for package in _PACKAGES},
+            **{f"{package}.DRAPlugin": self._plugin(package) for package in _PACKAGES},
             **{f"{version}.DRAResourceHealth": health for version in _HEALTH},
         }
 
+    def _plugin(self, package: str) -> dict[str, Any]:
+        prepare = partial(self._prepare, knows_shares=package == _PACKAGES[0])
+        return {
+            "NodePrepareResources": _unary(prepare, pb.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": _unary(self._unprepare, pb.NodeUnprepareResourcesRequest),
+        }
+
     async def _prepare(
-        self, request: pb.NodePrepareResourcesRequest, _context: Any
+        self, request: pb.NodePrepareResourcesRequest, _context: Any, *, knows_shares: bool
     ) -> pb.NodePrepareResourcesResponse:
         answer = pb.NodePrepareResourcesResponse()
         for each in request.claims:
@@ -219,7 +227,8 @@ class Serving:
             claim, error = await self._done("prepare", self._answers.prepare, reference)
             said = pb.NodePrepareResourceResponse(error=error)
             if claim is not None:
-                said = answer_of_claim(claim, self._answers.cdi_names(claim))
+                names = self._answers.cdi_names(claim)
+                said = answer_of_claim(claim, names, knows_shares=knows_shares)
             answer.claims[each.uid].CopyFrom(said)
         return answer
 
@@ -242,7 +251,8 @@ class Serving:
 
         async def work() -> None:
             try:
-                found[0] = await do(reference), ""
+                async with self._turn(reference.uid):
+                    found[0] = await do(reference), ""
             except NvshimError as error:
                 found[0] = None, one_line(str(error))
                 self._context.say("warning", str(error), claim=title)
@@ -261,12 +271,23 @@ class Serving:
         await done.wait()
         return found[0]
 
+    @asynccontextmanager
+    async def _turn(self, uid: str) -> AsyncIterator[None]:
+        """Wait until what was asked before for a claim is done."""
+        turns = self._turns.setdefault(uid, anyio.Lock())
+        try:
+            async with turns:
+                yield
+        finally:
+            if not turns.locked():  # it is nobody else's turn
+                self._turns.pop(uid, None)
+
     async def _watch(
         self, _request: health_pb.NodeWatchResourcesRequest, _context: Any
     ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
         board = self._context.board
         while True:
-            version = board.version("seen", "health")
+            version = board.version("dra")
             now = int(time.time())
             told = health_pb.NodeWatchResourcesResponse()
             for each in self._answers.health():
@@ -278,11 +299,17 @@ class Serving:
                     message=each.message[:_LONGEST_MESSAGE],
                 )
             yield told
-            await board.change("seen", "health", since=version, timeout=_TOLD_AGAIN)
+            await board.change("dra", since=version, timeout=_TOLD_AGAIN)
 
 
-def answer_of_claim(claim: Claim, cdi_names: Iterable[str]) -> pb.NodePrepareResourceResponse:
-    """What the kubelet is told of a claim that was prepared."""
+def answer_of_claim(
+    claim: Claim, cdi_names: Iterable[str], *, knows_shares: bool = True
+) -> pb.NodePrepareResourceResponse:
+    """What the kubelet is told of a claim that was prepared.
+
+    Args:
+        knows_shares: whether the version of the API has shares.
+    """
     answer = pb.NodePrepareResourceResponse()
     for device, name in zip(claim.devices, cdi_names, strict=True):
         answer.devices.add(
@@ -290,6 +317,7 @@ def answer_of_claim(claim: Claim, cdi_names: Iterable[str]) -> pb.NodePrepareRes
             pool_name=device.pool,
             device_name=device.device,
             cdi_device_ids=[name],
+            share_id=device.share if device.share and knows_shares else None,
         )
     return answer
 

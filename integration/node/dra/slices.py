@@ -2,7 +2,12 @@
 
 Rules
 - The devices of a node are one pool, called as the node. It is one slice for each
-  :data:`MOST_DEVICES` devices, and one without devices if there is none: the driver is alive.
+  :data:`MOST_DEVICES` devices, and one without devices if there is none: the driver is alive. A
+  slice whose devices have taints or counters may have half as many.
+- Devices that exclude each other take from a set of counters. Servers from 1.35 on have the sets in
+  slices without devices, 1.34 beside the devices that take from them. Where a server has no
+  counters, what needs them is not published. Sets are written first: a server that does not know
+  them takes them silently, and keeps nothing.
 - Only the slices of a pool's highest generation count for the scheduler, if there are as many of
   them as they say. So whatever is changed, all slices of the pool are written with the next
   generation.
@@ -19,16 +24,19 @@ Source: Kubernetes, resource.k8s.io/v1 ResourceSlice; dynamic-resource-allocatio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from integration.node.dra.shares import policy_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from integration.node.dra.devices import Device
 
 __all__ = [
-    "GROUP", "MOST_DEVICES", "VERSIONS", "Change", "Create", "Delete", "Owner", "Update", "changes",
-    "device_lists", "key_of",
+    "GROUP", "MOST_DEVICES", "VERSIONS", "Change", "Content", "Counting", "Create", "Delete",
+    "Owner", "Update", "changes", "content_of", "contents", "key_of", "lost_counters",
 ]  # fmt: skip
 
 GROUP: Final = "resource.k8s.io"
@@ -36,7 +44,27 @@ VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """Of the API, those that we speak, best first."""
 
 MOST_DEVICES: Final = 128
+_MOST_LARGE: Final = 64
+_MOST_SETS: Final = 8
 _BASIC: Final = "v1beta1"
+_LARGE: Final = ("taints", "consumesCounters")
+_CONTENT: Final = ("devices", "sharedCounters")
+
+Content = dict[str, Any]
+"""What a slice has beside its head: ``devices``, ``sharedCounters``, or neither."""
+
+
+class Counting(Enum):
+    """Where a server wants the counters of devices that exclude each other."""
+
+    APART = "in slices of their own"
+    BESIDE = "in the slices of the devices"
+    NONE = "nowhere"
+
+    @property
+    def next(self) -> Counting:
+        """What is tried if this was refused."""
+        return {Counting.APART: Counting.BESIDE}.get(self, Counting.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +110,46 @@ class Delete:
 Change = Create | Update | Delete
 
 
-def device_lists(devices: Iterable[Device], version: str) -> tuple[list[dict[str, Any]], ...]:
-    """The devices of each slice, as the API has them; one empty list if there are none."""
-    told = [_told(device, version) for device in sorted(devices, key=lambda each: each.name)]
-    starts = range(0, len(told) or 1, MOST_DEVICES)
-    return tuple(told[start : start + MOST_DEVICES] for start in starts)
+def contents(
+    devices: Iterable[Device], version: str, counting: Counting = Counting.NONE
+) -> tuple[Content, ...]:
+    """What each slice has, as the API has it; one has nothing if there is nothing."""
+    told = [
+        (device, _told(device, version))
+        for device in sorted(devices, key=lambda each: each.name)
+        if device.counters is None or counting is not Counting.NONE
+    ]
+    counted = {device.counters.of: device.counters for device, _ in told if device.counters}
+    sets: list[dict[str, Any]] = [
+        {"name": name, "counters": {key: {"value": has} for key, has in each.left.items()}}
+        for name, each in sorted(counted.items())
+    ]
+    found: list[Content] = []
+    if counting is Counting.BESIDE:
+        for each in sets:
+            its = [what for device, what in told if _is_of(device, each["name"])]
+            found.append({"devices": its, "sharedCounters": [each]})
+        told = [(device, what) for device, what in told if device.counters is None]
+    else:
+        found += [{"sharedCounters": some} for some in _in_turn(sets, _MOST_SETS)]
+    large = [what for _, what in told if _is_large(what, version)]
+    small = [what for _, what in told if not _is_large(what, version)]
+    found += [{"devices": some} for some in _in_turn(small, MOST_DEVICES)]
+    found += [{"devices": some} for some in _in_turn(large, _MOST_LARGE)]
+    return tuple(found) or ({},)
+
+
+def _is_of(device: Device, name: str) -> bool:
+    return device.counters is not None and device.counters.of == name
+
+
+def _is_large(told: Mapping[str, Any], version: str) -> bool:
+    what = told["basic"] if version == _BASIC else told
+    return any(key in what for key in _LARGE)
+
+
+def _in_turn(listed: list[Any], most: int) -> Iterator[list[Any]]:
+    return (listed[start : start + most] for start in range(0, len(listed), most))
 
 
 def _told(device: Device, version: str) -> dict[str, Any]:
@@ -94,13 +157,35 @@ def _told(device: Device, version: str) -> dict[str, Any]:
         "attributes": {name: dict(value) for name, value in device.attributes.items()}
     }
     if device.capacity:
-        what["capacity"] = {name: {"value": value} for name, value in device.capacity.items()}
+        what["capacity"] = {
+            name: {"value": value, **policy_of(device, name)}
+            for name, value in device.capacity.items()
+        }
+    if device.shares:
+        what["allowMultipleAllocations"] = True
+    if device.counters is not None:
+        takes = {name: {"value": value} for name, value in device.counters.takes.items()}
+        what["consumesCounters"] = [{"counterSet": device.counters.of, "counters": takes}]
     return {"name": device.name, **({"basic": what} if version == _BASIC else what)}
+
+
+def content_of(spec: Mapping[str, Any]) -> Content:
+    """What a slice has beside its head."""
+    return {key: spec[key] for key in _CONTENT if spec.get(key)}
+
+
+def lost_counters(sent: Mapping[str, Any], has: Mapping[str, Any]) -> bool:
+    """Whether a server has dropped counters of what it was sent, as one without them does."""
+    if "sharedCounters" in sent and "sharedCounters" not in has:
+        return True
+    key = "consumesCounters"
+    pairs = zip(sent.get("devices") or (), has.get("devices") or (), strict=False)
+    return any(key in ours and key not in theirs for ours, theirs in pairs)
 
 
 def changes(
     there: Iterable[Mapping[str, Any]],
-    wanted: Sequence[list[dict[str, Any]]],
+    wanted: Sequence[Content],
     owner: Owner,
     *,
     kept: Mapping[str, Any] | None = None,
@@ -109,8 +194,8 @@ def changes(
 
     Args:
         there: the driver's slices of this node.
-        wanted: as :func:`device_lists` makes it.
-        kept: what the server has made of a list of devices, by :func:`key_of` that list.
+        wanted: as :func:`contents` makes it.
+        kept: what the server has made of a content, by :func:`key_of` that.
 
     Returns:
         The writes, in the order in which they are to be made.
@@ -126,44 +211,39 @@ def changes(
     generation = highest + 1
     reused, superfluous = surplus[: len(unpaired)], surplus[len(unpaired) :]
     updates = [*pairs, *zip(reused, unpaired[: len(reused)], strict=True)]
-    return [
-        *(_delete(each) for each in (*obsolete, *superfluous)),
+    writes: list[Change] = [
         *(
             Update(
                 str(each["metadata"]["name"]),
-                _body(owner, devices, generation, len(wanted), each["metadata"]),
+                _body(owner, content, generation, len(wanted), each["metadata"]),
             )
-            for each, devices in updates
+            for each, content in updates
         ),
         *(
-            Create(_body(owner, devices, generation, len(wanted)))
-            for devices in unpaired[len(reused) :]
+            Create(_body(owner, content, generation, len(wanted)))
+            for content in unpaired[len(reused) :]
         ),
     ]
+    writes.sort(key=lambda write: "sharedCounters" not in write.body["spec"])
+    return [*(_delete(each) for each in (*obsolete, *superfluous)), *writes]
 
 
-def key_of(devices: Sequence[Mapping[str, Any]]) -> str:
-    """What stands for a list of devices in a table."""
-    return repr(devices)
+def key_of(content: Content) -> str:
+    """What stands for a content in a table."""
+    return repr(content)
 
 
 def _paired(
-    ours: Iterable[Mapping[str, Any]],
-    wanted: Sequence[list[dict[str, Any]]],
-    kept: Mapping[str, Any],
-) -> tuple[
-    list[tuple[Mapping[str, Any], list[dict[str, Any]]]],
-    list[list[dict[str, Any]]],
-    list[Mapping[str, Any]],
-]:
+    ours: Iterable[Mapping[str, Any]], wanted: Sequence[Content], kept: Mapping[str, Any]
+) -> tuple[list[tuple[Mapping[str, Any], Content]], list[Content], list[Mapping[str, Any]]]:
     """Slices that have what is wanted, with it; what no slice has; and the other slices."""
     unpaired, pairs, surplus = list(wanted), [], []
     for each in ours:
-        has = each["spec"].get("devices") or []
-        for devices in unpaired:
-            if has == devices or has == kept.get(key_of(devices)):
-                unpaired.remove(devices)
-                pairs.append((each, devices))
+        has = content_of(each["spec"])
+        for content in unpaired:
+            if has in (content, kept.get(key_of(content))):
+                unpaired.remove(content)
+                pairs.append((each, content))
                 break
         else:
             surplus.append(each)
@@ -183,7 +263,7 @@ def _says(each: Mapping[str, Any], generation: int, count: int, owner: Owner) ->
 
 def _body(
     owner: Owner,
-    devices: list[dict[str, Any]],
+    content: Content,
     generation: int,
     count: int,
     seen: Mapping[str, Any] | None = None,
@@ -206,8 +286,7 @@ def _body(
             "driver": owner.driver,
             "nodeName": owner.node,
             "pool": {"name": owner.node, "generation": generation, "resourceSliceCount": count},
-            # An empty list counts as having devices.
-            **({"devices": devices} if devices else {}),
+            **content,  # an empty list would count as having devices
         },
     }
 

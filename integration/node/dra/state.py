@@ -5,6 +5,9 @@ Rules
   kubelet prepares anew what is still wanted. The agent's lock of the node is its lock, too.
 - Where it is missing, damaged or of another boot, the kubelet's own record of claims says what pods
   have (:data:`hooks.requests.kubelet_record.CLAIMS`). Who is in neither has nothing.
+- It is not written through to the disk, since a machine that stops ends its boot. Where the disk is
+  full, what is left of it when a claim is taken back is written over it: else the pods would not
+  end that have to go for the disk's sake.
 - The device plugin reads it as well, also in an agent without ``--dra``: pods run on with what a
   claim gave them.
 
@@ -13,6 +16,7 @@ Source: kubelet pkg/kubelet/cm/dra/state (DRACheckpoint, checkpoint.dra.kubelet.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -21,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 from hooks.node.cache import boot_id_path
 from hooks.node.kubelet import read_claims
 from hooks.node.witness import read_text
-from integration.files import read_file, replace_file
-from integration.node.dra.devices import uuid_of
+from integration.files import read_file, replace_file, sweep
+from integration.node.dra.names import uuid_of
 from integration.node.errors import DraStateUnwritten
 
 if TYPE_CHECKING:
@@ -30,11 +34,31 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Claim", "ClaimDevice", "held", "load", "save"]
+__all__ = ["Claim", "ClaimDevice", "Sharing", "held", "load", "save"]
 
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
 _MODE: Final = 0o600
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the containers of a claim share a device, as its configuration asks.
+
+    Attributes:
+        time_slice: of :data:`~integration.node.dra.configuration.INTERVALS`; "" if it does not say.
+        daemon: what its MPS control daemon is called; "" for none.
+        threads: percent of the threads that a client of MPS may have.
+        memory: MiB that a client of MPS may have of the device; 0 for no limit.
+        multi_user: whether clients of several users may work at the same time.
+    """
+
+    time_slice: str = ""
+    daemon: str = ""
+    threads: int = 100
+    memory: int = 0
+    multi_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +72,10 @@ class ClaimDevice:
         uuid: likewise.
         gpu: UUID of the GPU that it is, or is a part of.
         admin: whether the claim may only look after it (``adminAccess``): others may have it too.
+        sharing: what its configuration asks for.
+        share: the id of the share of it that the claim has; "" if it has all of it.
+        memory: MiB of the share; 0 if it does not say.
+        shares: how many of the device's the share is; 0 if it does not say.
     """
 
     request: str
@@ -56,6 +84,10 @@ class ClaimDevice:
     uuid: str
     gpu: str
     admin: bool = False
+    sharing: Sharing = Sharing()
+    share: str = ""
+    memory: int = 0
+    shares: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +109,7 @@ def load(config: Config, driver: str) -> dict[str, Claim]:
     Args:
         driver: our name.
     """
+    sweep(_path(config))
     kept = _read(config)
     if kept is None:
         kept = list(_of_kubelet(read_claims(config).content, driver))
@@ -95,11 +128,29 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
         "boot": _boot(config),
         "claims": [asdict(claim) for claim in claims],
     }
+    content = f"{json.dumps(document)}\n".encode()
     try:
         if document["claims"] or os.path.lexists(path):
-            replace_file(path, f"{json.dumps(document)}\n".encode(), mode=_MODE)
+            try:
+                replace_file(path, content, mode=_MODE, durable=False)
+            except OSError as error:
+                if error.errno not in _FULL or not _write_over(path, content):
+                    raise
     except OSError as error:
         raise DraStateUnwritten(f"to write {path}", found=error.strerror or str(error)) from error
+
+
+def _write_over(path: str, content: bytes) -> bool:
+    """Write a file where it is, which needs no space; whether it is no longer than before.
+
+    Who is killed meanwhile leaves a damaged file, for which the kubelet's record stands in.
+    """
+    with open(path, "r+b") as file:
+        room = os.fstat(file.fileno()).st_size - len(content)
+        if room < 0:
+            return False
+        file.write(content.rstrip(b"\n") + b" " * room + b"\n")
+    return True
 
 
 def held(config: Config) -> tuple[ClaimDevice, ...]:
@@ -128,12 +179,17 @@ def _read(config: Config) -> list[Claim] | None:
                 str(each["uid"]),
                 str(each["namespace"]),
                 str(each["name"]),
-                tuple(ClaimDevice(**device) for device in each["devices"]),
+                tuple(map(_device, each["devices"])),
             )
             for each in document["claims"]
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _device(told: dict[str, Any]) -> ClaimDevice:
+    """A device as it was written down, by this agent or an older one."""
+    return ClaimDevice(**{**told, "sharing": Sharing(**told.get("sharing", {}))})
 
 
 def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
@@ -154,6 +210,7 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                     str(one["DeviceName"]),
                     uuid := uuid_of(str(one["DeviceName"])),
                     uuid if uuid.startswith("GPU-") else "",
+                    share=str(one.get("ShareID") or ""),
                 )
                 for one in unique
             )

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import GpuEvent
 
-__all__ = ["Blame", "How", "blame"]
-
 
 class How(StrEnum):
     """How it is known whose an error is."""

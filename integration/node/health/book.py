@@ -48,21 +48,6 @@ if TYPE_CHECKING:
     from integration.node.health.machine import Moment, Rules, Signal
     from integration.node.monitor.values import GpuEvent, GpuSample, Sample
 
-__all__ = [
-    "Book",
-    "Place",
-    "cleared",
-    "fell",
-    "heard",
-    "judge",
-    "next_sample",
-    "places_of",
-    "reports",
-    "sampled",
-    "saw",
-    "watched",
-]
-
 _CONTAINED: Final = 94
 
 # NVML's word for no instance.

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from integration.node.health.book import Book, Place
     from integration.node.monitor.values import GpuEvent, Sample
 
-__all__ = ["rules_of", "run"]
-
 # Seconds between two samples while all is well, and at most while a device is away or unwatched.
 _SELDOM: Final = 300.0
 _OFTEN: Final = 5.0

@@ -43,26 +43,6 @@ from integration.node.health.xids import Severity
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "TRANSITIONS",
-    "Answer",
-    "Cause",
-    "Clear",
-    "Condition",
-    "Contained",
-    "Error",
-    "Lost",
-    "Moment",
-    "Need",
-    "Reset",
-    "Rules",
-    "Signal",
-    "Silence",
-    "Watch",
-    "due",
-    "step",
-]
-
 
 class Cause(StrEnum):
     """What moves a device from one state to another."""

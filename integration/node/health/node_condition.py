@@ -6,8 +6,8 @@ scheduler goes by it: the device plugin and the shim give no pod what is out of 
 
 Rules
 - It is said only if it is wanted (``--node-condition``), and where the cluster has given the agent
-  a token. A right that is missing is said once.
-- It is written when it changes, and not more often. What cannot be written now is tried again.
+  a token.
+- It is written when it changes, and not more often.
 - The time of its change is kept where only the words change, also by another agent.
 
 Source: Kubernetes API core/v1 NodeCondition; API conventions, "Typical status properties".
@@ -16,15 +16,11 @@ Source: Kubernetes API core/v1 NodeCondition; API conventions, "Typical status p
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-import anyio
-import anyio.to_thread
-
 from hooks.node.drained import read_drains
-from integration.node.errors import ApiServerRefused, ApiServerSilent
+from integration.node.telling import keep_told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,12 +30,9 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.health.machine import Condition
 
-__all__ = ["TYPE", "Said", "run", "said_of"]
-
 TYPE: Final = "GPUOutOfService"
 """The type of the condition."""
 
-_AGAIN: Final = 60.0  # seconds
 _LONGEST: Final = 1024  # characters of a message
 
 
@@ -95,30 +88,12 @@ def _write(api: ApiServer, node: str, said: Said) -> None:
 
 async def run(context: Context) -> None:
     """Keep the condition true, until cancelled."""
-    options, board = context.options, context.board
-    has_token = await anyio.Path(options.service_account).is_dir()
-    if not (options.node_condition and options.api_server and has_token):
-        await anyio.sleep_forever()
-    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
+    written: list[Said] = []
 
-    api = ApiServer(options.api_server, options.api_port, options.service_account)
-    written: Said | None = None
-    failed = ""
-    while True:
-        version = board.version("seen", "health")
-        said = said_of(read_drains(context.config), board.health)
-        line = ""
-        if said != written:
-            try:
-                await anyio.to_thread.run_sync(
-                    partial(_write, api, options.node_name, said), abandon_on_cancel=True
-                )
-                written = said
-            except (ApiServerSilent, ApiServerRefused) as error:
-                line = str(error)
-        if line and line != failed:
-            context.say("warning", line)
-        failed = line
-        await board.change(
-            "seen", "health", since=version, timeout=_AGAIN if line else float("inf")
-        )
+    def tell(api: ApiServer) -> None:
+        said = said_of(read_drains(context.config), context.board.health)
+        if written != [said]:
+            _write(api, context.options.node_name, said)
+            written[:] = [said]
+
+    await keep_told(context, tell, "seen", "health")

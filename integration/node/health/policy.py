@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.monitor.values import GpuEvent
 
-__all__ = [
-    "DBE",
-    "DISABLE",
-    "ECC_DOUBLE",
-    "ENABLE",
-    "TOGETHER",
-    "XID",
-    "Policy",
-    "Verdict",
-    "policy_of",
-    "severity_of",
-]
-
 DISABLE: Final = "DP_DISABLE_HEALTHCHECKS"
 ENABLE: Final = "DP_ENABLE_HEALTHCHECKS"
 

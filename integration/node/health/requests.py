@@ -19,8 +19,6 @@ from integration.node.errors import AgentSilent
 if TYPE_CHECKING:
     from hooks.config import Config
 
-__all__ = ["ask", "directory_of", "taken", "waiting"]
-
 _NAME: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", re.ASCII)
 _POLL: Final = 0.02
 # Seconds after which nobody waits for an answer any more.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Record", "boot_id", "load_of_driver", "path_of", "read", "read_devices", "write"]
-
 _NAME: Final = "health.json"
 _FORMAT: Final = 1
 _MODE: Final = 0o600  # it names containers

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["State"]
-
 
 class State(StrEnum):
     """What is thought of a device. Kubelets are told two of them: the first two are healthy."""

@@ -34,8 +34,6 @@ from shim.causes import xids
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["XIDS", "Scope", "Severity", "Xid", "about"]
-
 
 class Severity(StrEnum):
     """What an error makes of a device."""

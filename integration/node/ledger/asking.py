@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.ledger.values import Ledger
 
-__all__ = ["ask", "foreign_rows"]
-
 # Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
 _TO_ANSWER: Final = 10.0
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
 
-__all__ = ["Owners", "cgroups_in", "own_cgroup"]
-
 _Cgroup: TypeAlias = "tuple[str, str]"
 
 

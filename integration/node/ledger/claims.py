@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["claim_rows", "release"]
-
 
 def claim_rows(config: Config) -> list[dict[str, Any]]:
     """Which container claims what.

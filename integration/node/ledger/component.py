@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -42,6 +41,7 @@ from integration.node.ledger.holdings import (
 )
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Denied, Ledger, as_document
+from integration.node.monitor.values import now
 from integration.node.watcher import Interest, Watcher, first_of
 from shim.bundle import INIT_PID, RECORD
 
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
     from integration.node.components import Context
-
-__all__ = ["FILE", "aside", "interests", "known_states", "look", "look_and_ask", "run"]
 
 R = TypeVar("R")
 
@@ -98,7 +96,7 @@ def _ledger_of(
     unread = [c for c in containers if c.record is None and _is_there(c.bundle, RECORD)]
     return Ledger(
         unknown=tuple(f"the record of {c.title} in {c.bundle} cannot be read" for c in unread),
-        when=time.clock_gettime(time.CLOCK_BOOTTIME),
+        when=now(),
         holdings=holdings,
         unheld=()
         if allocated is None
@@ -176,7 +174,7 @@ async def run(context: Context) -> None:
     states: tuple[str, ...] = ()
     looked: object = None
     left, late, again = 0, True, False
-    deaf = unwritten = ""
+    deaf = ""
     with Watcher(_QUIET, _LONGEST_SWARM) as watcher:
         while True:
             if late:
@@ -193,10 +191,7 @@ async def run(context: Context) -> None:
                 )
                 _tell(context, board.ledger, ledger)
                 board.post(ledger=ledger)
-                line = await aside(_write, context.config, ledger)
-                if line != unwritten:
-                    unwritten = line
-                    board.fault("ledger", line)
+                board.fault("ledger", await aside(_write, context.config, ledger))
                 ended = watcher.follow_processes(await aside(_processes, ledger))
                 again = watcher.follow(interests(states)) or ended
                 if watcher.deaf != deaf:

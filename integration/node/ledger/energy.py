@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from integration.node.monitor.values import Sample
 
-__all__ = ["Meter"]
-
 # Of an interval without a look, so many seconds are taken for ones of the work that is seen at its
 # end; nobody can tell whose the rest was.
 _LONGEST: Final = 120.0

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from hooks.node.identity import what_changed
 from hooks.sharing import gpus_of
 from integration.inspection.holding import devices_of, is_privileged
+from integration.inspection.shares import shares_of
 from integration.node.ledger.values import Holding, Unheld
 
 if TYPE_CHECKING:
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
-
-__all__ = [
-    "UNKNOWN_POD",
-    "Allocated",
-    "devices_of",
-    "holdings_of",
-    "stale_of",
-    "stopped_of",
-    "unheld_of",
-]
 
 _SHIM: Final = "containerd-shim"
 
@@ -83,6 +74,7 @@ def holdings_of(
                     gpus,
                     stale=stale_of(container),
                     orphan=_orphan(container, procfs, allocated),
+                    shares=shares_of(container),
                 )
             )
     return tuple(found)

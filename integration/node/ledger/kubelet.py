@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from integration.node.ledger.holdings import Allocated
 
-__all__ = ["allocated_by"]
-
 _LIST: Final = "/v1.PodResourcesLister/List"
 _TIMEOUT: Final = 2.0  # seconds, for the agent, which asks again
 _LONGEST: Final = 64 << 20

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.ledger.values import DeviceUse, Holding, Ledger
 
-__all__ = ["LATE", "REMEMBERED", "Lately"]
-
 REMEMBERED: Final = 120.0
 """Seconds that an ended process is remembered: twice the time between two scrapes of a minute."""
 

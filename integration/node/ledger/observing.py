@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.monitor.values import Sample, Sampler
 
-__all__ = ["Observer", "observing"]
-
 # Seconds for which it is believed what the node has, and where its containerds are.
 _SELDOM: Final = 30.0
 

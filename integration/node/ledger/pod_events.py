@@ -5,11 +5,10 @@ container runs without a device that the kubelet has given it, or without one th
 for and nobody granted; and what its GPU suffered, which may be why it ended.
 
 Rules
-- Only where the cluster has given the agent a token, and the right to make events: without a token
-  nothing is done, and a right that is missing is said once.
+- Only where the cluster has given the agent a token, and the right to make events.
 - An event is made once for each container and cause, as long as its pod is there, however often the
-  container starts. What cannot be made now is tried again. That the memory of a GPU is full is no
-  event: many programs take all of it on purpose.
+  container starts. That the memory of a GPU is full is no event: many programs take all of it on
+  purpose.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
 """
@@ -19,16 +18,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
-
-import anyio
-import anyio.to_thread
 
 from integration.node.causes.journal import GPU_MEMORY, told
 from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
+from integration.node.telling import keep_told
 from shim.causes.record import Whose
 from shim.causes.sentence import sentence
 
@@ -40,9 +36,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.ledger.values import Ledger
 
-__all__ = ["Notice", "notices_of_faults", "run"]
-
-_AGAIN: Final = 60.0
 _RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
 _COMPONENT: Final = "nvshim-node"
 
@@ -158,39 +151,18 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
 
 async def run(context: Context) -> None:
     """Make events of what is missing or denied, and of faults, until cancelled."""
-    options, board = context.options, context.board
-    has_token = await anyio.Path(options.service_account).is_dir()
-    if not options.api_server or not has_token:
-        await anyio.sleep_forever()
-    from integration.node.api_server import ApiServer  # noqa: PLC0415 - for agents with a token
-
-    api = ApiServer(options.api_server, options.api_port, options.service_account)
+    board, since = context.board, time.time() - _RECENT
     made: set[Notice] = set()
-    since = time.time() - _RECENT
-    failed = ""
-    while True:
-        version = board.version("ledger", "causes")
+
+    def tell(api: ApiServer) -> None:
         ledger = board.ledger
         notices = {*_notices(ledger), *notices_of_faults(board.causes, since)}
         pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
-        made = {
-            each
-            for each in made
-            if each in notices or (each.namespace, each.pod, each.pod_uid) in pods
-        }
-        line = ""
+        gone = {n for n in made - notices if (n.namespace, n.pod, n.pod_uid) not in pods}
+        made.difference_update(gone)
         for each in sorted(notices - made):
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            make = partial(_make_event, api, each.namespace, each.event(now))
-            try:
-                await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
-            except EventNotMade as error:
-                line = str(error)
-                break
+            _make_event(api, each.namespace, each.event(now))
             made.add(each)
-        if line and line != failed:
-            context.say("warning", line)
-        failed = line
-        await board.change(
-            "ledger", "causes", since=version, timeout=_AGAIN if line else float("inf")
-        )
+
+    await keep_told(context, tell, "ledger", "causes")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import DeviceUse
     from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
-__all__ = ["Moment", "Sort", "frame_of", "lines_of"]
-
 
 class Sort(StrEnum):
     """By what the containers of a device are sorted; the greatest comes first."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import ProcessUse, Sample
 
-__all__ = ["join", "owners_of", "usage_by", "usage_of"]
-
 # What is known of a process and of a container by the same names.
 _AMOUNTS: Final = (
     "memory_bytes", "sm_percent", "memory_percent", "encoder_percent", "decoder_percent",

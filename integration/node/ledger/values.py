@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from integration.inspection.bundles import Container
-
-__all__ = ["DeviceUse", "Holding", "Ledger", "Unheld", "as_document", "holding_row"]
+    from integration.inspection.shares import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,7 @@ class Holding:
         stale: what of the driver that it was made with is no more; "" for nothing. Such a pod is
             to be drained.
         orphan: why nobody seems to know of it any more; "" if somebody does.
+        shares: the parts of GPUs that resource claims have given it.
     """
 
     container: Container
@@ -29,6 +29,7 @@ class Holding:
     gpus: tuple[str, ...] = ()
     stale: str = ""
     orphan: str = ""
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,4 +165,13 @@ def holding_row(holding: Holding) -> dict[str, Any]:
         "gpus": list(holding.gpus),
         "stale": holding.stale or None,
         "orphan": holding.orphan or None,
+        "shares": [
+            {
+                "id": each.id,
+                "device": each.device,
+                "memory_bytes": each.memory << 20,
+                "shares": each.shares,
+            }
+            for each in holding.shares
+        ],
     }

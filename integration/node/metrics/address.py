@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 from integration.node.errors import MetricsAddressInvalid
 
-__all__ = ["Address", "parse_address"]
-
-_FORM: Final = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})")
-_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_FORM: Final = re.compile(
+    r"(\[(?P<six>[^\[\]]*)\]|(?P<four>[0-9.]+)|(?P<name>[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?)?)"
+    r":(?P<port>[0-9]{1,5})"
+)
 _HIGHEST: Final = 65535
 
 
@@ -49,24 +49,17 @@ def parse_address(text: str) -> Address:
     found = _FORM.fullmatch(text)
     if found is None:
         raise _invalid(text, "no ADDRESS:PORT")
-    port = int(found["port"])
+    port, six, four = int(found["port"]), found["six"], found["four"]
     if port > _HIGHEST:
         raise _invalid(text, f"there is no port {port}")
-    if found["six"] is not None:
-        try:
-            ipaddress.IPv6Address(found["six"])
-        except ValueError:
-            raise _invalid(text, "no address of IPv6 in the brackets") from None
-        return Address(found["six"], port)
-    host = found["host"]
-    if host and not _NAME.fullmatch(host):
-        raise _invalid(text, "neither an address nor a name before the colon")
-    if host and re.fullmatch(r"[0-9.]+", host):
-        try:
-            ipaddress.IPv4Address(host)
-        except ValueError:
-            raise _invalid(text, "no address of IPv4 before the colon") from None
-    return Address(host, port)
+    try:
+        if six is not None:
+            ipaddress.IPv6Address(six)
+        if four is not None:
+            ipaddress.IPv4Address(four)
+    except ValueError as error:
+        raise _invalid(text, str(error)) from None
+    return Address(six or four or found["name"] or "", port)
 
 
 def _invalid(text: str, found: str) -> MetricsAddressInvalid:

@@ -17,8 +17,6 @@ from shim import VERSION
 if TYPE_CHECKING:
     from integration.node.metrics.moment import Labels, Moment
 
-__all__ = ["AGENT", "PLUGIN", "own_process"]
-
 
 def _driver(moment: Moment) -> Rows:
     seen = moment.board.seen

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import DeviceUse, Holding
     from integration.node.metrics.moment import Labels, Moment
 
-__all__ = ["CONTAINERS"]
-
 
 def _name(container: Container) -> Labels:
     pod, name = container.pod, container.name or container.id

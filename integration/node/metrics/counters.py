@@ -14,17 +14,16 @@ Rules
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from integration.node.monitor.values import now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from integration.node.monitor.values import GpuEvent
-
-__all__ = ["FAILED", "MOST", "OK", "OTHERS", "REFUSED", "SECONDS", "Counters", "Durations"]
 
 OK: Final = "ok"
 REFUSED: Final = "refused"
@@ -132,7 +131,7 @@ class Counters:
         """The node was looked at."""
         _count(self.looks, (FAILED if faults else OK,))
         self.looking.add(seconds)
-        self.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.latest_look = now()
         if not faults:
             self.last_look = self.latest_look
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from integration.node.metrics.family import Family, Rows
     from integration.node.metrics.moment import Moment
 
-__all__ = ["FAMILIES", "GROUPS", "collect"]
-
 GROUPS: Final = (AGENT, GPUS, HEALTH, CONTAINERS, PLUGIN)
 """All families, by what they are of."""
 

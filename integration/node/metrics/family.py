@@ -26,8 +26,6 @@ from integration.node.metrics.counters import Durations
 if TYPE_CHECKING:
     from integration.node.metrics.moment import Moment
 
-__all__ = ["CONTAINER", "DEVICE", "GPU", "MIG", "Family", "Group", "Rows", "single"]
-
 GPU: Final = ("gpu", "uuid", "pci_bus_id", "model")
 MIG: Final = ("gpu", "uuid", "mig", "mig_uuid", "profile")
 DEVICE: Final = ("gpu", "uuid", "mig", "mig_uuid")

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from integration.node.metrics.moment import Labels, Moment
     from integration.node.monitor.values import DeviceSample, GpuSample
 
-__all__ = ["GPUS", "HEALTH", "ratio"]
-
 _REASONS: Final = {
     0x1: "gpu_idle",
     0x2: "applications_clocks_setting",

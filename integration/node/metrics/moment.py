@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from integration.node.board import Board
     from integration.node.monitor.values import GpuSample, Sample
 
-__all__ = ["Labels", "Moment", "Names"]
-
 Labels = tuple[str, ...]
 
 

@@ -31,13 +31,12 @@ from integration.node.metrics.families import collect
 from integration.node.metrics.moment import Moment
 from integration.node.metrics.server import Request, Response
 from integration.node.metrics.text import choose, write
+from integration.node.monitor.values import now
 
 if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.metrics.text import Form
     from integration.node.monitor.values import Sample
-
-__all__ = ["FRESH", "LONGEST_WAIT", "SHARE", "Scrapes", "deadline"]
 
 FRESH: Final = 0.5
 SHARE: Final = 0.1
@@ -126,7 +125,7 @@ class Scrapes:
     async def _tell(self, form: Form, wait: float) -> _Told:
         begun = time.monotonic()
         sample = await self._sample(wait)
-        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        boot = time.time() - now()
         moment = Moment(
             self._context.board,
             boot=boot,
@@ -156,7 +155,7 @@ class Scrapes:
         # By what the agent remembers, and no file: whatever hangs, this does not wait for it.
         looked = self._context.board.counters.latest_look
         late = _LATE * self._context.options.poll + self._context.config.nvml_timeout
-        if looked is not None and time.clock_gettime(time.CLOCK_BOOTTIME) - looked < late:
+        if looked is not None and now() - looked < late:
             return Response(HTTPStatus.OK, b"ok\n")
         return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"the node was not looked at lately\n")
 

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from anyio.abc import SocketStream
     from anyio.streams.stapled import MultiListener
 
-__all__ = [
-    "LONGEST",
-    "LONGEST_EXCHANGE",
-    "MOST",
-    "Request",
-    "Response",
-    "addresses_of",
-    "listen",
-    "parse",
-    "serve",
-]
-
 LONGEST: Final = 8192
 MOST: Final = 32
 LONGEST_EXCHANGE: Final = 20.0

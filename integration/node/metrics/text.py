@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from integration.node.metrics.family import Family, Rows
 
-__all__ = ["LONGEST", "OPENMETRICS", "PLAIN", "Form", "choose", "write"]
-
 LONGEST: Final = 256
 
 

@@ -25,7 +25,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from api.errors import one_line
 from hooks.node.nvml import library_path, modules_directory
 from integration.node.errors import ChildFailed
 from integration.node.monitor import child as program
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from integration.node.refresh import Seen
-
-__all__ = ["CRASHED", "Child", "Children", "identity_of", "library_of"]
 
 CRASHED: Final = "NVML crashed"
 """How the reason begins of a child that a signal has ended."""
@@ -70,6 +67,12 @@ def identity_of(seen: Seen) -> tuple[object, ...]:
     return seen.driver, library_of(seen), seen.gpus, *(gpu.lost for gpu in gpus)
 
 
+def uuids_of(seen: Seen) -> dict[int, str]:
+    """The UUIDs of the node's GPUs, as far as they are known, by NVML's numbers."""
+    gpus = seen.inventory.gpus if seen.inventory is not None else ()
+    return {gpu.index: gpu.uuid for gpu in gpus if gpu.uuid}
+
+
 class Children:
     """Who starts and ends them."""
 
@@ -83,13 +86,12 @@ class Children:
         self._abandoned = [each for each in self._abandoned if each.poll() is None]
         return len(self._abandoned)
 
-    def start(self, what: str, library: str, beat: float = 0.0) -> Child:
+    def start(self, what: str, library: str) -> Child:
         """Start one.
 
         Args:
             what: :data:`.child.EVENTS` or :data:`.child.SAMPLES`.
             library: the path of NVML's.
-            beat: seconds that the first may be silent.
 
         Raises:
             ChildFailed: it could not be started, or too many cannot be ended.
@@ -102,7 +104,7 @@ class Children:
             )
         argv = [
             *(sys.executable, "-I", "-S", program.__file__),
-            *(what, library, modules_directory(), str(os.getpid()), str(int(beat * 1000))),
+            *(what, library, modules_directory(), str(os.getpid())),
         ]
         try:
             process = subprocess.Popen(
@@ -147,8 +149,8 @@ class Child:
         os.set_blocking(self._to.fileno(), False)
         os.set_blocking(self._from.fileno(), False)
 
-    def ask(self, question: Mapping[str, Any]) -> None:
-        """Send a question to one that answers.
+    def ask(self, question: Mapping[Any, Any]) -> None:
+        """Send it a line.
 
         That it has ended is told to whoever waits for its answer.
 
@@ -158,14 +160,14 @@ class Child:
         with suppress(BrokenPipeError):
             self._to.write(json.dumps(question).encode() + b"\n")
 
-    async def line(self, seconds: float) -> bytes:
-        """The next line that it says.
+    async def word(self, seconds: float) -> dict[str, Any]:
+        """The next that it says.
 
         Args:
             seconds: that it may take.
 
         Raises:
-            ChildFailed: it said nothing in time, or will not any more.
+            ChildFailed: it said nothing in time, will not any more, or says that NVML failed.
         """
         with anyio.move_on_after(seconds) as limit:
             while b"\n" not in self._heard:
@@ -178,7 +180,10 @@ class Child:
         if not end:
             raise self._failed(f"nothing within {seconds:g} s: NVML hangs")
         self._heard = rest
-        return bytes(line)
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise self._failed(said["error"])
+        return said
 
     def close(self) -> None:
         """Let go of its pipes."""
@@ -214,9 +219,5 @@ class Child:
             return f"{CRASHED}: {signal.Signals(-status).name}"
         return f"it ended with {status}"
 
-    def _failed(self, found: Any) -> ChildFailed:
-        return ChildFailed(
-            f"{self._what} of NVML",
-            found=one_line(str(found)),
-            do="see that nvidia-smi works on the node",
-        )
+    def _failed(self, found: str) -> ChildFailed:
+        return ChildFailed(f"{self._what} of NVML", found=found)

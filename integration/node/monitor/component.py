@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.monitor.values import GpuEvent, Sample
 
-__all__ = ["Teller", "run"]
-
 _KERNEL_LOG: Final = "monitor.kernel-log"
 _SAMPLES: Final = "monitor.samples"
 
@@ -56,11 +54,8 @@ async def run(context: Context) -> None:
     def post(sample: Sample) -> None:
         # A node without GPUs lacks nothing.
         failed = sample.failure and library_of(look())
-        line = f"samples of NVML: {sample.failure}" if failed else ""
-        if line and board.faults.get(_SAMPLES) != line:
-            context.say("error", line)
         board.post(sample=sample)
-        board.fault(_SAMPLES, line)
+        context.fault(_SAMPLES, f"samples of NVML: {sample.failure}" if failed else "")
 
     sampler = NvmlSampler(look, children, to_answer=to_answer, post=post)
     board.post(sampler=sampler)
@@ -88,8 +83,7 @@ async def _read_log(context: Context, teller: Teller) -> None:
         line = f"the kernel's log {path} has ended"
     except KernelLogUnusable as error:
         line = str(error)
-    context.say("warning", line)
-    board.fault(_KERNEL_LOG, line)
+    context.fault(_KERNEL_LOG, line, level="warning")
     teller.reads_log = False
 
 

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from integration.node.errors import ChildFailed
-from integration.node.monitor import words
 from integration.node.monitor.child import EVENTS
-from integration.node.monitor.children import identity_of, library_of
-from integration.node.monitor.values import GpuEvent
+from integration.node.monitor.children import identity_of, library_of, uuids_of
+from integration.node.monitor.values import GpuEvent, now
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from integration.node.board import Board
     from integration.node.monitor.children import Child, Children
     from integration.node.refresh import Seen
-
-__all__ = ["BEAT", "Watch", "event_of", "failures_of", "lost_of"]
 
 BEAT: Final = 60.0
 """Seconds after which a child that has nothing to say says so."""
@@ -59,11 +57,6 @@ _PAUSE: Final = 0.1
 
 _FAULT: Final = "monitor.events"
 _NO_EVENTS: Final = "of no GPU events can be had"
-
-_GPUS: Final = 256
-_KINDS: Final[Mapping[int, str]] = {2: "ecc-double", 8: "xid"}
-_XIDS: Final = 100_000
-_INSTANCE: Final = 1 << 8  # 0xffffffff says that there is none
 
 
 class Watch:
@@ -121,7 +114,7 @@ class Watch:
         Raises:
             ChildFailed: there is nothing more to hear from it.
         """
-        child = self._children.start(EVENTS, library_of(seen), self._beat)
+        child = self._children.start(EVENTS, library_of(seen))
         self._said_lost = math.inf
         try:
             await first_of(
@@ -149,23 +142,20 @@ class Watch:
     async def _hear(self, child: Child, seen: Seen) -> None:
         patience = self._to_answer + _TO_BEGIN
         begun, count = time.monotonic(), 0
+        child.ask({"gpus": uuids_of(seen), "beat": self._beat})
         while not (self._board.unwatched and time.monotonic() - begun > self._retry):
-            line = await child.line(patience)
+            word = await child.word(patience)
             patience = self._beat + self._to_answer + _LATE
-            said = words.parse(line)
-            if "lost" in said:
-                self._said_lost = _now()
-                self._board.post(lost=lost_of(said, seen))
-            elif "watching" in said:
-                unwatched = failures_of(said, seen)
+            if "lost" in word:
+                self._said_lost = now()
+                self._board.post(lost=word["lost"])
+            elif "unwatched" in word:
+                unwatched = word["unwatched"]
                 in_vain = bool(seen.gpus) and unwatched.keys() >= set(seen.gpus)
-                self._post(unwatched, str(_failed(_NO_EVENTS)) if in_vain else "")
-            elif "event" in said:
-                event = event_of(said["event"], seen, _now())
-                if event is not None:
-                    self._tell(event)
-            elif "beat" not in said:
-                raise _failed(words.text(said.get("error")) or "an answer that makes no sense")
+                failed = ChildFailed("events of NVML", found=_NO_EVENTS)
+                self._post(unwatched, str(failed) if in_vain else "")
+            elif "event" in word:
+                self._tell(_event_of(word["event"], seen))
             count += 1
             if count % _BATCH == 0:
                 await anyio.sleep(_PAUSE)
@@ -189,84 +179,12 @@ class Watch:
                 self._say("warning", "its events cannot be heard", gpu=gpu or "all", reason=why)
 
 
-def failures_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
-    """Which of the node's GPUs are not watched, and why.
-
-    Args:
-        said: the child's word: who is watched, and who could not be.
-
-    Returns:
-        The reason by the GPU's UUID.
-    """
-    watching = {words.uuid(each, "GPU") for each in words.entries(said.get("watching"), _GPUS)}
-    why = _reasons(said.get("failed"), seen)
-    return {
-        uuid: why.get(uuid) or "NVML does not tell of it"
-        for uuid in seen.gpus
-        if uuid and uuid not in watching
-    }
-
-
-def lost_of(said: Mapping[str, Any], seen: Seen) -> dict[str, str]:
-    """Which of the node's GPUs do not answer any more, and why.
-
-    Returns:
-        The reason by the GPU's UUID.
-    """
-    why = _reasons(said.get("lost"), seen)
-    return {uuid: why[uuid] for uuid in seen.gpus if uuid and uuid in why}
-
-
-def _reasons(said: Any, seen: Seen) -> dict[str, str]:
-    """What the child says of single GPUs, by their UUIDs."""
-    by_index = {gpu.index: gpu.uuid for gpu in seen.inventory.gpus} if seen.inventory else {}
-    why: dict[str, str] = {}
-    for each in words.entries(said, _GPUS):
-        index, uuid, text = [*words.entries(each, 3), None, None, None][:3]
-        # A lost one does not say its name; then its number tells, which is the inventory's too.
-        known = words.uuid(uuid, "GPU") or by_index.get(words.number(index, _GPUS), "")
-        why[known] = words.text(text)
-    return why
-
-
-def _failed(found: str) -> ChildFailed:
-    return ChildFailed("events of NVML", found=found, do="see that nvidia-smi works on the node")
-
-
-def event_of(said: Any, seen: Seen, when: float) -> GpuEvent | None:
-    """The event that the child tells of.
-
-    Args:
-        seen: what the node has. An event of another GPU is one that is not known whose it is.
-        when: it was heard, in seconds since boot.
-
-    Returns:
-        It; None if it makes no sense.
-    """
-    if not isinstance(said, dict):
-        return None
-    kind = _KINDS.get(words.number(said.get("type"), max(_KINDS)) or 0)
-    xid = words.number(said.get("data"), _XIDS) if kind == "xid" else 0
-    if kind is None or xid is None:
-        return None
-    gpu = words.uuid(said.get("gpu"), "GPU")
-    known = not seen.gpus or gpu in seen.gpus
-    return GpuEvent(
-        when,
-        kind,
-        gpu if known else "",
-        bus_id=_bus_id(gpu, seen),
-        xid=xid,
-        gpu_instance=words.number(said.get("gi"), _INSTANCE),
-        compute_instance=words.number(said.get("ci"), _INSTANCE),
-        text="" if known else f"of {gpu or 'a GPU without a name'}, which the node does not have",
-    )
-
-
-def _bus_id(uuid: str, seen: Seen) -> str:
+def _event_of(said: dict[str, Any], seen: Seen) -> GpuEvent:
+    """An event as it was heard now; one of a GPU that the node does not have is nobody's."""
+    event = GpuEvent(now(), **said)
     gpus = seen.inventory.gpus if seen.inventory is not None else ()
-    return next((gpu.bus_id for gpu in gpus if gpu.uuid == uuid), "")
-
-
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    bus_id = next((gpu.bus_id for gpu in gpus if gpu.uuid == event.gpu), None)
+    if bus_id is not None:
+        return replace(event, bus_id=bus_id)
+    text = f"of {event.gpu or 'a GPU without a name'}, which the node does not have"
+    return replace(event, gpu="", text=text)

@@ -9,19 +9,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from integration.node.errors import KernelLogUnusable
-from integration.node.monitor.values import GpuEvent
+from integration.node.monitor.values import GpuEvent, now
 from shim.causes import kernel_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["follow", "parse_record"]
 
 
 def parse_record(record: str, when: float = 0.0) -> GpuEvent | None:
@@ -86,8 +83,7 @@ async def follow(path: str, told: Callable[[GpuEvent], None]) -> None:
                 *lines, rest = (rest + read).split(b"\n")
                 rest = rest[-kernel_log.ROOM :]
                 for line in lines:
-                    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-                    xid = parse_record(line.decode(errors="replace"), now)
+                    xid = parse_record(line.decode(errors="replace"), now())
                     if xid is not None:
                         told(xid)
             # A storm must not keep this process busy, and nobody is waiting for so many.

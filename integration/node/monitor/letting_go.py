@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import one_line
 from hooks.node.drained import read_drains
+from integration.files import read_some
 from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.components import Context
-
-__all__ = ["FAULT", "FILE", "follow"]
 
 FILE: Final = "let-go"
 """The file's name in the state directory."""
@@ -50,9 +49,7 @@ async def follow(context: Context) -> NoReturn:
                     board.want_look()
             await watcher.change({directory: ANY, config.drained: ANY})
             line = f"{directory} is not watched: {watcher.deaf}" if watcher.deaf else ""
-            if line and board.faults.get(FAULT) != line:
-                context.say("warning", line)
-            board.fault(FAULT, line)
+            context.fault(FAULT, line, level="warning")
 
 
 def _reason_of_marks(config: Config) -> str:
@@ -64,15 +61,9 @@ def _reason_of_marks(config: Config) -> str:
 def _reason(path: str) -> str:
     """Why, if the file is there."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        first = read_some(path, _LONGEST).decode(errors="replace").partition("\n")[0]
     except FileNotFoundError:
         return ""
     except OSError:
-        return f"{path} is there"
-    try:
-        first = os.read(fd, _LONGEST).decode(errors="replace").partition("\n")[0]
-    except OSError:
         first = ""
-    finally:
-        os.close(fd)
     return one_line(first) or f"{path} is there"

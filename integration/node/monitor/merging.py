@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from integration.node.monitor.values import GpuEvent
 
-__all__ = ["HOLD", "Merger"]
-
 HOLD: Final = 0.5
 """Seconds that the one waits for the other. They are written within milliseconds; which of them
 names the MIG instance spares the GPU's other devices."""

@@ -21,8 +21,6 @@ from integration.node.ledger.cgroups import cgroups_in
 if TYPE_CHECKING:
     from integration.inspection.procfs import Procfs
 
-__all__ = ["Processes"]
-
 # Seconds by which the kernel's times may differ: a process's beginning is told in hundredths.
 _SLACK: Final = 1.0
 # Seconds for which it is believed where a process is, and how many processes of a storm that is of.

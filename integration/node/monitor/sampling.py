@@ -18,18 +18,21 @@ Rules
 from __future__ import annotations
 
 import math
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from integration.node.errors import ChildFailed
-from integration.node.monitor import words
 from integration.node.monitor.child import SAMPLES
-from integration.node.monitor.children import CRASHED, Children, identity_of, library_of
-from integration.node.monitor.samples import sample_of
-from integration.node.monitor.values import Sample
+from integration.node.monitor.children import (
+    CRASHED,
+    Children,
+    identity_of,
+    library_of,
+    uuids_of,
+)
+from integration.node.monitor.values import DeviceSample, GpuSample, ProcessUse, Sample, now
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -37,18 +40,14 @@ if TYPE_CHECKING:
     from integration.node.monitor.children import Child
     from integration.node.refresh import Seen
 
-__all__ = ["NvmlSampler", "sampling"]
-
 _IDLE: Final = 75.0
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _TO_BEGIN: Final = 5.0
-_BEAT: Final = b'{"beat": 1}'
 # Of the time that an answer may take, how much one GPU may.
 _OF_ONE: Final = 0.6
 # Seconds until a GPU that was given up is asked again.
 _GIVEN_UP: Final = 60.0
-_MOST: Final = 256
 # So many times of what one question may take, all of them may take.
 _ALL: Final = 12
 
@@ -86,11 +85,11 @@ class NvmlSampler:
 
     async def sample(self, *, max_age: float) -> Sample:
         """What the GPUs are like now, or were ``max_age`` seconds ago at most."""
-        last, now = self._last, _now()
+        last, at = self._last, now()
         if self._over:
             return _failed("nobody asks NVML")
         if last is not None and identity_of(self._look()) == self._asked_of:
-            stands = now < self._retry if last.failure else now - last.when <= max_age
+            stands = at < self._retry if last.failure else at - last.when <= max_age
             if stands:
                 return last
         self._is_asked = True
@@ -129,7 +128,7 @@ class NvmlSampler:
     def _tell(self, sample: Sample) -> None:
         """Give all who wait the same answer."""
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE) if sample.failure else 0
-        self._retry = _now() + self._pause
+        self._retry = now() + self._pause
         self._last, self._is_asked = sample, False
         answered, self._answered = self._answered, anyio.Event()
         answered.set()
@@ -137,45 +136,41 @@ class NvmlSampler:
     async def _ask(self) -> Sample:
         seen = self._look()
         library, of = library_of(seen), identity_of(seen)
-        gpus = seen.inventory.gpus if seen.inventory is not None else ()
         if self._asked_of != of:
             await self._end()
             self._given_up = {}
         self._asked_of = of
         if not library:
             return _failed("; ".join(seen.faults) or "no driver with NVML, or no GPU")
-        if _now() > self._leave_until and not self._children.abandoned:
+        if now() > self._leave_until and not self._children.abandoned:
             self._given_up = {}
         try:
-            line = await self._line(library, len(gpus))
+            said = await self._said(library, seen)
         except ChildFailed as error:
             await self._end()
             return _failed(error.found or "NVML failed")
-        known = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid}
-        sample = sample_of(line, _now(), known)
-        if hanging := _hanging(line):
-            self._give_up(hanging)
-        if sample.failure or hanging:
-            await self._end()
-        return sample
+        if said["hanging"]:
+            self._give_up({int(index): why for index, why in said["hanging"].items()})
+            await self._end()  # it still waits for them
+        return _sample_of(said)
 
-    async def _line(self, library: str, count: int) -> bytes:
+    async def _said(self, library: str, seen: Seen) -> dict[str, Any]:
         """What is said of all GPUs; of those that were given up, why.
 
         Raises:
             ChildFailed: NVML hangs or crashes, and that is not one GPU's doing.
         """
         try:
-            return await self._answer(library, alone=False)
+            return await self._answer(library, seen, alone=False)
         except ChildFailed as error:
             if self._child is None or not error.found.startswith(CRASHED):
                 raise
             whole = error
-        while len(self._given_up) + 1 < count:
+        while len(self._given_up) + 1 < len(seen.gpus):
             await self._end()
             self._asks = None
             try:
-                return await self._answer(library, alone=True)
+                return await self._answer(library, seen, alone=True)
             except ChildFailed as error:
                 if not self._blame(f"{error.found}, whenever it is asked"):
                     raise
@@ -191,9 +186,9 @@ class NvmlSampler:
 
     def _give_up(self, gpus: Mapping[int, str]) -> None:
         self._given_up = {**self._given_up, **gpus}
-        self._leave_until = _now() + _GIVEN_UP
+        self._leave_until = now() + _GIVEN_UP
 
-    async def _answer(self, library: str, *, alone: bool) -> bytes:
+    async def _answer(self, library: str, seen: Seen, *, alone: bool) -> dict[str, Any]:
         """What a child says once it has asked NVML everything.
 
         Args:
@@ -205,25 +200,26 @@ class NvmlSampler:
         if self._child is None:
             child = self._children.start(SAMPLES, library)
             try:
-                line = await child.line(self._to_answer + _TO_BEGIN)
+                await child.word(self._to_answer + _TO_BEGIN)  # that it is ready
             except BaseException:
                 await self._children.end(child)
                 raise
-            if "ready" not in words.parse(line):
-                await self._children.end(child)
-                return line
             self._child = child
         patience = self._to_answer * _OF_ONE
-        self._child.ask({"given_up": self._given_up, "alone": alone, "patience": patience})
-        latest = _now() + _ALL * self._to_answer
+        self._child.ask(
+            {
+                "gpus": uuids_of(seen), "given_up": self._given_up,
+                "alone": alone, "patience": patience,
+            }
+        )  # fmt: skip
+        latest = now() + _ALL * self._to_answer
         while True:
-            line = await self._child.line(self._to_answer)
-            asks = words.parse(line).get("asks") if alone else None
-            if isinstance(asks, int):
-                self._asks = asks
-            elif line != _BEAT:
-                return line
-            if _now() > latest:
+            word = await self._child.word(self._to_answer)
+            if "asks" in word:
+                self._asks = word["asks"]
+            elif "beat" not in word:
+                return word
+            if now() > latest:
                 found = f"no whole answer within {_ALL * self._to_answer:g} s"
                 raise ChildFailed("samples of NVML", found=found)
 
@@ -249,19 +245,20 @@ async def sampling(
         tasks.cancel_scope.cancel()
 
 
-def _hanging(line: bytes) -> dict[int, str]:
-    """The GPUs that have not answered, by their indices; the child that said so still waits."""
-    gpus = [each for each in words.entries(words.parse(line).get("gpus"), _MOST) if _hangs(each)]
-    return {each["index"]: words.text(each.get("lost")) for each in gpus}
-
-
-def _hangs(gpu: Any) -> bool:
-    return isinstance(gpu, dict) and gpu.get("hangs") is True and isinstance(gpu.get("index"), int)
+def _sample_of(said: dict[str, Any]) -> Sample:
+    """The sample that a child's answer is."""
+    return Sample(
+        now(),
+        driver=said["driver"],
+        gpus=tuple(
+            GpuSample(**gpu | {"mig": tuple(DeviceSample(**part) for part in gpu.get("mig", ()))})
+            for gpu in said["gpus"]
+        ),
+        processes=tuple(ProcessUse(*each) for each in said["processes"]),
+        notes=tuple(said["notes"]),
+        uncounted=tuple(said["uncounted"]),
+    )
 
 
 def _failed(why: str) -> Sample:
-    return Sample(_now(), failure=why)
-
-
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Sample(now(), failure=why)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "COMPUTE",
-    "GRAPHICS",
-    "DeviceSample",
-    "GpuEvent",
-    "GpuSample",
-    "ProcessUse",
-    "Sample",
-    "Sampler",
-]
-
 COMPUTE: Final = "compute"
 GRAPHICS: Final = "graphics"
+
+
+def now() -> float:
+    """The time by which samples and events are dated: seconds since boot (CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)

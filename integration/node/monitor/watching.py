@@ -1,12 +1,12 @@
 """Waiting for NVML's events, and seeing that the GPUs still answer, in the child.
 
-It says, a line each:
+It reads a line, ``{"gpus": {INDEX: UUID, …}, "beat": SECONDS}``: which the node's GPUs are by the
+inventory, and for how long it may be silent. Then it says, a line each:
 
-- ``{"lost": [[INDEX, UUID or "", WHY], …]}`` at first, and whenever that has changed;
-- ``{"watching": [UUID, …], "failed": [[INDEX, UUID or "", WHY], …]}`` likewise; a GPU is watched
+- ``{"lost": {UUID: WHY, …}}`` at first, and whenever that has changed: those that do not answer;
+- ``{"unwatched": {UUID: WHY, …}}`` likewise: those whose events cannot be had. A GPU is watched
   once NVML has been waited for, and that worked;
-- ``{"event": {"gpu": UUID or "", "type": …, "data": …, "gi": …, "ci": …}}``, numbers as NVML has
-  them;
+- ``{"event": {…}}``, with what NVML knows of a :class:`~integration.node.monitor.values.GpuEvent`;
 - ``{"beat": 1}`` if it was silent for a while, so that silence is told from a driver that hangs.
 
 Rules
@@ -24,13 +24,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
+import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from api.errors import one_line
 from hooks.node.nvml_probe import LOST, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 # nvmlReturn_t
 _TIMEOUT = 10
@@ -42,19 +45,23 @@ _PULSE = 0.5
 _TEMPERATURE = 0
 _MOST_GPUS = 256
 _NO_XIDS = "it tells of no Xid"
+_UNTOLD = "NVML does not tell of it"
+
+_KINDS = {2: "ecc-double", 8: "xid"}
+_HIGHEST_XID = 100_000
+_NO_INSTANCE = 0xFFFFFFFF
 
 
-def watch(nvml: Any, say: Callable[[dict[str, Any]], None], beat: int) -> NoReturn:
+def watch(nvml: Any, say: Callable[[dict[str, Any]], None]) -> NoReturn:
     """Say what happens, until it cannot be known any more.
-
-    Args:
-        beat: milliseconds of silence at most.
 
     Raises:
         NVMLError: the wait cannot go on.
     """
+    asked = json.loads(sys.stdin.readline())
+    known = {int(index): uuid for index, uuid in asked["gpus"].items()}
     nvml.nvmlInit()
-    watcher = _Watcher(nvml, say, beat / 1000)
+    watcher = _Watcher(nvml, say, asked["beat"], known)
     failures = 0
     while True:
         watcher.register()
@@ -74,20 +81,16 @@ class _Gpu:
 
     Attributes:
         index: its number.
-        uuid: "" if it does not say.
+        uuid: its own word; until there is one, the inventory's.
         handle: None if there is none.
         lost: why it is not there any more; "" if it is.
         failed: why its events cannot be had; "" if they can.
     """
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.uuid = self.lost = self.failed = ""
+    def __init__(self, index: int, uuid: str) -> None:
+        self.index, self.uuid = index, uuid
+        self.lost = self.failed = ""
         self.handle: Any = None
-
-    def told(self, why: str) -> list[Any]:
-        """As it is said."""
-        return [self.index, self.uuid, why]
 
 
 class _Watcher:
@@ -95,10 +98,17 @@ class _Watcher:
 
     Args:
         beat: seconds of silence at most.
+        known: the UUIDs of the node's GPUs by their indices.
     """
 
-    def __init__(self, nvml: Any, say: Callable[[dict[str, Any]], None], beat: float) -> None:
-        self._nvml, self._beat = nvml, beat
+    def __init__(
+        self,
+        nvml: Any,
+        say: Callable[[dict[str, Any]], None],
+        beat: float,
+        known: Mapping[int, str],
+    ) -> None:
+        self._nvml, self._beat, self._known = nvml, beat, known
         self._say_line = say
         self._gpus: list[_Gpu] = []
         self._events: Any = None
@@ -124,7 +134,8 @@ class _Watcher:
                 self._events = nvml.nvmlEventSetCreate()
             except nvml.NVMLError as error:
                 self._cannot_hear(error)
-        self._gpus = [_Gpu(index) for index in range(min(nvml.nvmlDeviceGetCount(), _MOST_GPUS))]
+        count = min(nvml.nvmlDeviceGetCount(), _MOST_GPUS)
+        self._gpus = [_Gpu(index, self._known.get(index, "")) for index in range(count)]
         if len(before) == len(self._gpus):
             for gpu, known in zip(self._gpus, before, strict=True):
                 gpu.uuid, gpu.lost, gpu.handle = known.uuid, known.lost, known.handle
@@ -140,7 +151,8 @@ class _Watcher:
     def _register(self, gpu: _Gpu) -> None:
         nvml = self._nvml
         gpu.handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-        gpu.uuid = text_of(nvml.nvmlDeviceGetUUID(gpu.handle))
+        kind, dash, rest = text_of(nvml.nvmlDeviceGetUUID(gpu.handle)).partition("-")
+        gpu.uuid = kind + dash + rest.lower()  # as the inventory has it
         if self._events is None or not self._answers(gpu):
             return
         xids = nvml.nvmlEventTypeXidCriticalError
@@ -190,15 +202,18 @@ class _Watcher:
             # One that does not wait must not turn in circles.
             time.sleep(max(0.0, seconds / 2 - (time.monotonic() - begun)))
             return
+        kind = _KINDS.get(event.eventType)
+        if kind is None or (kind == "xid" and event.eventData > _HIGHEST_XID):
+            return
         uuids = {_address(gpu.handle): gpu.uuid for gpu in self._gpus if gpu.handle is not None}
         self._say(
             {
                 "event": {
+                    "kind": kind,
                     "gpu": uuids.get(_address(event.device), ""),
-                    "type": event.eventType,
-                    "data": event.eventData,
-                    "gi": event.gpuInstanceId,
-                    "ci": event.computeInstanceId,
+                    "xid": event.eventData if kind == "xid" else 0,
+                    "gpu_instance": _instance(event.gpuInstanceId),
+                    "compute_instance": _instance(event.computeInstanceId),
                 }
             }
         )
@@ -239,21 +254,24 @@ class _Watcher:
     # What is said
 
     def _say_lost(self) -> None:
-        self._say_once("lost", {"lost": [gpu.told(gpu.lost) for gpu in self._gpus if gpu.lost]})
+        self._say_once("lost", {gpu.uuid: gpu.lost for gpu in self._gpus if gpu.lost})
 
     def _say_watching(self) -> None:
-        failed = [
-            gpu.told(gpu.lost or gpu.failed or self._unheard)
-            for gpu in self._gpus
-            if not self._is_watched(gpu)
-        ]
-        watching = sorted(gpu.uuid for gpu in self._gpus if self._is_watched(gpu))
-        self._say_once("watching", {"watching": watching, "failed": failed})
+        why = dict.fromkeys(self._known.values(), _UNTOLD)
+        for gpu in self._gpus:
+            if self._is_watched(gpu):
+                why.pop(gpu.uuid, None)
+            else:
+                why[gpu.uuid] = gpu.lost or gpu.failed or self._unheard
+        self._say_once("unwatched", why)
 
-    def _say_once(self, name: str, line: dict[str, Any]) -> None:
+    def _say_once(self, name: str, why: Mapping[str, str]) -> None:
+        """Say something of the node's own GPUs, unless that was said before."""
+        own = frozenset(self._known.values())
+        line = {uuid: one_line(text) for uuid, text in why.items() if uuid in own}
         if self._said.get(name) != line:
             self._said[name] = line
-            self._say(line)
+            self._say({name: line})
 
     def _say(self, line: dict[str, Any]) -> None:
         self._spoke = time.monotonic()
@@ -266,3 +284,7 @@ def _address(handle: Any) -> int:
     The UUID of a GPU that has fallen off the bus cannot be asked for any more.
     """
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _instance(number: int) -> int | None:
+    return None if number == _NO_INSTANCE else number

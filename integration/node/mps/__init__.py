@@ -9,6 +9,7 @@ time, each within its share of memory and of threads. It has three sides::
 
 All programs are the driver's. Modules::
 
+    claims.py      the same for what resource claims ask for                   (pure)
     places.py      where everything lies, in the host and in containers
     plan.py        what a resource needs: devices, limits                      (pure)
     containers.py  what a container gets, and when; what others are told       (pure)

@@ -1,8 +1,9 @@
 """The part of the agent that keeps MPS: which control daemons there are to be.
 
 Rules
-- It goes by the resources that the device plugin tells of. Before that has told any, and while
-  NVML does not answer, nothing is started and nothing is stopped.
+- It goes by the resources that the device plugin tells of, and by what claims ask for. Before the
+  one has told any, and for what is of claims the other, and while NVML does not answer, nothing is
+  started and nothing is stopped.
 - A daemon of a driver that is gone, or was replaced, is drained: it keeps the driver's old files
   open, and the kernel module.
 - While the agent is to let go of the GPUs, daemons are drained as well.
@@ -25,6 +26,8 @@ from api.errors import NvshimError
 from integration.files import replace_file
 from integration.node.errors import MpsProgramMissing
 from integration.node.mps import host_setup, modes
+from integration.node.mps.claims import is_of_claims, plan_of_claim, settings_of
+from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.keeper import Keeper
 from integration.node.mps.places import Places, places_in, ready_file, shm
 from integration.node.mps.plan import plan_of, programs_of
@@ -32,17 +35,18 @@ from integration.node.plugin.settings import as_document
 from integration.node.plugin.values import MPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from anyio.abc import TaskGroup
 
+    from hooks.node.inventory import Inventory
     from integration.node.components import Context
     from integration.node.mps.plan import Plan, Programs
     from integration.node.plugin.values import Settings
 
 __all__ = ["run"]
 
-_NAMES = ("seen", "settings", "resources", "let_go")
+_NAMES = ("seen", "settings", "resources", "claim_daemons", "let_go")
 
 
 async def run(context: Context) -> None:
@@ -55,8 +59,10 @@ class _Mps:
         self._context = context
         self._board = context.board
         self._keepers: dict[Places, Keeper] = {}
-        self._impossible: tuple[str, ...] = ()
-        self._roots: set[str] = set()
+        self._impossible: dict[str, str] = {}
+        # The directories that were looked through for what a predecessor has left; each for what
+        # is of claims (True), and for what is not.
+        self._roots: set[tuple[str, bool]] = set()
         # The file .ready, and what is in it; None before anything was said.
         self._said: tuple[str, str] | None = None
         self._leaving = False
@@ -75,15 +81,12 @@ class _Mps:
 
     def _look(self, tasks: TaskGroup) -> None:
         """Go by what is known now."""
-        settings, inventory = self._board.settings, self._board.seen.inventory
+        settings, inventory = settings_of(self._context), self._board.seen.inventory
         doubtful = inventory is not None and inventory.nvml_failure and not self._board.let_go
         if settings is None or doubtful or self._leaving:
             return
         plans = self._plans(settings)
-        left: tuple[Places, ...] = ()
-        if settings.mps_root not in self._roots:
-            self._roots.add(settings.mps_root)
-            left = tuple(places_in(settings.mps_root))
+        left = self._left(settings.mps_root)
         programs = self._programs()
         for places in dict.fromkeys((*left, *plans)):
             if places not in self._keepers:
@@ -92,25 +95,43 @@ class _Mps:
             keeper.want(plans.get(places), programs)
         self._post()
 
+    def _left(self, root: str) -> list[Places]:
+        """What a predecessor has left, once it is known whether it is wanted; each root's once."""
+        known = {(root, False)}
+        if not self._context.options.dra or self._board.claim_daemons is not None:
+            known.add((root, True))
+        new = known - self._roots
+        self._roots |= new
+        found = places_in(root) if new else ()
+        return [each for each in found if (root, is_of_claims(each.resource)) in new]
+
     def _plans(self, settings: Settings) -> dict[Places, Plan]:
         inventory = self._board.seen.inventory
         plans: dict[Places, Plan] = {}
-        impossible = []
-        for resource in () if self._board.let_go else self._board.resources:
-            if resource.sharing != MPS or not resource.devices or inventory is None:
-                continue
+        impossible = {}
+        for name, plan_for in self._wanted(inventory):
             try:
-                places = Places(settings.mps_root, resource.name)
-                plan = plan_of(resource, inventory)
+                places = Places(settings.mps_root, name)
+                plan = plan_for()
                 if plan.devices:  # not all of them are lost
                     plans[places] = plan
             except NvshimError as error:
-                impossible.append(str(error))
-        for line in impossible:
-            if line not in self._impossible:
+                impossible[name] = str(error)
+        for name, line in impossible.items():
+            if line != self._impossible.get(name):
                 self._context.say("error", line, part="mps")
-        self._impossible = tuple(impossible)
+        self._impossible = impossible
         return plans
+
+    def _wanted(self, inventory: Inventory | None) -> Iterator[tuple[str, Callable[[], Plan]]]:
+        """What each daemon that is wanted is called, and what makes its plan."""
+        if self._board.let_go or inventory is None:
+            return
+        for resource in self._board.resources:
+            if resource.sharing == MPS and resource.devices:
+                yield resource.name, partial(plan_of, resource, inventory)
+        for name, daemon in (self._board.claim_daemons or {}).items():
+            yield name, partial(plan_of_claim, name, daemon, inventory)
 
     def _programs(self) -> Programs | None:
         inventory = self._board.seen.inventory
@@ -152,16 +173,21 @@ class _Mps:
         return ""
 
     def _post(self) -> None:
-        says = {each.places.resource: each.says for each in self._keepers.values()}
+        says = {
+            name: MpsDaemon(name, (), unready=line, has_failed=True)
+            for name, line in self._impossible.items()
+        }
+        says |= {each.places.resource: each.says for each in self._keepers.values()}
         self._board.post(mps=says)
-        faults = (*self._impossible, *(each.fault for each in self._keepers.values()))
+        faults = (*self._impossible.values(), *(each.fault for each in self._keepers.values()))
         line = "; ".join(fault for fault in faults if fault)
         if line != self._board.faults.get("mps", ""):
             self._board.fault("mps", line)
         settings = self._board.settings
         if settings is not None:
-            ready = not self._impossible and not any(each.unready for each in says.values())
-            self._tell_all_ready(settings, ready=bool(says) and ready)
+            shared = [each for name, each in says.items() if not is_of_claims(name)]
+            ready = bool(shared) and not any(each.unready for each in shared)
+            self._tell_all_ready(settings, ready=ready)
 
     def _tell_all_ready(self, settings: Settings, *, ready: bool) -> None:
         """Write what NVIDIA's plugin looks for: the sharing that the daemons were started for."""
@@ -187,7 +213,7 @@ class _Mps:
     def _leave_ground(self) -> None:
         """Take away what all daemons stand on, if there is none left."""
         host_setup.take_cgroups()
-        for root in self._roots:
+        for root in {root for root, _ in self._roots}:
             if next(places_in(root), None) is not None or host_setup.is_anothers(root):
                 continue
             try:

@@ -42,6 +42,7 @@ class MpsDaemon:
         unready: why no container can use it now, one line; "" if it can.
         pid: its process; 0 while there is none.
         restarts: how often it was started again because it had ended by itself.
+        has_failed: whether what was tried last has failed; it is tried again.
     """
 
     resource: str
@@ -49,6 +50,7 @@ class MpsDaemon:
     unready: str = ""
     pid: int = 0
     restarts: int = 0
+    has_failed: bool = False
 
 
 def add_client(

@@ -17,15 +17,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from api.errors import one_line
 from integration.node.errors import MpsDaemonFailed
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Programs
-
-__all__ = ["TIMEOUT", "Control", "command_line"]
 
 TIMEOUT: Final = 3.0 * PATIENCE
 """Seconds that an answer may take. A daemon that lives gives it within milliseconds."""
@@ -143,6 +140,6 @@ def _pids(answer: str) -> tuple[int, ...]:
 def _failed(command: str, found: str) -> MpsDaemonFailed:
     return MpsDaemonFailed(
         f"{command} of the MPS control daemon",
-        found=one_line(found),
+        found=found,
         do="see its log, control.log below mpsRoot; the node agent starts it again",
     )

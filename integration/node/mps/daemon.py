@@ -13,7 +13,6 @@ Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -29,10 +28,9 @@ from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
 from integration.node.mps.control import TIMEOUT, Control, command_line
 from integration.node.mps.places import shm
+from shim.causes.agent import is_locked
 
 if TYPE_CHECKING:
-    from threading import Event
-
     from hooks.config import Config
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Plan, Programs
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Daemon", "Found"]
 
 _POLL: Final = 0.02
-_TO_START: Final = 10.0
 _TO_NOTE: Final = 1.0
 _MOST_LOG: Final = 4 << 20
 _TAIL: Final = 4096
@@ -79,7 +76,7 @@ class Daemon:
             MpsStateUnusable: it is locked, and does not say by whom.
         """
         deadline = time.monotonic() + _TO_NOTE
-        while self._is_locked():
+        while is_locked(self._places.lock):
             found = self._read()
             if found is not None:
                 return found
@@ -91,19 +88,6 @@ class Daemon:
                 )
             time.sleep(_POLL)
         return None
-
-    def _is_locked(self) -> bool:
-        try:
-            fd = os.open(self._places.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
 
     def _read(self) -> Found | None:
         try:
@@ -119,37 +103,19 @@ class Daemon:
 
     def holders(self) -> tuple[int, ...]:
         """The processes that have the lock's file open: the daemon, and its servers."""
-        try:
-            lock = os.stat(self._places.lock)
-        except FileNotFoundError:
-            return ()
         others = (pid for pid in self._procfs.pids() if pid != os.getpid())
-        return tuple(pid for pid in others if self._has_open(pid, lock))
-
-    @staticmethod
-    def _has_open(pid: int, inode: os.stat_result) -> bool:
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            return False  # it has just gone
-        for name in names:
-            with suppress(OSError):
-                seen = os.stat(f"/proc/{pid}/fd/{name}")
-                if (seen.st_dev, seen.st_ino) == (inode.st_dev, inode.st_ino):
-                    return True
-        return False
+        return tuple(pid for pid in others if self._procfs.has_open(pid, self._places.lock))
 
     # -- started ----------------------------------------------------------------------------------
 
-    def start(self, plan: Plan, stop: Event) -> int:
-        """Start the daemon, and wait until it answers.
+    def start(self, plan: Plan) -> int:
+        """Start the daemon, which answers a moment later.
 
         Args:
             plan: what it is to be like. Nobody has the lock.
-            stop: set when it is to be waited for no longer.
 
         Raises:
-            NodeAgentError: it does not start, or what it needs cannot be had. Then there is none.
+            NodeAgentError: what it needs cannot be had.
             DriverNotFound: there is no driver any more.
             DriverMismatch: the driver's files are of another version.
         """
@@ -160,11 +126,11 @@ class Daemon:
             os.unlink(places.started)
         host_setup.empty_pipe(places)
         self._rotate()
-        modes.take(self._config, places, plan.devices)
+        modes.take(self._config, places, plan.gpus)
         argv = command_line(
             programs,
             programs.environment(places.pipe, places.log, plan.devices),
-            arguments=["-f"],
+            arguments=["-f", *plan.options],
             binds=(places.directory,),
             dev=self._config.dev,
             shm=shm(places.root),
@@ -173,7 +139,7 @@ class Daemon:
             record={"devices": plan.devices, "driver": plan.driver},
         )
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        pid = os.posix_spawn(
+        return os.posix_spawn(
             argv[0],
             argv,
             {},
@@ -184,12 +150,6 @@ class Daemon:
             ],
             setsid=True,  # what is said to the agent's group is not said to it
         )
-        try:
-            self._await(pid, plan, stop)
-        except BaseException:
-            self.kill(pid)
-            raise
-        return pid
 
     def _refuse_strangers(self, plan: Plan) -> None:
         """Leave a daemon alone that serves here and is none of ours: NVIDIA's plugin has them too.
@@ -207,27 +167,20 @@ class Daemon:
                 do="end it, or what keeps it: it may be NVIDIA's mps-control-daemon",
             )
 
-    def _await(self, pid: int, plan: Plan, stop: Event) -> None:
-        control = self.control(plan.programs)
-        deadline = time.monotonic() + _TO_START
-        socket = os.path.join(self._places.pipe, _SOCKET)
-        while True:
-            ended = self.ended(pid)
-            if ended:
-                raise self._failed(ended)
-            if stop.is_set():
-                raise self._failed("the agent ends before it answers")
-            if os.path.exists(socket):
-                try:
-                    control.percentage()
-                except MpsDaemonFailed:
-                    if time.monotonic() > deadline:
-                        raise
-                else:
-                    return
-            elif time.monotonic() > deadline:
-                raise self._failed(f"no socket within {_TO_START:g} s")
-            stop.wait(_POLL)
+    def answers(self, pid: int, plan: Plan) -> bool:
+        """Whether one that was started answers by now.
+
+        Raises:
+            MpsDaemonFailed: it has ended.
+        """
+        if ended := self.ended(pid):
+            raise self._failed(ended)
+        if not os.path.exists(os.path.join(self._places.pipe, _SOCKET)):
+            return False
+        with suppress(MpsDaemonFailed):
+            self.control(plan.programs).percentage()
+            return True
+        return False
 
     def configure(self, plan: Plan, devices: tuple[str, ...]) -> None:
         """Give the daemon its limits, and see that it has them.

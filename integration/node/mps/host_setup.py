@@ -21,7 +21,6 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from api.errors import one_line
 from integration.node.errors import MpsStateUnusable
 from integration.node.mps import launch
 from integration.node.mps.places import shm
@@ -30,18 +29,6 @@ from shim.mountinfo import unescape
 
 if TYPE_CHECKING:
     from integration.node.mps.places import Places
-
-__all__ = [
-    "CGROUP",
-    "clear",
-    "empty_pipe",
-    "is_anothers",
-    "lay",
-    "mounts_of",
-    "take_cgroups",
-    "take_shm",
-    "unusable",
-]
 
 CGROUP: Final = "nvshim-mps"
 """The cgroup of all daemons and servers, at the top of every hierarchy."""
@@ -199,6 +186,6 @@ def unusable(places: Places, error: OSError) -> MpsStateUnusable:
     """What to raise when a file of a resource cannot be made or changed."""
     return MpsStateUnusable(
         f"the directories of MPS for {places.resource}, below {places.root}",
-        found=one_line(f"{error.filename or places.directory}: {error.strerror}"),
+        found=f"{error.filename or places.directory}: {error.strerror}",
         do="run the node agent as root, or set mpsRoot to a directory of root's",
     )

@@ -20,7 +20,8 @@ Rules
   It is ended only if it does not do so although it has no clients, or does not say, and no
   container has its pipes, of whatever engine. Nor is one that is wanted, and silent, before.
 - When the agent ends, its daemons go only if no container has their pipes and they have no
-  clients. Those that stay are found by the next agent.
+  clients; that of a claim stays, since the kubelet starts containers of it without an agent. Those
+  that stay are found by the next agent.
 - A daemon that is not as wanted serves nobody new: what is said of it says why.
 - What fails is tried again, after a while that grows.
 """
@@ -30,7 +31,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import threading
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -65,6 +65,7 @@ _AGAIN: Final = 20.0
 """Seconds between two requests to quit."""
 _LOG_LOOK: Final = 900.0
 _MOST_SILENT: Final = 2
+_TO_START: Final = 10.0
 _TO_LEAVE: Final = 12.0
 _TO_END: Final = 1.0
 _POLL: Final = 0.05
@@ -107,7 +108,6 @@ class Keeper:
         self._programs: Programs | None = None
         self._news = anyio.Event()
         self._silent = 0
-        self._ending = threading.Event()
 
     def want(self, plan: Plan | None, programs: Programs | None) -> None:
         """Say what the daemon is to be like.
@@ -127,19 +127,6 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep it so; ends when none is wanted, and there is none any more."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell_of_end)
-            await self._keep()
-            tasks.cancel_scope.cancel()
-
-    async def _tell_of_end(self) -> None:
-        """Tell the thread that starts a daemon when this is cancelled."""
-        try:
-            await anyio.sleep_forever()
-        finally:
-            self._ending.set()
-
-    async def _keep(self) -> None:
         backoff = Backoff()
         while True:
             self._news = anyio.Event()
@@ -148,10 +135,9 @@ class Keeper:
                 if await self._turn(self.plan):
                     return
             except NvshimError as error:
-                if self._ending.is_set():
-                    await anyio.lowlevel.checkpoint()  # it is cancelled
+                await anyio.lowlevel.checkpoint()  # what fails at the agent's end is not said
                 pause = backoff.pause(anyio.current_time() - begun)
-                self._post(unready=error.found, pid=0)
+                self._post(unready=error.found, pid=0, has_failed=True)
                 self._say_fault(str(error), again_in=pause)
                 with anyio.move_on_after(pause):
                     await self._news.wait()
@@ -215,9 +201,23 @@ class Keeper:
                 f"its GPUs are still those of {holder}",
                 "it begins when that one's clients have ended",
             )
-        pid = await _aside(self._daemon.start, plan, self._ending)
+        pid = await _aside(self._daemon.start, plan)
+        try:
+            await self._until_it_answers(pid, plan)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await _aside(self._daemon.kill, pid)
+            raise
         self._context.say("info", "MPS control daemon started", resource=plan.resource, pid=pid)
         return pid
+
+    async def _until_it_answers(self, pid: int, plan: Plan) -> None:
+        deadline = anyio.current_time() + _TO_START
+        while not await _aside(self._daemon.answers, pid, plan):
+            if anyio.current_time() > deadline:
+                found = f"no answer within {_TO_START:g} s"
+                raise self._failed(found, f"see {self.places.log_file}")
+            await anyio.sleep(_POLL)
 
     async def _living(self) -> Found | None:
         """The daemon that lives, if there is one.
@@ -265,7 +265,7 @@ class Keeper:
                 await _aside(self._daemon.kill, found.pid)
             raise
         self._silent = 0
-        await _aside(modes.take, config, self.places, plan.devices)
+        await _aside(modes.take, config, self.places, plan.gpus)
         if found.pid != self.says.pid:
             self._context.say(
                 "info", "MPS control daemon found", resource=plan.resource, pid=found.pid
@@ -341,6 +341,8 @@ class Keeper:
     # -- the agent ends ---------------------------------------------------------------------------
 
     async def _leave(self) -> None:
+        if self.plan is not None and self.plan.stays:
+            return
         found = await self._living()
         users = await _aside(self._users)
         clients = () if found is None else await self._clients()
@@ -371,9 +373,10 @@ class Keeper:
         pid: int,
         devices: tuple[str, ...] = (),
         restarts: int | None = None,
+        has_failed: bool = False,
     ) -> None:
         restarts = self.says.restarts if restarts is None else restarts
-        says = MpsDaemon(self.places.resource, devices, unready, pid, restarts)
+        says = MpsDaemon(self.places.resource, devices, unready, pid, restarts, has_failed)
         if says != self.says:
             self.says = says
             self._posted()

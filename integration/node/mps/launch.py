@@ -13,6 +13,7 @@ JSON is an object; what is not said of it is "", or empty::
     cgroup               the name of a cgroup at the top of every hierarchy; "" to stay where it is
     lock                 a file that is locked as long as it, or a child of it, lives; "" for none
     record               what is written into that file, besides "pid" and "start"
+    ends_with            the process with which it ends, its parent; 0 for none
 
 A daemon leaves the agent's cgroup: that of a pod, or of a unit of systemd, is emptied when the
 agent ends, and its limits were made for the agent alone. Where it may not leave it says so, and
@@ -39,8 +40,17 @@ from typing import Any
 
 TEMPFAIL, OSERR = 75, 71
 _CLONE_NEWNS = 0x20000
+_PR_SET_PDEATHSIG = 1
 _MS_BIND, _MS_REC, _MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
-_NOTHING = {"arguments": [], "binds": [], "shm": "", "cgroup": "", "lock": "", "record": {}}
+_NOTHING = {
+    "arguments": [],
+    "binds": [],
+    "shm": "",
+    "cgroup": "",
+    "lock": "",
+    "record": {},
+    "ends_with": 0,
+}
 _START_TIME = 19  # among the fields of /proc/PID/stat after the name
 
 
@@ -52,6 +62,8 @@ def main(text: str) -> None:
         if lock < -1:
             sys.stderr.write("another one has the lock\n")
             os._exit(TEMPFAIL)
+        if wish["ends_with"]:
+            _end_with(wish["ends_with"])
         if wish["cgroup"]:
             _leave(wish["cgroup"])
         if wish["root"] or wish["shm"]:
@@ -68,6 +80,14 @@ def main(text: str) -> None:
         os.execve(wish["program"], argv, wish["environment"])  # noqa: S606 - the driver's
     except OSError as error:
         sys.stderr.write(f"{error.filename or wish['program']}: {error.strerror}\n")
+        os._exit(OSERR)
+
+
+def _end_with(parent: int) -> None:
+    """Be killed once the parent is no more, if it is not already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    if os.getppid() != parent:
         os._exit(OSERR)
 
 

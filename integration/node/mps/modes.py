@@ -13,7 +13,6 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from api.errors import one_line
 from hooks.errors import DriverNotFound
 from integration.files import read_file, replace_file
 from integration.node.errors import ComputeModeFailed
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
     from integration.node.mps.places import Places
-
-__all__ = ["give_back", "take", "taken"]
 
 _DEFAULT: Final = 0
 _EXCLUSIVE_PROCESS: Final = 3
@@ -93,6 +90,6 @@ def set_mode(config: Config, mode: int, uuids: tuple[str, ...]) -> None:
         uuid, why = next(iter(failed.items()))
         raise ComputeModeFailed(
             f"compute mode {'EXCLUSIVE_PROCESS' if mode else 'DEFAULT'} of {', '.join(uuids)}",
-            found=one_line(f"{'NVML' if uuid == 'error' else uuid}: {why}"),
+            found=f"{'NVML' if uuid == 'error' else uuid}: {why}",
             do="see that nvidia-smi -c works on the node; the node agent tries it again",
         )

@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CONTAINER_ROOT", "SHM", "Places", "places_in", "ready_file", "shm"]
-
 CONTAINER_ROOT: Final = "/mps"
 """The directory that containers see the pipes below."""
 SHM: Final = "/dev/shm"  # noqa: S108 - where glibc's shm_open() looks

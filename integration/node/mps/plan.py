@@ -104,6 +104,8 @@ class Plan:
         percentage: of the threads that a client may have.
         driver: version of the driver that it is started from.
         programs: how it is started.
+        options: of the control program.
+        stays: whether it stays when the agent ends, also if nobody has its pipes.
     """
 
     resource: str
@@ -113,6 +115,13 @@ class Plan:
     percentage: int
     driver: str
     programs: Programs
+    options: tuple[str, ...] = ()
+    stays: bool = False
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The devices that are whole GPUs: those have a compute mode."""
+        return tuple(uuid for uuid in self.devices if uuid.startswith("GPU-"))
 
     def commands(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         """What gives a daemon its limits; to give them again changes nothing.

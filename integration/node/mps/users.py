@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.node.mps.places import Places
 
-__all__ = ["UNKNOWN", "users_of"]
-
 UNKNOWN = "containers that could not be read"
 
 _NAMESPACE = "ns/mnt"

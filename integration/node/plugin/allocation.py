@@ -59,16 +59,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.plugin.values import Device, Resource, Settings
 
-__all__ = [
-    "CDI",
-    "IMEX_NODES",
-    "PLUGIN",
-    "VENDOR",
-    "Ground",
-    "allocate",
-    "refuse_ineffective",
-]
-
 VENDOR: Final = "k8s.device-plugin.nvidia.com"
 """Of the CDI kinds, as NVIDIA's plugin calls them."""
 

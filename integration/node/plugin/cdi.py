@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.plugin.values import Settings
 
-__all__ = ["KINDS", "Specs", "directory_of", "keep_specs", "path_of", "state_of"]
-
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """What there may be a spec of; the class of its kind is called so."""
 

@@ -19,9 +19,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from integration.files import read_some
 from integration.node.errors import NoSettingsChosen, SettingsUnreadable
-
-__all__ = ["FALLBACKS", "LABEL", "Choice", "choose", "read_some"]
 
 LABEL: Final = "nvidia.com/device-plugin.config"
 FALLBACKS: Final = ("named", "single", "empty")
@@ -82,24 +81,6 @@ def choose(choice: Choice) -> str:
         found=f"none is named, and {choice.directory} has {', '.join(there) or 'nothing'}",
         do="name one with --default-config, or call it default",
     )
-
-
-def read_some(path: str, most: int) -> bytes:
-    """The beginning of a file, also of /dev/null, for which nobody ever has to be waited.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    content = b""
-    try:
-        while len(content) < most and (more := os.read(fd, most - len(content))):
-            content += more
-    except BlockingIOError:
-        pass  # a pipe, to which nobody has written yet
-    finally:
-        os.close(fd)
-    return content
 
 
 def _names(directory: str) -> list[str]:

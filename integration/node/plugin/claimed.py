@@ -6,6 +6,8 @@ Rules
 - The part that prepares claims tells what they have. Until it does, and in an agent without it,
   what it has written down counts: pods run on with what a claim gave them.
 - A whole GPU is not given while a claim has a part of it, nor the other way round.
+- While a MIG device is made for a claim nobody knows its UUID. Until then no MIG device of its GPU
+  is given.
 """
 
 from __future__ import annotations
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from integration.node.board import Board
     from integration.node.dra.state import ClaimDevice
     from integration.node.plugin.values import Device, Resource
-
-__all__ = ["claimed_on", "refuse_claimed", "without_claimed"]
 
 
 def claimed_on(board: Board, config: Config) -> Sequence[ClaimDevice]:
@@ -53,9 +53,13 @@ def refuse_claimed(devices: Iterable[Device], claimed: Sequence[ClaimDevice]) ->
         DeviceTaken: a claim has.
     """
     for device in devices:
-        if _is_claimed(device, claimed):
+        if _is_claimed(device, claimed) or _may_be_claimed(device, claimed):
             raise DeviceTaken(f"the device {device.uuid}", found="a resource claim has it")
 
 
 def _is_claimed(device: Device, claimed: Sequence[ClaimDevice]) -> bool:
     return any(device.uuid in {each.uuid, each.gpu} or each.uuid == device.gpu for each in claimed)
+
+
+def _may_be_claimed(device: Device, claimed: Sequence[ClaimDevice]) -> bool:
+    return any(each.uuid == each.device and each.gpu == device.gpu for each in claimed)

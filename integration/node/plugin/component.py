@@ -38,7 +38,7 @@ import anyio.abc
 import anyio.to_thread
 
 from api.errors import NvshimError, one_line
-from integration.node.components import NO, YES
+from integration.node.components import YES
 from integration.node.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import add_client, refuse_unready, unready
@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.serving import Serving
     from integration.node.plugin.values import Resource, Settings
 
-__all__ = ["run"]
-
 _NAME: Final = "plugin"
 _GOES_BY: Final = ("seen", "health", "settings", "mps", "claimed")
 
@@ -89,8 +87,6 @@ _PAUSE: Final = 0.01
 
 async def run(context: Context) -> None:
     """Serve the kubelet, until cancelled."""
-    if context.options.device_plugin == NO:
-        await anyio.sleep_forever()
     for part in [name for name in context.board.faults if name.startswith(f"{_NAME} ")]:
         context.board.fault(part, "")
     async with anyio.create_task_group() as tasks:
@@ -339,11 +335,7 @@ class _Plugin:
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
-        part, line = f"{_NAME} {concern}", one_line(line)
-        if self._board.faults.get(part, "") != line:
-            if line:
-                self._context.say("error", line, part=_NAME)
-            self._board.fault(part, line)
+        self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
 
     # What kubelets ask
 

@@ -11,29 +11,22 @@ Source: CRI v1 Version, Status.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import anyio
-import grpc  # type: ignore[import-untyped] # it ships no types
-import grpc.aio  # type: ignore[import-untyped] # likewise
+import anyio.to_thread
 
-from api.proto import cri_pb2 as pb
-from integration.cri.engine import Engine, engine_of
-from integration.node.calls import answer_of
+from integration.cri.client import Cri
+from integration.cri.errors import CriError
 from integration.node.plugin.sockets import socket_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EngineAsked"]
+    from integration.cri.engine import Engine
 
 _TIMEOUT: Final = 2.0
-_LONGEST: Final = 16 << 20
-_OPTIONS: Final = (
-    ("grpc.default_authority", "localhost"),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", _LONGEST),
-)
 
 
 class EngineAsked:
@@ -57,24 +50,13 @@ class EngineAsked:
                 self._engine, self._asked_of = None, sockets
                 for path, there in zip(self._sockets, sockets, strict=True):
                     if there is not None and self._engine is None:
-                        self._engine = await _ask(path)
+                        self._engine = await anyio.to_thread.run_sync(
+                            _ask, path, abandon_on_cancel=True
+                        )
             return self._engine
 
 
-async def _ask(path: str) -> Engine | None:
-    async with grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
-
-        async def call(method: str, request: Any, answer: Any) -> Any:
-            ask = channel.unary_unary(
-                f"/runtime.v1.RuntimeService/{method}",
-                request_serializer=type(request).SerializeToString,
-                response_deserializer=answer.FromString,
-            )
-            return await answer_of(ask(request, timeout=_TIMEOUT))
-
-        try:
-            version = await call("Version", pb.VersionRequest(), pb.VersionResponse)
-            status = await call("Status", pb.StatusRequest(verbose=True), pb.StatusResponse)
-        except grpc.RpcError:
-            return None
-    return engine_of(version, status)
+def _ask(path: str) -> Engine | None:
+    with Cri(path) as cri, suppress(CriError):
+        return cri.engine(timeout=_TIMEOUT)
+    return None

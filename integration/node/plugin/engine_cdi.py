@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from integration.cri.engine import Engine
     from integration.node.plugin.values import Settings
 
-__all__ = ["ENABLE", "Told", "told_by"]
-
 ENABLE: Final = "nvshim configure containerd --enable-cdi"
 
 

@@ -26,8 +26,6 @@ from integration.node.calls import answer_of
 from integration.node.errors import KubeletRefused, KubeletUnreachable
 from integration.node.plugin.sockets import socket_identity
 
-__all__ = ["register"]
-
 _REGISTER: Final = "/v1beta1.Registration/Register"
 _TO_DIAL: Final = 5.0
 _TO_ANSWER: Final = 15.0

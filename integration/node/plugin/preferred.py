@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from integration.node.plugin.values import Device, Resource
 
-__all__ = ["preferred"]
-
 _BEGINNINGS: Final = 8
 _MOST_EXCHANGES: Final = 200
 

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from enum import StrEnum
 
-__all__ = [
-    "ASKED",
-    "VERSION",
-    "Kind",
-    "Place",
-    "known_key",
-    "one_of",
-    "resource_name",
-    "shown",
-]
-
 ASKED: Final = "the device plugin's settings"
 VERSION: Final = "v1"
 """Of the configuration file."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.plugin.settings import Source
 
-__all__ = ["keep_settings"]
-
 # Seconds without a change after which a file is taken to be written.
 _WRITING: Final = 0.3
 _LONGEST_SWARM: Final = 1.0

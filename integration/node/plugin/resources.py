@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from integration.node.health.machine import Condition
     from integration.node.plugin.values import Settings, SharedResource, Sharing
 
-__all__ = ["GPU", "resources_of", "unhealthy", "unmatched"]
-
 GPU: Final = "nvidia.com/gpu"
 """What whole GPUs are called, and MIG devices that are told of as such."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.plugin.values import Resource
 
-__all__ = ["Answers", "Server"]
-
 _SERVICE: Final = "v1beta1.DevicePlugin"
 
 

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from integration.node.plugin.sockets import Identity
     from integration.node.plugin.values import Resource
 
-__all__ = ["Serving"]
-
 
 class Serving:
     """All plugins of the node.

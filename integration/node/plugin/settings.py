@@ -22,8 +22,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hooks.cdi.tree import BadTree, of_json, of_yaml
+from integration.files import read_some
 from integration.node.errors import SettingsConflict, SettingsMalformed, SettingsUnreadable
-from integration.node.plugin.choosing import choose, read_some
+from integration.node.plugin.choosing import choose
 from integration.node.plugin.readers import ASKED, VERSION, Place, known_key, shown
 from integration.node.plugin.table import SETTINGS
 from integration.node.plugin.values import (
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
     from integration.node.plugin.choosing import Choice
     from integration.node.plugin.table import Given
-
-__all__ = ["MOST_MPS_REPLICAS", "Source", "as_document", "read_settings"]
 
 _LARGEST_FILE: Final = 1 << 20
 MOST_MPS_REPLICAS: Final = 48

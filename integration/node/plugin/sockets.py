@@ -26,19 +26,6 @@ from integration.node.errors import OtherPlugin, PluginSocketUnusable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-__all__ = [
-    "Identity",
-    "identity_of",
-    "is_served",
-    "others",
-    "put_in_place",
-    "refuse_served",
-    "remove",
-    "socket_identity",
-    "socket_name",
-    "temporary_path",
-]
-
 Identity = tuple[int, int]
 
 _PREFIX: Final = "nvidia-"

@@ -36,8 +36,6 @@ from integration.node.plugin.readers import (
 )
 from integration.node.plugin.values import Allocation, DeviceIds, Mig, Settings, SharedResource
 
-__all__ = ["FLAGS", "SETTINGS", "Given", "Setting"]
-
 
 class Given(NamedTuple):
     """A value from the command line or the environment.

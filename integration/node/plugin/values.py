@@ -11,18 +11,6 @@ from integration.node.health.values import State
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "Allocation",
-    "Device",
-    "DeviceIds",
-    "DeviceList",
-    "Mig",
-    "Resource",
-    "Settings",
-    "SharedResource",
-    "Sharing",
-]
-
 
 class Mig(StrEnum):
     """How MIG devices are told of: ``migStrategy``."""

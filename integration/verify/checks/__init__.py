@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from integration.verify.node import Node
 
-__all__ = ["CHECKS", "Check"]
-
 
 @dataclass(frozen=True, slots=True)
 class Check:

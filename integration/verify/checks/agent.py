@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING, Final
 
 from integration.cri.errors import CriRefused
 from integration.inspection.health import read_health
+from integration.inspection.procfs import Procfs
 from integration.node.agent import is_ready, lock_path
 from integration.timeouts import PATIENCE
 from integration.verify.checks.containers import gpu_asked_for
 from integration.verify.node import faults_of
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import parse
+from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from integration.verify.node import Node
     from integration.verify.pods import Pod
     from integration.verify.sight import Wanted
 
-__all__ = ["health_follows", "restart_loses_nothing"]
-
 _TO_NOTICE: Final = 60.0 * PATIENCE
 # A kubelet waits longer and longer before it starts a container again.
 _TO_RESTART: Final = 90.0 * PATIENCE
 _TO_END: Final = 10
+_UNSEEN: Final = "the agent's process is not seen from here"
 _POLL: Final = 0.1
 
 
@@ -168,44 +169,24 @@ def restart_agent(node: Node) -> None:
         NotMade: it cannot be told which process it is.
         NotAsExpected: no other one comes.
     """
-    pid = _agents_pid(node)
-    with _held(pid, lock_path(node.config)) as fd:
+    state = node.config.state
+    pid = agent_of(state)
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        raise NotMade(_UNSEEN) from error
+    try:
+        if not Procfs().has_open(pid, lock_path(node.config)):  # its number may be another's here
+            raise NotMade(_UNSEEN)
         signal.pidfd_send_signal(fd, signal.SIGTERM)
-    if not _comes(lambda: is_ready(node.config) and _agents_pid(node) != pid, _TO_RESTART):
+    finally:
+        os.close(fd)
+    if not _comes(lambda: is_ready(node.config) and agent_of(state) != pid, _TO_RESTART):
         raise NotAsExpected(
             f"another node agent within {_TO_RESTART:g} s of the end of the first",
             seen="none that is ready",
             do="see `systemctl status nvshim-node`, or `kubectl describe` for its pod",
         )
-
-
-def _agents_pid(node: Node) -> int:
-    return int(_content(lock_path(node.config)) or 0)
-
-
-@contextlib.contextmanager
-def _held(pid: int, lock: str) -> Iterator[int]:
-    """A process that holds a lock open, as a descriptor; its number alone could be another's."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError as error:
-        raise NotMade("the agent's process is not seen from here") from error
-    try:
-        wanted = os.stat(lock)
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            found = [entry for entry in entries if _is_same(entry.path, wanted)]
-        if not found:
-            raise NotMade("the agent's process is not seen from here")
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _is_same(path: str, wanted: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), wanted)
-    except OSError:
-        return False
 
 
 def _states(node: Node) -> dict[str, str]:

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from integration.verify.program import Report
     from integration.verify.sight import Wanted
 
-__all__ = [
-    "exec_arrives",
-    "exit_code_arrives",
-    "gpu_asked_for",
-    "gpus_are_given",
-    "handler_answers",
-    "none_is_given",
-    "numbers_of",
-    "report_of",
-]
-
 # Statuses that nobody else has.
 _CODE: Final = 42
 _EXEC_CODE: Final = 43

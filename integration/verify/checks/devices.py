@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from integration.verify.pods import Pod
     from integration.verify.sight import Wanted
 
-__all__ = ["answer_arrives", "devices_are_given", "plugin_is_registered"]
-
 _SHARE: Final = "::"
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from api.proto import cri_pb2 as cri
+from hooks.config import load_config
+from integration.inventory import inventory_of
 from integration.node.components import DRA_DRIVER
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.cri.test_cri_device_plugin import LISTED, pods_with
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 NODE: Final = "node-1"
 CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
+# Beside the two that are there, which begin at its first slices.
+COULD_BE: Final = 5 + 5 + 3 + 2 + 1
 ALL: Final = {"NVIDIA_VISIBLE_DEVICES": "all"}  # as images of CUDA have it
 
 
@@ -113,3 +117,39 @@ def test_containers_of_a_claim_have_its_devices_and_no_others(
             uuids, nodes = seen_in(pods.run(handler=handler), one)
             assert {whole, part} <= uuids
             assert len(nodes) == 2
+
+
+def test_a_container_has_the_mig_device_that_was_made_for_its_claim(
+    node: SimulatedNode, root: str, shim_directory: str, tmp_path: Path
+) -> None:
+    cdi = str(tmp_path / "cdi")
+    with (
+        Cluster(str(tmp_path / "account"), node=NODE) as cluster,
+        KubeletDra(root) as kubelet,
+        pods_with("trixie", node, shim_directory, cdi=cdi) as pods,
+    ):
+        agent = NodeAgent(
+            node, str(tmp_path), f"{root}/nowhere", "--dra", "--dra-mig", "--node-name", NODE,
+            "--api-server", "127.0.0.1", "--api-port", str(cluster.port),
+            "--service-account", cluster.service_account, "--pod-resources", "",
+            engine=pods.containerd.address,
+        )  # fmt: skip
+        with agent:
+            eventually(lambda: len(cluster.published()) == 4 + COULD_BE, "all is published")
+            (name,) = (each for each in cluster.published() if each.endswith("-mig-3g20gb-9-4"))
+            driver = kubelet.wait_for(DRA_DRIVER)
+            result = {"request": "gpu", "driver": DRA_DRIVER, "pool": NODE, "device": name}
+            uid = cluster.claim("claim", [result])
+            answer = driver.prepare(("default", uid, "claim"))[uid]
+            assert not answer.error
+            # The simulated NVML of a container knows no instances but the scenario's.
+            made = inventory_of(load_config(node.config_path), anew=True).mig_devices[-1]
+            assert made.profile == "3g.20gb"
+            pod = pods.run(handler="nvidia")
+            names = [name for device in answer.devices for name in device.cdi_device_ids]
+            devices = [cri.CDIDevice(name=name) for name in names]
+            container = pod.start(*IDLE, image=GLIBC, env=ALL, CDI_devices=devices)
+            done = container.exec("sh", "-c", "ls -d /dev/nvidia[0-9]* /dev/nvidia-caps/*")
+            assert set(done.lines) == {"/dev/nvidia2", *made.paths}
+            pod.remove()
+            assert driver.unprepare(("default", uid, "claim")) == {uid: ""}

@@ -230,15 +230,6 @@ def whole(place: Place) -> Iterator[None]:
     place.is_clean()
 
 
-def test_no_cgroup_is_left_that_the_engine_makes_for_pods_without_a_parent(place: Place) -> None:
-    def left() -> set[str]:
-        return {*glob.glob("/sys/fs/cgroup/k8s.io"), *glob.glob("/sys/fs/cgroup/*/k8s.io")}
-
-    before = left()
-    assert place.verify("--only", "exit")[0] == 0
-    assert left() == before
-
-
 def test_a_node_that_is_well_passes(place: Place) -> None:
     code, document = place.verify()
     outcomes = {check["name"]: check["outcome"] for check in document["checks"]}
@@ -264,24 +255,28 @@ def test_the_report_can_be_pasted(place: Place) -> None:
     assert [word for word in below if word in {"expected", "seen", "do"}] == [
         "expected", "seen", "do",
     ]  # fmt: skip
+    assert lines[failed].split()[1] == "exec"
+    assert "NVSHIM-E1203" in done.stdout
     assert "driver " in lines[1]
     assert lines[-1].startswith(f"{len(ALL) - 1} checks: {len(ALL) - 3} passed, 1 failed, 1 skip")
 
 
 @pytest.mark.parametrize(
-    ("fault", "red", "seen"),
+    ("fault", "words", "red", "seen"),
     [
-        ("exec", "exec", "NVSHIM-E1203"),
-        ("drop", "gpu", "no node /dev/nvidia0"),
-        ("add", "no-gpu", "the node /dev/nvidia1"),
-        ("allow", "no-gpu", "/dev/nvidia0 can be reached by its number"),
+        ("drop", "--skip health", "gpu", "no node /dev/nvidia0"),
+        ("add", "--only gpu --only no-gpu", "no-gpu", "the node /dev/nvidia1"),
+        (
+            "allow", "--only gpu --only no-gpu",
+            "no-gpu", "/dev/nvidia0 can be reached by its number",
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_is_broken_of_the_runtime_turns_one_check_red(
-    place: Place, fault: str, red: str, seen: str
+    place: Place, fault: str, words: str, red: str, seen: str
 ) -> None:
     place.breaks(fault)
-    check = place.red("--skip", "health")
+    check = place.red(*words.split())
     assert check["name"] == red
     assert seen in check["seen"]
 
@@ -400,10 +395,16 @@ def test_what_a_run_leaves_that_was_killed_the_next_one_removes(place: Place) ->
         assert place.pods.ids() == []
 
 
-def test_logs_of_a_run_that_was_killed_are_removed_by_the_next(place: Place) -> None:
+def test_a_run_leaves_nothing_of_one_that_was_killed_nor_a_cgroup_of_its_own(place: Place) -> None:
+    def left() -> set[str]:
+        """What the engine makes for pods without a parent."""
+        return {*glob.glob("/sys/fs/cgroup/k8s.io"), *glob.glob("/sys/fs/cgroup/*/k8s.io")}
+
+    before = left()
     os.makedirs(f"{place.node.state}/verify/a-pod-of-it")
     assert place.verify("--only", "exit")[0] == 0
     place.is_clean()
+    assert left() == before
 
 
 def test_two_at_once_do_not_remove_each_others_pods(place: Place) -> None:

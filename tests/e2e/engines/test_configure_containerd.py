@@ -374,6 +374,7 @@ def test_drop_in_is_where_it_is_asked_for_also_where_another_place_is_imported(
     assert not os.path.exists(f"{node.directory}/conf.d")
     assert "nvidia" in handlers(node.dump())
     assert plan(node.options(drop_in=path)).files == ()
+    assert plan(node.options()).files == ()  # who does not say it has not asked for another place
     apply(plan_removal(node.options(drop_in=path)))
     assert node.files() == files
 

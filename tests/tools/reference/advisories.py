@@ -16,16 +16,11 @@ _TABLE = os.path.join(REPOSITORY, "tests/security/advisories.py")
 def covered() -> str:
     """What went wrong elsewhere, and the tests here."""
     data = runpy.run_path(_TABLE)
-    rows = [
-        (name, prose(data["MECHANISM"][name]), ", ".join(_test(test) for test in tests))
-        for name, tests in data["COVERED"].items()
-    ]
+    rows = []
+    for name, tests in data["COVERED"].items():
+        files = dict.fromkeys(os.path.basename(test.partition("::")[0]) for test in tests)
+        rows.append((name, prose(data["MECHANISM"][name]), ", ".join(map(code, files))))
     return table(("advisory", "what went wrong", "tests"), rows)
-
-
-def _test(name: str) -> str:
-    file, _, function = name.partition("::")
-    return f"{code(function)} ({os.path.basename(file)})"
 
 
 def not_ours() -> str:

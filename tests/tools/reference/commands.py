@@ -11,7 +11,9 @@ from typing import Any, Final
 import click
 
 from integration.cli import exits
-from integration.cli.app import COMMANDS, nvshim
+from integration.cli.app import COMMANDS, GROUPS, HIDDEN, nvshim
+from integration.cli.node_options import parameter_of
+from integration.node.plugin.table import FLAGS
 from tests.tools.reference.markdown import code, prose, table
 
 __all__ = ["exit_statuses", "page", "statuses", "walk"]
@@ -19,14 +21,15 @@ __all__ = ["exit_statuses", "page", "statuses", "walk"]
 _HEAD: Final = """\
 # nvshim
 
+`nvshim help` lists the commands, and `nvshim help COMMAND` says what one does.
+[Variables](variables.md) can stand for some options.
+
 Answers go to stdout and everything else to stderr. A table fits the terminal, or 80 columns where
-there is none; `-o wide` shows all of it, `-o name` and `-q` the names that other commands take, and
-`--no-headers` leaves the titles out.
+there is none; `-o wide` shows all of it, `-o name` and `-q` the names that other commands take.
 
 With `-o json` or `-o yaml` an answer is an object with `apiVersion` and `kind`; of many things,
 they are in `items`. Its keys are an interface: [the schema](nvshim.schema.json) has them all. A
 failure is one line with a [code](errors.md), in these two forms an object of the kind `Error`.
-`nvshim explain CODE` says what a code means.
 
 ## Exit statuses
 
@@ -35,9 +38,24 @@ failure is one line with a [code](errors.md), in these two forms an object of th
 _SHARED: Final = """\
 ## Options of many commands
 
+Commands that answer have `-o`; those that list things have `-q` and `--no-headers`, too.
+
 """
-# Commands that have the same option, for it to be told once.
+# NVIDIA's own, of its device plugin: another page has what differs, and --help has all of them.
+_PLUGINS: Final = frozenset(map(parameter_of, FLAGS))
+_OF_PLUGIN: Final = (
+    "And the flags of NVIDIA's device plugin (`--help`); [what differs]"
+    "(../node-agent.md#the-device-plugin).\n"
+)
+
+# Commands that have the same option, for it to be told once; and commands of one group.
 _MANY: Final = 4
+_MANY_OF_GROUP: Final = 2
+
+_INTERNAL: Final = tuple(f"nvshim {name}" for name in GROUPS[HIDDEN])
+"""Commands that the help does not list; their own has their options."""
+
+_NVIDIAS: Final = "nvshim compat "
 
 
 def walk() -> Iterator[tuple[str, click.Command]]:
@@ -62,17 +80,60 @@ def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 def page() -> str:
     """The page of all commands."""
     every = [(name, command, _options(command)) for name, command in walk()]
-    counted = Counter(row for _, _, rows in every for row in rows)
+    counted = Counter(row for name, _, rows in every for row in rows)
     shared = [row for row, count in counted.items() if count >= _MANY]
+    told: list[tuple[str, str]] = []
     parts = [_HEAD + exit_statuses(), _SHARED + table(("option", "meaning"), shared)]
     for name, command, rows in every:
-        depth = "##" if name.count(" ") == 1 else "###"
-        own = [row for row in rows if row not in shared]
-        text = table(("option", "meaning"), own) if own else ""
-        if others := [row[0] for row in rows if row in shared]:
-            text += f"\nAnd [of many](#options-of-many-commands): {', '.join(others)}.\n"
-        parts.append(f"{depth} {name}\n\n{_usage(name, command)}\n{_help(command)}\n{text}")
+        if name.startswith(_NVIDIAS):
+            continue
+        is_below = name.count(" ") > 1
+        told = told if is_below else []
+        text = f"{'###' if is_below else '##'} {name}\n\n"
+        if (usage := _usage(name, command)) and not isinstance(command, click.Group):
+            text += f"{usage}\n"
+        text += f"{_help(command)}\n"
+        if not name.startswith(_INTERNAL):
+            if isinstance(command, click.Group):
+                told = _shared_within(name, every, shared)
+                text += table(("option of several", "meaning"), told) if told else ""
+            else:
+                text += _told(command, rows, [*shared, *told])
+        if name == _NVIDIAS.strip():
+            nvidias = [(code(each), _help(c)) for each, c, _ in every if each.startswith(_NVIDIAS)]
+            text += table(("command", "as the original, with its options (`--help`)"), nvidias)
+        parts.append(text)
     return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _shared_within(
+    group: str,
+    every: list[tuple[str, click.Command, list[tuple[str, str]]]],
+    besides: list[tuple[str, str]],
+) -> list[tuple[str, str]]:
+    """The options that several commands of a group have, without those of many commands."""
+    within = [rows for name, _, rows in every if name.startswith(f"{group} ")]
+    counted = Counter(row for rows in within for row in rows if row not in besides)
+    return [row for row, count in counted.items() if count >= _MANY_OF_GROUP]
+
+
+def _told(
+    command: click.Command, rows: list[tuple[str, str]], shared: list[tuple[str, str]]
+) -> str:
+    """A command's own options as a table, and the names of those it shares."""
+    own = [row for row in rows if row not in shared]
+    text = table(("option", "meaning"), own) if own else ""
+    others = [_name(row[0]) for row in rows if row in shared and "-headers" not in row[0]]
+    if any(option.name in _PLUGINS for option in command.params):
+        text += f"\n{_OF_PLUGIN}"
+    if told := [name for name in others if name != "`-o`"]:
+        text += f"\n[Also](#options-of-many-commands) {', '.join(told)}.\n"
+    return text
+
+
+def _name(option: str) -> str:
+    """The shortest name of an option: ``-o`` of ``-o, --output [table|json]``."""
+    return code(re.split(r"[ ,]", option.strip("`"), maxsplit=1)[0])
 
 
 def statuses() -> list[tuple[str, str]]:
@@ -96,9 +157,9 @@ def exit_statuses() -> str:
 
 
 def _usage(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=name)
-    words = " ".join(command.collect_usage_pieces(context))
-    return f"    {name} {words}".rstrip() + "\n"
+    """How it is called; "" if it takes options alone."""
+    words = command.collect_usage_pieces(click.Context(command, info_name=name))
+    return f"    {name} {' '.join(words)}\n" if len(words) > 1 else ""
 
 
 def _help(command: click.Command) -> str:
@@ -117,7 +178,7 @@ def _options(command: click.Command) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     context = click.Context(command)
     for option in command.params:
-        if isinstance(option, click.Option) and not option.hidden:
+        if isinstance(option, click.Option) and not option.hidden and option.name not in _PLUGINS:
             record = option.get_help_record(context)
             if record is not None:
                 rows.append((code(record[0]), prose(_meant(option)) + _said(option)))
@@ -133,11 +194,8 @@ def _said(option: click.Option) -> str:
     default: Any = option.default
     if isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != "":
         notes.append(f"default {code(str(default))}")
-    if option.multiple:
-        notes.append("may be given several times")
+    if option.multiple and "repeat" not in _meant(option) and "several times" not in _meant(option):
+        notes.append("repeatable")
     if option.required:
         notes.append("has to be given")
-    if option.envvar:
-        names = [option.envvar] if isinstance(option.envvar, str) else option.envvar
-        notes.append("or by " + ", ".join(code(name) for name in names))
     return f" ({'; '.join(notes)})" if notes else ""

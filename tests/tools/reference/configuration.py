@@ -42,6 +42,8 @@ _OF_TABLES: Final = {
     "doctor": "What `nvshim doctor` leaves out on this node; [all checks](findings.md).",
 }
 
+_SHORT: Final = {'an absolute path ("/…")': "a path", "true or false": "boolean"}
+
 
 def page() -> str:
     """The page of all keys."""
@@ -51,7 +53,7 @@ def page() -> str:
         rows = [
             (
                 code(key),
-                wanted.replace('"…"', "…"),
+                _SHORT.get(wanted, wanted),
                 code(default_of(field, key)),
                 prose(fields[field]),
             )

@@ -108,5 +108,5 @@ def _relabelled(expression: str) -> str:
 def table_of_names() -> str:
     """Theirs and ours, as Markdown."""
     rows = [(code(each.dcgm), each.unit, code(each.expression)) for each in NAMES]
-    without = [(code(names), "", f"not told: {what}") for names, what in WITHOUT]
-    return table(("dcgm-exporter", "in", "here"), [*rows, *without])
+    without = ", ".join(code(names) for names, _ in WITHOUT)
+    return f"{table(('dcgm-exporter', 'in', 'here'), rows)}\nNot here: {without}.\n"

@@ -351,7 +351,14 @@ _TABLES: Final = {
         gpus          string[]    UUIDs of the GPUs of which they are
         stale         string?     what of the driver that it was made with is gone
         orphan        string?     why nobody seems to know of it
+        shares        Share[]     parts of GPUs that resource claims have given it
         fault         string?     what happened to its GPUs lately
+    """,
+    "Share": """
+        id            string      of the share
+        device        string      UUID of the GPU
+        memory_bytes  integer     of the share
+        shares        integer     of those that the GPU has
     """,
     "Unheld": """
         namespace     string      of the pod

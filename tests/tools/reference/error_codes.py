@@ -1,51 +1,53 @@
-"""The tree of errors as a page: code, meaning, remedy; in an appendix, those few people meet."""
+"""The errors that people meet, as a page: code, meaning, remedy."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from api.errors import NvshimError
 from integration.inspection.codes import meaning_of
-from tests.tools.reference.markdown import code, prose, table
+from tests.tools.reference.markdown import prose
 from tests.tools.reference.sources import ROOMS, remedies
 
-__all__ = ["every_error", "page"]
+__all__ = ["every_error", "is_met", "page"]
 
 _HEAD: Final = """\
 # Errors
 
-Find the code of an error here, or run `nvshim explain CODE` on the node. `ctr`, `kubectl describe
-pod`, containerd's log and `nvshim` show an error in one line: the code, what failed and why, what
-to do. In a remedy, `…` depends on the case.
+Look up a code here, or run `nvshim explain CODE` on the node, which also lists the causes. `ctr`,
+`kubectl describe pod`, containerd's log and `nvshim` show an error in one line: the code, what
+failed and why, what to do. In italics is what to do; `…` depends on the case.
+
+Only `nvshim explain` has the codes that few people meet: those of the protocol between containerd
+and the shim, of the simulated node, and of the project's own tools.
 """
 
 _SECTIONS: Final = (
-    ("NVSHIM-E01", "The node's driver and GPUs", ""),
-    ("NVSHIM-E02", "What a container asks for", ""),
-    ("NVSHIM-E03", "An image's files", ""),
-    ("NVSHIM-E04", "The container's spec", ""),
-    ("NVSHIM-E05", "Our configuration", ""),
-    ("NVSHIM-E06", "CDI specs", ""),
-    ("NVSHIM-E07", "Other vendors and platforms", ""),
-    ("NVSHIM-E1", "The shim", "Bundles, programs, tasks, stdio, cgroups, checkpoints, sandboxes."),
-    ("NVSHIM-E25", "nvshim", "Commands, engines, devices."),
-    ("NVSHIM-E26", "nvshim: installation, Kubernetes", ""),
-    ("NVSHIM-E27", "The node agent", ""),
-    ("NVSHIM-E2", "nvshim: engines' API, containers", ""),
+    ("NVSHIM-E01", "The node's driver and GPUs"),
+    ("NVSHIM-E02", "What a container asks for"),
+    ("NVSHIM-E03", "An image's files"),
+    ("NVSHIM-E04", "The container's spec"),
+    ("NVSHIM-E05", "Our configuration"),
+    ("NVSHIM-E06", "CDI specs"),
+    ("NVSHIM-E07", "Other vendors and platforms"),
+    ("NVSHIM-E1", "The shim"),
+    ("NVSHIM-E27", "The node agent"),
 )
-_APPENDIX: Final = """\
-## Appendix: inside and for developers
 
-ttrpc between containerd and the shim, the simulated node, the demo, and what builds and documents
-the project.
+_COMMANDS: Final = """\
+## Commands
+
+An error of a command says where it fails what to do.
 
 """
 
-# How many of the remedies that the code has for an error are told.
-_REMEDIES: Final = 2
+# What only our own programs, and those who call the shim as containerd does, can cause.
+_OF_TOOLS: Final = ("api.", "integration.simulated", "tests.")
+_OF_PROTOCOL: Final = ("NVSHIM-E00", "NVSHIM-E100", "NVSHIM-E13", "NVSHIM-E160")
 
 # Run by path, and define no error.
 _SCRIPTS: Final = ("__main__", "nvml_probe")
@@ -74,41 +76,21 @@ def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
 
 
 def page() -> str:
-    """The page of all errors."""
+    """The page of the errors that people meet."""
     advice = remedies()
-    every = every_error()
-    left = [kind for kind in every if not _is_inside(kind) and not _is_branch(kind, advice)]
+    left = [kind for kind in every_error() if is_met(kind) and not _is_branch(kind, advice)]
     parts = [_HEAD]
-    for prefix, title, head in _SECTIONS:
-        # A longer prefix comes before a shorter one of the same beginning.
+    for prefix, title in _SECTIONS:
         mine = [kind for kind in left if kind.code.startswith(prefix)]
         left = [kind for kind in left if kind not in mine]
-        rows = [
-            (
-                _anchor(kind),
-                kind.slug(),
-                _meaning(kind),
-                "; ".join(prose(text) for text in _advice(kind, advice)[:_REMEDIES]) or "-",
-            )
-            for kind in mine
-        ]
-        if rows:
-            parts.append(
-                f"## {title}\n\n"
-                + (f"{head}\n\n" if head else "")
-                + table(("code", "name", "meaning", "what to do"), rows)
-            )
-    if left:
-        raise LookupError(f"no section for {left[0].code}")
-    inside = [(_anchor(kind), kind.slug(), _meaning(kind)) for kind in every if _is_inside(kind)]
-    parts.append(_APPENDIX + table(("code", "name", "meaning"), inside))
-    return "\n".join(parts)
+        parts.append(f"## {title}\n\n" + "".join(_entry(kind, advice) for kind in mine))
+    named = ", ".join(f"**{kind.code}** {kind.slug()}" for kind in left)
+    return "\n".join([*parts, f"{_COMMANDS}{named}.\n"])
 
 
-def _is_inside(kind: type[NvshimError]) -> bool:
-    """Whether only who works on the project, or speaks its protocol, meets an error."""
-    rooms = ("api.", "integration.simulated", "tests.")
-    return kind.__module__.startswith(rooms) or kind.code.startswith("NVSHIM-E00")
+def is_met(kind: type[NvshimError]) -> bool:
+    """Whether people meet an error who neither work on the project nor speak its protocol."""
+    return not kind.__module__.startswith(_OF_TOOLS) and not kind.code.startswith(_OF_PROTOCOL)
 
 
 def _is_branch(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> bool:
@@ -116,8 +98,10 @@ def _is_branch(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> 
     return bool(kind.__subclasses__()) and not _advice(kind, advice)
 
 
-def _anchor(kind: type[NvshimError]) -> str:
-    return f'<span id="{kind.code.lower()}"></span>{code(kind.code)}'
+def _entry(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> str:
+    remedy = _remedy(kind, advice)
+    told = f" *{remedy[0].upper()}{remedy[1:]}.*" if remedy else ""
+    return f'- <span id="{kind.code.lower()}"></span>**{kind.code}** {_meaning(kind)}{told}\n'
 
 
 def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> list[str]:
@@ -127,5 +111,11 @@ def _advice(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> lis
     return [text for text in every if not any(text in other for other in every if other != text)]
 
 
+def _remedy(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> str:
+    """One that is the same in every case, if there is one."""
+    return prose(min(_advice(kind, advice), key=lambda text: "…" in text, default=""))
+
+
 def _meaning(kind: type[NvshimError]) -> str:
-    return prose(meaning_of(kind.__doc__ or ""))
+    """The first sentence of it."""
+    return prose(re.split(r"(?<=\.)\s", meaning_of(kind.__doc__ or ""), maxsplit=1)[0])

@@ -12,10 +12,12 @@ __all__ = ["page"]
 _HEAD: Final = """\
 # What the doctor looks for
 
-`nvshim doctor` makes these checks and changes nothing; `--only CODE` makes one. An error keeps
-containers from their GPUs, or lets them have what they must not, now; a warning will hurt, after a
-reload of systemd, a boot or an update; a note is worth knowing. The exit status is 3 if there is an
-error. What could not be looked at (a right that is missing) is said, and is no finding.
+Run `nvshim doctor` to examine a node, or `nvshim doctor --only CODE` for one of these checks; they
+change nothing. `nvshim explain CODE` says what comes of a finding.
+
+An error hurts now: containers do not get their GPUs, or get what they must not. A warning will
+hurt, after a reload of systemd, a boot or an update. A note is worth knowing. The exit status is 3
+if there is an error.
 """
 
 
@@ -26,10 +28,9 @@ def page() -> str:
             f'<span id="{check.code.lower()}"></span>{code(check.code)}',
             check.severity.value,
             prose(check.title),
-            prose(check.why),
             prose(check.remedy) + (f": {code(check.command)}" if check.command else ""),
         )
         for check in sorted(CHECKS, key=lambda check: check.code)
     ]
-    head = ("code", "severity", "what", "what comes of it", "what to do")
+    head = ("code", "severity", "what is wrong", "what to do")
     return f"{_HEAD}\n{table(head, rows)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["code", "prose", "slug", "table"]
+__all__ = ["by_reason", "code", "prose", "slug", "table"]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -28,6 +28,19 @@ def code(text: str) -> str:
     fence = "``" if "`" in text else "`"
     space = " " if fence == "``" else ""
     return f"{fence}{space}{text}{space}{fence}" if text else ""
+
+
+def by_reason(head: str, names: Iterable[tuple[str, str]]) -> str:
+    """A table of names that mean nothing here, in one row those with the same reason.
+
+    Args:
+        head: the title of the column of names.
+        names: each with why it means nothing.
+    """
+    rows: dict[str, list[str]] = {}
+    for name, reason in names:
+        rows.setdefault(reason, []).append(code(name))
+    return table((head, "why"), [(", ".join(each), reason) for reason, each in rows.items()])
 
 
 # reStructuredText's roles and literals, which docstrings have.

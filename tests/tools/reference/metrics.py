@@ -1,36 +1,53 @@
-"""Tables of what Prometheus is told, and the alerts on it."""
+"""Tables of what Prometheus is told, and its alerts as its operator has them."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any, Final
 
 import yaml
 
 from integration.node.metrics.families import GROUPS
 from tests.tools import REPOSITORY
-from tests.tools.reference.markdown import code, slug, table
+from tests.tools.reference.markdown import code, table
 
-__all__ = ["MONITORING", "alerts", "families", "prometheus_rule", "table_of_alerts"]
+__all__ = ["MONITORING", "alerts", "families", "prometheus_rule"]
 
 MONITORING: Final = os.path.join(REPOSITORY, "integration/kubernetes/manifests/monitoring")
+
+
+# So few families that have the same labels name them.
+_FEW: Final = 3
 
 
 def families() -> str:
     """Every family, by what it is of."""
     parts = []
     for group in GROUPS:
+        [(common, count)] = Counter(family.labels for family in group.families).most_common(1)
+        common = common if count > _FEW else ()
         rows = [
-            (
-                code(family.name),
-                family.kind,
-                ", ".join(code(label) for label in family.labels),
-                family.help,
-            )
+            (code(family.name), family.kind, _labels(family.labels, common), family.help)
             for family in group.families
         ]
-        parts.append(f"### {group.title}\n\n{table(('name', 'kind', 'labels', 'meaning'), rows)}")
+        said = f"Labels, unless others are named: {_listed(common)}.\n\n" if common else ""
+        parts.append(
+            f"### {group.title}\n\n{said}{table(('name', 'kind', 'labels', 'meaning'), rows)}"
+        )
     return "\n".join(parts)
+
+
+def _labels(labels: tuple[str, ...], common: tuple[str, ...]) -> str:
+    """Those of a family, with ``…`` for the ones that most of its group have."""
+    if not common or labels[: len(common)] != common:
+        return _listed(labels) or ("none" if common else "")
+    more = labels[len(common) :]
+    return f"…, {_listed(more)}" if more else ""
+
+
+def _listed(labels: tuple[str, ...]) -> str:
+    return ", ".join(code(label) for label in labels)
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -38,20 +55,6 @@ def alerts() -> list[dict[str, Any]]:
     with open(os.path.join(MONITORING, "alerts.yaml"), encoding="utf-8") as file:
         groups = yaml.safe_load(file)["groups"]
     return [rule for group in groups for rule in group["rules"]]
-
-
-def table_of_alerts() -> str:
-    """Which alerts there are."""
-    rows = [
-        (
-            f"[{each['alert']}](#{slug(each['alert'])})",
-            each["labels"]["severity"],
-            code(" ".join(each["expr"].split())),
-            each.get("for", "at once"),
-        )
-        for each in alerts()
-    ]
-    return table(("alert", "severity", "when", "for"), rows)
 
 
 def prometheus_rule() -> str:

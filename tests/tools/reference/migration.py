@@ -10,7 +10,7 @@ from hooks.config import Config
 from hooks.config.nvidia import KEYS, parse_nvidia_config
 from hooks.errors import WrongConfigValue
 from tests.tools.reference.configuration import key_of, written
-from tests.tools.reference.markdown import code, table
+from tests.tools.reference.markdown import by_reason, code, table
 
 __all__ = ["defaults", "keys"]
 
@@ -36,9 +36,12 @@ _FILE: Final = "config.toml"
 
 
 def keys() -> str:
-    """The table: their key, ours, and what differs."""
-    rows = [(code(name), _meaning(name), why) for name, why in KEYS.items()]
-    return table(("NVIDIA's key", "here", "remark"), rows)
+    """The tables: their key and ours; and those that mean nothing."""
+    meanings = {name: _meaning(name) for name in KEYS}
+    rows = [(code(name), meaning) for name, meaning in meanings.items() if meaning]
+    ignored = [(name, why) for name, why in KEYS.items() if not meanings[name]]
+    known = table(("NVIDIA's key", "here"), rows)
+    return f"{known}\n{by_reason('no meaning here', ignored)}"
 
 
 def defaults() -> str:

@@ -50,7 +50,6 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "kubernetes.md": {"pod-trace": pod_trace.diagram},
     "metrics.md": {
         "families": metrics.families,
-        "alerts": metrics.table_of_alerts,
         "dcgm": dcgm.table_of_names,
     },
     "migration.md": {"keys": migration.keys, "defaults": migration.defaults},

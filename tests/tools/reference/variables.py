@@ -5,36 +5,33 @@ from __future__ import annotations
 from integration.kubernetes.environment import VARIABLES
 from integration.kubernetes.settings import Settings
 from integration.node.plugin.table import FLAGS
-from tests.tools.reference.markdown import code, table
+from tests.tools.reference.markdown import by_reason, code, table
 
 __all__ = ["device_plugin", "installer"]
 
-_HEAD = ("variable", "meaning", "if not set")
+_IGNORED = "NVIDIA's, and nothing here"
 
 
 def installer() -> str:
-    """The table that the installer itself reads; what means nothing there comes last."""
+    """The tables that the installer itself reads: what means something there, and what nothing."""
     plain = Settings()
     rows = []
-    for name, known in sorted(VARIABLES.items(), key=lambda row: not row[1].field):
-        if not known.field:
-            rows.append((code(name), f"NVIDIA's, and nothing here: {known.meaning}", "-"))
-            continue
-        value = getattr(plain, known.field)
-        if name.startswith("NO_"):  # what it denies is the field's default
-            value = False
-        text = str(value).lower() if isinstance(value, bool) else f"{value}"
-        rows.append((code(name), known.meaning, code(text) if text else "-"))
-    return table(_HEAD, rows)
+    for name, known in VARIABLES.items():
+        if known.field:
+            value = getattr(plain, known.field)
+            if name.startswith("NO_"):  # what it denies is the field's default
+                value = False
+            text = str(value).lower() if isinstance(value, bool) else str(value or "")
+            rows.append((code(name), known.meaning, code(text) if text else "-"))
+    ignored = [(name, known.meaning) for name, known in VARIABLES.items() if not known.field]
+    heeded = table(("variable", "meaning", "if not set"), rows)
+    return f"{heeded}\n{by_reason(_IGNORED, ignored)}"
 
 
 def device_plugin() -> str:
-    """The flags that stand for keys of the configuration; what means nothing here comes last."""
-    rows = []
-    for flag in sorted(FLAGS, key=lambda flag: flag.ignored):
-        for name in flag.variables:
-            meaning = f"`--{flag.name}`, in the configuration `{flag.path}`"
-            if flag.ignored:
-                meaning = f"NVIDIA's, and nothing here: {flag.text}"
-            rows.append((code(name), meaning, "-"))
-    return table(_HEAD, rows)
+    """The keys of the configuration that variables stand for, and variables that mean nothing."""
+    named = [(name, flag) for flag in FLAGS for name in flag.variables]
+    rows = [(code(name), code(flag.path)) for name, flag in named if not flag.ignored]
+    ignored = [(name, flag.text) for name, flag in named if flag.ignored]
+    known = table(("variable", "key of the configuration"), rows)
+    return f"{known}\n{by_reason(_IGNORED, ignored)}"

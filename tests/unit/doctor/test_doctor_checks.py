@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
 from integration.doctor.examination import Examination, choose, examine, judge
 from integration.doctor.facts import Node, Unseen
-from integration.doctor.findings import Finding, Severity
+from integration.doctor.findings import TABLE, Finding, Severity
 from integration.doctor.observing import GROUPS
 from tests.harness.waiting import eventually
 from tests.unit.doctor.breaks import (
@@ -55,6 +56,13 @@ def test_what_is_wrong_is_found(tree: Tree, name: str) -> None:
     assert findings[0].severity is severity, findings
     assert any(words in f.found for f in findings), findings
     assert all(f.remedy and f.title for f in findings)
+
+
+def test_each_row_of_the_table_has_a_function() -> None:
+    with open(TABLE, "rb") as file:
+        rows = tomllib.load(file)
+    assert [f"NVSHIM-{code}" for code in sorted(rows)] == [check.code for check in CHECKS]
+    assert all(row["title"] and row["why"] and row["remedy"] for row in rows.values())
 
 
 def test_on_a_healthy_node_no_check_says_anything(healthy: Healthy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -134,7 +135,7 @@ def test_what_the_kernel_counts_and_nobody_shows_is_a_holder_of_the_driver(place
     assert {kind for kind, _, _ in place.kinds()} == {"process"}
 
 
-def test_the_agent_is_one_that_lets_go_if_it_is_to(place: Place, monkeypatch: Any) -> None:
+def test_the_agent_is_one_that_lets_go_if_it_is_to(place: Place) -> None:
     dev = place.node.dev
     place.process(20, "nvshim")
     place.process(21, "python", f"{dev}/nvidia0", parent=20)
@@ -142,8 +143,9 @@ def test_the_agent_is_one_that_lets_go_if_it_is_to(place: Place, monkeypatch: An
     place.process(23, "python", f"{dev}/nvidia0")
     lock = Path(place.node.config.state, "node.lock")
     lock.write_text("20\n")
-    monkeypatch.setattr("integration.node.agent.is_running", lambda _: True)
-    found = place.found("0")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = place.found("0")
     assert [(each.kind, each.pid) for each in found] == [(AGENT, 21), (MPS, 22), ("process", 23)]
     assert [each.pid for each in blocking(found, lets_go=False)] == [22, 23]
     assert [each.pid for each in blocking(found, lets_go=True)] == [21, 22, 23]

@@ -20,6 +20,7 @@ from integration.kubernetes.entering import HANDED_ON
 from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
 from integration.node.components import DRA_DRIVER, Options
+from integration.node.dra.configuration import read_all
 from integration.node.dra.devices import publishable
 from integration.node.health import node_condition
 from integration.node.metrics.address import parse_address
@@ -531,7 +532,9 @@ def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_publish
     examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     documents = [each for example in examples for each in yaml.safe_load_all(example)]
     objects = [each for each in documents if "apiVersion" in each]
-    assert {each["kind"] for each in objects} == {"ResourceClaimTemplate", "Pod"}
+    assert {each["kind"] for each in objects} == {"ResourceClaimTemplate", "ResourceClaim", "Pod"}
+    configured = [config for each in objects for config in _configurations(each)]
+    assert len(read_all(configured, DRA_DRIVER, "the documentation")) == len(configured) > 0
     for each in objects:
         for version in ("1.34", "1.37"):
             kubernetes_validate.validate(each, version, strict=True)
@@ -540,6 +543,12 @@ def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_publish
         assert f"`{name.rpartition('/')[2]}`" in text or f"/{name.rpartition('/')[2]}`" in text
     selected = re.findall(r'attributes\["([a-z.]+)"\]\.(\w+)', text)
     assert {"/".join(each) for each in selected} <= published
+
+
+def _configurations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    spec = document["spec"].get("spec", document["spec"])
+    config: list[dict[str, Any]] = spec.get("devices", {}).get("config", [])
+    return config
 
 
 def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> None:

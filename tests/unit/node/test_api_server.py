@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import ssl
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import yaml
 
-from integration.node.api_server import ApiServer, trusted
-from integration.node.errors import ApiServerRefused, ApiServerSilent
+from integration.node.api_access import of_kubeconfig, of_pod
+from integration.node.api_connection import trusted
+from integration.node.api_server import ApiServer
+from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from tests.harness.http_server import Request
 
 SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -138,7 +145,7 @@ def test_an_authority_may_lack_what_only_newer_pythons_ask_for(
         return context
 
     monkeypatch.setattr(ssl, "create_default_context", strict)
-    trust = trusted(f"{client.service_account}/ca.crt")
+    trust = trusted(of_pod(client.host, client.port, client.service_account))
     assert trust.verify_mode == ssl.CERT_REQUIRED
     assert trust.check_hostname
     assert not trust.verify_flags & ssl.VERIFY_X509_STRICT
@@ -167,3 +174,162 @@ def test_an_answer_that_is_none_is_silence(
     monkeypatch.setattr(cluster, "answer", lambda _: (503, ["no message"]))
     with pytest.raises(ApiServerRefused, match="no reason is given"):
         client.call("GET", SLICES)
+
+
+def test_a_connection_is_kept_for_what_is_asked_next(client: ApiServer, cluster: Cluster) -> None:
+    for token in ("second", "third", "fourth"):
+        client.call("GET", SLICES)
+        cluster.rotate(token)
+    client.call("GET", SLICES)
+    assert cluster.connections == 1
+    client.call("POST", SLICES, a_slice("one"))
+    assert cluster.connections == 2, "what changes something must not be asked twice"
+    client.call("GET", SLICES)
+    client.call("GET", SLICES)
+    assert cluster.connections == 2
+
+
+def test_a_connection_that_ended_or_leads_nowhere_is_made_anew(
+    client: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.call("GET", SLICES)
+    cluster.drop_connection()
+    assert client.call("GET", SLICES)["items"] == []
+    assert cluster.connections == 2
+    # As behind a balancer whose server is gone: it takes what it is sent, and says nothing.
+    answer, waits = cluster.answer, threading.Event()
+    heard: list[int] = []
+
+    def silent(request: Request) -> tuple[int, Any]:
+        heard.append(cluster.connections)
+        if len(heard) == 1:
+            waits.wait(60)
+        return answer(request)
+
+    monkeypatch.setattr(cluster, "answer", silent)
+    assert client.call("GET", SLICES)["items"] == []
+    assert heard == [2, 3]
+    waits.set()
+
+
+def test_the_kernel_tries_connections_that_are_silent(client: ApiServer, cluster: Cluster) -> None:
+    watch = client.watch(SLICES, "100", {})
+    eventually(lambda: cluster.watches, "the watch is open")
+    with open("/proc/net/tcp", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+    (timer,) = [words[5] for words in lines if words[2].endswith(f":{cluster.port:04X}")
+                and words[3] == "01"]  # fmt: skip
+    assert timer.startswith("02:"), "the timer is that of its probes"
+    watch.close()
+
+
+def test_another_authority_is_trusted_from_then_on(client: ApiServer, cluster: Cluster) -> None:
+    client.call("GET", SLICES)
+    path = f"{cluster.service_account}/ca.crt"
+    with open(path, encoding="ascii") as file:
+        ours = file.read()
+    other = ssl.create_default_context().get_ca_certs(binary_form=True)[0]
+    with open(path, "w", encoding="ascii") as file:
+        file.write(ssl.DER_cert_to_PEM_cert(other))
+    with pytest.raises(ApiServerSilent, match="certificate verify failed"):
+        client.call("GET", SLICES)
+    with open(path, "a", encoding="ascii") as file:
+        file.write(ours)  # as while an authority is replaced
+    assert client.call("GET", SLICES)["items"] == []
+
+
+def test_a_refusal_says_what_helps_and_when_to_ask_again(
+    client: ApiServer, cluster: Cluster
+) -> None:
+    for code, words in ((401, "token or certificate"), (403, "ClusterRole"), (429, "asked again"),
+                        (502, "asked again")):  # fmt: skip
+        cluster.refuse = lambda *_, code=code: code
+        with pytest.raises(ApiServerRefused, match=words):
+            client.call("GET", SLICES)
+
+
+def test_a_server_may_have_an_address_of_ipv6(tmp_path: Path) -> None:
+    with Cluster(str(tmp_path / "account"), node="node-1", host="::1") as cluster:
+        for host in ("::1", "[::1]"):
+            client = ApiServer(host, cluster.port, cluster.service_account)
+            assert client.call("GET", SLICES)["items"] == []
+    with pytest.raises(ApiServerSilent, match=rf"\[::1\]:{client.port} can be reached"):
+        ApiServer("::1", client.port, client.service_account).call("GET", SLICES)
+
+
+def kubeconfig(path: Path, server: str, cluster: Any, user: Any) -> str:
+    document = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "node",
+        "contexts": [{"name": "node", "context": {"cluster": "here", "user": "me"}}],
+        "clusters": [{"name": "other", "cluster": {}},
+                     {"name": "here", "cluster": {"server": server, **cluster}}],
+        "users": [{"name": "me", "user": user}],
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+@pytest.mark.parametrize("how", ["files", "data"])
+def test_a_kubelets_kubeconfig_has_a_certificate(tmp_path: Path, how: str) -> None:
+    with Cluster(str(tmp_path / "account"), node="node-1", by_certificate=True) as cluster:
+        both = Path(cluster.certificate).read_bytes()
+        authority = Path(f"{cluster.service_account}/ca.crt").read_bytes()
+        if how == "files":
+            os.rename(cluster.certificate, tmp_path / "both.pem")
+            here = {"certificate-authority": "account/ca.crt"}
+            me = {"client-certificate": "both.pem", "client-key": str(tmp_path / "both.pem")}
+        else:
+            here = {"certificate-authority-data": base64.b64encode(authority).decode()}
+            data = base64.b64encode(both).decode()
+            me = {"client-certificate-data": data, "client-key-data": data}
+        path = kubeconfig(tmp_path / "config", f"https://127.0.0.1:{cluster.port}", here, me)
+        client = ApiServer("", 0, "", path)
+        assert client.call("GET", SLICES)["items"] == []
+        kubeconfig(tmp_path / "config", f"https://127.0.0.1:{cluster.port}", here, {})
+        with pytest.raises(ApiServerSilent, match=r"the server of .*/config can be reached"):
+            client.call("GET", SLICES)
+        os.unlink(tmp_path / "config")
+        with pytest.raises(ApiServerSilent, match="No such file"):
+            client.call("GET", SLICES)
+
+
+def test_a_kubeconfig_may_have_a_token_and_the_name_of_a_certificate(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    here = {"certificate-authority": "account/ca.crt", "tls-server-name": "api-server"}
+    server = f"https://127.0.0.1:{cluster.port}"
+    for me in ({"token": cluster.token}, {"tokenFile": "account/token", "token": "old"}):
+        path = kubeconfig(tmp_path / "config", server, here, me)
+        assert ApiServer("", 0, "", path).call("GET", SLICES)["items"] == []
+    kubeconfig(tmp_path / "config", server, {**here, "tls-server-name": "another"}, me)
+    with pytest.raises(ApiServerSilent, match="another"):
+        ApiServer("", 0, "", path).call("GET", SLICES)
+
+
+@pytest.mark.parametrize(
+    ("server", "cluster", "user", "words"),
+    [
+        ("http://one:8080", {}, {}, "its server is http://one:8080"),
+        ("https://one/rancher", {}, {}, "its server is https://one/rancher"),
+        ("https://one:port", {}, {}, "Port could not be cast"),
+        ("https://one", {"insecure-skip-tls-verify": True}, {}, "insecure-skip-tls-verify"),
+        ("https://one", {"proxy-url": "http://two"}, {}, "proxy-url of its cluster"),
+        ("https://one", {}, {"exec": {"command": "aws"}}, "exec of its user is not obeyed"),
+        ("https://one", {}, {"client-key-data": "?"}, "lacks or has wrong"),
+        ("https://one", {"certificate-authority": "none"}, {}, "No such file"),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+def test_a_kubeconfig_that_is_not_to_be_used_is_refused(
+    tmp_path: Path, server: str, cluster: Any, user: Any, words: str
+) -> None:
+    path = kubeconfig(tmp_path / "config", server, cluster, user)
+    with pytest.raises(KubeconfigUnusable, match=words):
+        of_kubeconfig(path)
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "current-context: one", "contexts: 3", "[]"])
+def test_what_is_no_kubeconfig_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(KubeconfigUnusable, match="NVSHIM-E2795"):
+        of_kubeconfig(str(tmp_path / "config"))

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import os
 import socket
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from integration.node.changes import Changes, concerns_gpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from integration.node.changes import announced, concerns_gpus
+from integration.node.watcher import Watcher
 
 pytestmark = pytest.mark.anyio
 
@@ -39,16 +35,19 @@ def test_which_announcements_matter(message: bytes, matters: bool) -> None:
 
 
 async def test_many_announcements_that_do_not_matter_wake_nobody_often() -> None:
-    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     reads = 0
 
-    class Counted(Changes):
-        def _read(self) -> bool:
+    class Counted(socket.socket):
+        def recv(self, size: int, flags: int = 0) -> bytes:
             nonlocal reads
             reads += 1
-            return super()._read()
+            return super().recv(size, flags)
 
-    with kernels, Counted(lambda: ours) as changes:
+    one, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    ours = Counted(fileno=one.detach())
+    ours.setblocking(False)
+    with kernels, Watcher(0.3) as watcher, announced(watcher, lambda: ours) as why:
+        assert why == ""
 
         async def announce() -> None:
             for _ in range(100):
@@ -58,34 +57,15 @@ async def test_many_announcements_that_do_not_matter_wake_nobody_often() -> None
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(announce)
-            assert await changes.wait(10)
-    assert 0 < reads < 50
+            assert await watcher.wait(10)
+    # Each is taken, and so is the end of what there is, now and then.
+    assert 101 < reads < 150
 
 
-async def test_files_and_nodes_are_heard_but_not_what_is_written_to_a_node(tmp_path: Path) -> None:
-    files, dev = tmp_path / "files", tmp_path / "dev"
-    files.mkdir()
-    dev.mkdir()
-    (dev / "null").touch()
-    with Changes() as changes:
-        assert changes.listen_to([str(files)], (str(dev),))
-        assert not changes.listen_to([str(files)], (str(dev),))
-        (dev / "null").write_bytes(b"x")
-        assert not await changes.wait(0.1)
-        os.mkfifo(dev / "nvidia0")
-        assert await changes.wait(10)
-        (files / "libcuda.so.1").touch()
-        assert await changes.wait(10)
+async def test_what_cannot_be_heard_is_said() -> None:
+    def refuse() -> socket.socket:
+        raise OSError(97, "Address family not supported by protocol")
 
-
-async def test_without_inotify_it_says_so_and_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> int:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr("shim.syscalls.inotify_init", refuse)
-    with Changes() as changes:
-        changes.listen_to([str(tmp_path)], ("/nonexistent",))
-        assert changes.deaf["files"] == "Too many open files"
-        assert not await changes.wait(0.05)
+    with Watcher(0) as watcher, announced(watcher, refuse) as why:
+        assert why == "Address family not supported by protocol"
+        assert not await watcher.wait(0.05)

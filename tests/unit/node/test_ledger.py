@@ -18,10 +18,11 @@ from hooks.node.witness import Witness
 from integration.cli import exits
 from integration.cli.app import main
 from integration.inspection.bundles import TASKS, Container, Pod
+from integration.inspection.holding import devices_of
 from integration.inspection.procfs import Procfs
 from integration.node.components import Context, Options
 from integration.node.ledger import component
-from integration.node.ledger.holdings import Allocated, devices_of, holdings_of, unheld_of
+from integration.node.ledger.holdings import Allocated, holdings_of, unheld_of
 from integration.node.ledger.kubelet import allocated_by
 from integration.node.ledger.values import Holding, Unheld
 from integration.node.refresh import Seen
@@ -29,11 +30,11 @@ from integration.node.watcher import Watcher
 from shim import syscalls
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 from tests.harness.waiting import until
+from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hooks.node.inventory import Inventory
 
 pytestmark = pytest.mark.anyio
 
@@ -47,11 +48,7 @@ PARTS: Final = (
 )
 
 
-class _Has:
-    gpus, mig_devices, nvml_failure = GPUS, PARTS, ""
-
-
-INVENTORY: Final = cast("Inventory", _Has())
+INVENTORY: Final = node_with(*GPUS, mig=PARTS)
 
 
 @pytest.fixture

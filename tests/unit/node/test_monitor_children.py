@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from integration.node.errors import ChildFailed
 from integration.node.monitor import children as room
-from integration.node.monitor.answering import Asker
 from integration.node.monitor.children import Child, Children
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 
@@ -51,50 +45,11 @@ async def test_how_one_ended_is_told_though_it_lets_go_of_its_pipes_before() -> 
     child = Child("samples", process)
     try:
         with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
-            await child.line(20)
+            await child.word(20)
         child.ask({})
         with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
-            await child.line(20)
+            await child.word(20)
     finally:
         child.close()
         process.kill()
         process.wait()
-
-
-class NvmlError(Exception):
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-
-def nvml(answer: Callable[[int], Any]) -> Any:
-    """NVML with two GPUs that say who they are, and to the rest what a function says."""
-    return SimpleNamespace(
-        NVMLError=NvmlError,
-        nvmlSystemGetDriverVersion=lambda: "1.2",
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
-        nvmlDeviceGetTemperature=lambda index, _: answer(index),
-        nvmlDeviceGetPowerUsage=answer,
-        nvmlDeviceGetProcessUtilization=lambda *_: [],
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "lost"),
-    [
-        (999, "it answers no question (nvmlDeviceGetTemperature: 999)"),
-        (15, "15"),
-        (3, None),
-        (4, None),
-    ],
-)
-def test_a_gpu_that_answers_no_question_is_lost(error: int, lost: str | None) -> None:
-    def answer(index: int) -> int:
-        if index:
-            raise NvmlError(error)
-        return 30
-
-    first, second = Asker(nvml(answer)).all({}, 5.0)["gpus"]
-    assert (first["uuid"], first["temperature_celsius"], first.get("lost")) == ("GPU-0", 30, None)
-    assert (second["uuid"], second.get("lost")) == ("GPU-1", lost)

@@ -16,7 +16,7 @@ from integration.node.monitor import component
 from integration.node.monitor.component import Teller
 from integration.node.monitor.values import GpuEvent
 from integration.node.refresh import Seen
-from tests.unit.node.health.inventories import inventory
+from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream

@@ -15,8 +15,7 @@ import pytest
 from hooks.config import Config
 from hooks.errors import DriverNotFound
 from hooks.node.driver import Driver, DriverFile, LibraryFile
-from hooks.node.gpus import Gpu, Nodes
-from hooks.node.inventory import Inventory
+from hooks.node.gpus import Gpu
 from hooks.words import Arch
 from integration.node.errors import (
     MpsDaemonFailed,
@@ -29,9 +28,12 @@ from integration.node.mps.control import Control
 from integration.node.mps.places import Places, places_in
 from integration.node.mps.plan import Programs, plan_of
 from integration.node.plugin.values import MPS, Device, Resource
+from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hooks.node.inventory import Inventory
 
 GIB: Final = 1 << 30
 LOADER: Final = "lib64/ld-linux-x86-64.so.2"
@@ -45,20 +47,15 @@ def inventory_of(root: str, *gpus: Gpu) -> Inventory:
     bin_, lib = f"{root}/usr/bin", f"{root}/usr/lib/x86_64-linux-gnu"
     names = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
     libcuda = f"{lib}/libcuda.so.550.1"
-    return Inventory(
-        driver=Driver(
-            version="550.1",
-            arch=Arch.X86_64,
-            libraries=(LibraryFile("libcuda.so.{v}", "libcuda.so.1", libcuda, Arch.X86_64, None),),
-            files=tuple(DriverFile(name, name, f"{bin_}/{name}") for name in names),
-            library_directories=(lib,),
-            root=root or "/",
-        ),
-        gpus=gpus,
-        mig_devices=(),
-        nodes=Nodes({}, {}, frozenset()),
-        sockets={},
+    driver = Driver(
+        version="550.1",
+        arch=Arch.X86_64,
+        libraries=(LibraryFile("libcuda.so.{v}", "libcuda.so.1", libcuda, Arch.X86_64, None),),
+        files=tuple(DriverFile(name, name, f"{bin_}/{name}") for name in names),
+        library_directories=(lib,),
+        root=root or "/",
     )
+    return node_with(*gpus, driver=driver)
 
 
 def gpu(number: int, **facts: Any) -> Gpu:

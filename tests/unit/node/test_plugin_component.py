@@ -16,7 +16,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from hooks.config import Config
-from integration.node.components import AUTO, NO, YES, Context, Options
+from integration.node.components import AUTO, NO, PARTS, YES, Context, Options
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.mps.containers import MpsDaemon
@@ -324,8 +324,12 @@ async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(
 async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
     tmp_path: Path, kubelet: KubeletPlugins
 ) -> None:
+    wanted = PARTS["plugin"].is_wanted
+    assert [bool(wanted(Options("", 60, device_plugin=mode))) for mode in (NO, AUTO)] == [
+        False, True,
+    ]  # fmt: skip
     os.makedirs(kubelet.directory)
-    for mode, served in ((NO, []), (AUTO, []), (YES, ["nvidia-gpu.sock"])):
+    for mode, served in ((AUTO, []), (YES, ["nvidia-gpu.sock"])):
         async with running(
             tmp_path, kubelet, replace(BY_VARIABLE, mig_strategy=Mig.NONE), mode
         ) as (context):
@@ -335,5 +339,4 @@ async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
             else:
                 await anyio.sleep(0.2)
             assert os.listdir(kubelet.directory) == served
-            assert (context.board.settings is None) == (mode == NO)
     assert os.listdir(kubelet.directory) == []

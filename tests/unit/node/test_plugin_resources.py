@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hooks.node.gpus import Gpu, MigDevice, Nodes
-from hooks.node.inventory import Inventory
 from integration.node.errors import (
     MigDevicesUnknown,
     MigLayoutUnsuitable,
@@ -24,6 +23,10 @@ from integration.node.plugin.values import (
     SharedResource,
     Sharing,
 )
+from tests.unit.node.inventories import node_with as node
+
+if TYPE_CHECKING:
+    from hooks.node.inventory import Inventory
 
 
 def gpu(index: int, *, mig: bool = False, **more: Any) -> Gpu:
@@ -47,19 +50,6 @@ def part(of: int, index: int, profile: str = "1g.10gb", **more: Any) -> MigDevic
         gpu_instance=index + 1,
         compute_instance=0,
         profile=profile,
-        **more,
-    )
-
-
-def node(
-    *gpus: Gpu, mig: tuple[MigDevice, ...] = (), faults: dict[str, str] | None = None, **more: Any
-) -> Inventory:
-    return Inventory(
-        driver=cast("Any", None),
-        gpus=gpus,
-        mig_devices=mig,
-        nodes=Nodes({}, faults or {}, frozenset()),
-        sockets={},
         **more,
     )
 
@@ -198,7 +188,12 @@ def test_nothing_is_known_of_mig_devices_while_nvml_does_not_answer(settings: Se
 
 
 def test_what_is_lost_or_has_no_node_stays_and_is_unhealthy() -> None:
-    there = node(gpu(0, lost="gone"), gpu(1), gpu(2), faults={"/dev/nvidia1": "no such file"})
+    there = node(
+        gpu(0, lost="gone"),
+        gpu(1),
+        gpu(2),
+        nodes=Nodes({}, {"/dev/nvidia1": "no such file"}, frozenset()),
+    )
     (resource,) = resources_of(there, Settings())
     assert [device.is_healthy for device in resource.devices] == [False, False, True]
 

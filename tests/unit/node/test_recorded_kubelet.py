@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -13,8 +13,7 @@ from google.protobuf.json_format import ParseDict
 from api.proto import deviceplugin_pb2 as pb
 from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
-from hooks.node.gpus import Gpu, Nodes
-from hooks.node.inventory import Inventory
+from hooks.node.gpus import Gpu
 from integration.node.components import Context, Options
 from integration.node.ledger.holdings import unheld_of
 from integration.node.ledger.kubelet import allocated_by
@@ -23,6 +22,7 @@ from integration.node.plugin.resources import resources_of
 from integration.node.plugin.server import Server
 from integration.node.plugin.values import Device, Resource, Settings
 from tests.harness.launcher import REPOSITORY
+from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,13 +58,8 @@ def test_the_kubelet_kept_just_what_is_answered() -> None:
     checkpoint = json.loads(recorded()["kubelet_internal_checkpoint (its text)"])
     entries = checkpoint["Data"]["PodDeviceEntries"]
     kept = [each for each in entries if each["ResourceName"] == "nvidia.com/gpu"]
-    node = Inventory(
-        driver=cast("Any", None),
-        gpus=tuple(Gpu(n, n, uuid, f"0000:0{n}:00.0", "H100") for n, uuid in enumerate(GPUS)),
-        mig_devices=(),
-        nodes=Nodes({}, {}, frozenset({195})),
-        sockets={},
-    )
+    gpus = (Gpu(n, n, uuid, f"0000:0{n}:00.0", "H100") for n, uuid in enumerate(GPUS))
+    node = node_with(*gpus)
     (resource,) = resources_of(node, Settings())
     names = frozenset(f"{VENDOR}/gpu={uuid}" for uuid in GPUS)
     ground = Ground(Settings(), node, Config(), cdi_devices=names)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import termios
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -20,16 +20,17 @@ from integration.node.ledger.top import Moment, Sort, frame_of, lines_of
 from integration.node.ledger.values import DeviceUse, Holding
 from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 from tests.harness.nvshim import nvshim
+from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hooks.node.inventory import Inventory
 
-
-class _Has:
-    gpus = (Gpu(0, 0, "GPU-a", "0000:01:00.0", "A100"), Gpu(1, 1, "GPU-b", "0000:02:00.0", "A100"))
-    mig_devices = (MigDevice(1, 0, "MIG-1", 1, 0, "1g.10gb"),)
+NODE: Final = node_with(
+    Gpu(0, 0, "GPU-a", "0000:01:00.0", "A100"),
+    Gpu(1, 1, "GPU-b", "0000:02:00.0", "A100"),
+    mig=(MigDevice(1, 0, "MIG-1", 1, 0, "1g.10gb"),),
+)
 
 
 def holding(name: str, *devices: str, stale: str = "") -> Holding:
@@ -60,7 +61,7 @@ MOMENT: Final = Moment(
     ),
     USES,
     names={7: "python", 8: "a\x1b[2J"},
-    inventory=cast("Inventory", _Has()),
+    inventory=NODE,
     health={"GPU-a": "healthy", "MIG-1": "suspect"},
     notes=("a note",),
 )
@@ -82,12 +83,9 @@ def test_devices_are_in_order_and_each_has_its_containers() -> None:
 
 
 def test_gpus_without_a_uuid_are_told_apart_by_their_addresses() -> None:
-    class Has:
-        gpus = (Gpu(0, 0, "", "0000:01:00.0", "A"), Gpu(1, 1, "", "0000:02:00.0", "B"))
-        mig_devices = ()
-
+    node = node_with(Gpu(0, 0, "", "0000:01:00.0", "A"), Gpu(1, 1, "", "0000:02:00.0", "B"))
     uses = (DeviceUse(holding("one", "0000:02:00.0"), "0000:02:00.0"),)
-    moment = Moment(1.0, Sample(1.0, failure="hangs"), uses, inventory=cast("Inventory", Has()))
+    moment = Moment(1.0, Sample(1.0, failure="hangs"), uses, inventory=node)
     devices = frame_of(moment)["devices"]
     assert [(d["index"], d["name"], len(d["containers"])) for d in devices] == [
         ("0", "A", 0), ("1", "B", 1),

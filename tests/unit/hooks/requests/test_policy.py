@@ -1,14 +1,14 @@
+"""Who gets what is requested: tables of containers, origins of requests, and settings."""
+
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hooks.config import Config, Denied, Mode
-from hooks.errors import MalformedSpec, PrivilegeNeeded, RequestDenied, UnsupportedCapability
+from hooks.errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
 from hooks.requests.kubelet_record import KubeletRecord
 from hooks.requests.policy import Container, judge, read_container
 from hooks.requests.request import Request, read_request
@@ -38,6 +38,11 @@ DESKTOP = Container()
 PRIVILEGED_DESKTOP = Container(privileged=True)
 POD = Container(kubernetes=True, namespace="team")
 PRIVILEGED_POD = Container(kubernetes=True, namespace="team", privileged=True)
+CRI = {
+    "io.kubernetes.cri.container-type": "container",
+    "io.kubernetes.cri.sandbox-id": "abc",
+    "io.kubernetes.cri.sandbox-namespace": "team",
+}
 
 ALL = AllDevices()
 INDEX = NamedDevices((GpuIndex(0),))
@@ -461,206 +466,3 @@ def test_capabilities_are_narrowed_or_an_error(
         verdict = judge(request, DESKTOP, config)
         assert verdict.allowed.capabilities == left
         assert bool(verdict.notes) == (capabilities != left)
-
-
-DEVICES = st.sampled_from([Void(), NoDevices(), ALL, INDEX, UUIDS, BEGINNING, MIXED])
-REQUESTS = st.builds(
-    Request,
-    DEVICES,
-    st.sampled_from([CAPABILITIES, DEFAULT_CAPABILITIES, frozenset({"utility"})]),
-    features=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | {Feature.MANAGEMENT}))),
-    imex_channels=st.none() | st.sampled_from([(), (0,), (0, 3)]),
-    only_variables=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | ITS_OWN))),
-    cdi_devices=st.sampled_from([(), ("amd.com/gpu=0",)]),
-    amd_devices=st.sampled_from(["", "all"]),
-    intel_devices=st.sampled_from(["", "0"]),
-    origin=st.sampled_from([ENVIRONMENT, MOUNTS, ANNOTATIONS, DOCKER]),
-)
-RECORDS = st.builds(
-    KubeletRecord,
-    every=st.booleans(),
-    devices=st.sampled_from([(), UUIDS.devices, FIRST.devices, INDEX.devices]),
-    features=st.frozensets(st.sampled_from(sorted(ALL_BESIDE | {Feature.MANAGEMENT}))),
-    imex_channels=st.none() | st.sampled_from([(), (0,), (0, 3)]),
-    cdi_devices=st.sampled_from([frozenset(), frozenset({"amd.com/gpu=0"})]),
-    amd_devices=st.sampled_from([frozenset(), frozenset({"all"})]),
-)
-CONTAINERS = st.builds(
-    Container, st.booleans(), st.booleans(), st.sampled_from(["", "team"]), st.booleans()
-)
-CONFIGS = st.builds(
-    Config,
-    mode=st.sampled_from(MODES),
-    trusted_namespaces=st.sampled_from([(), ("team",)]),
-    accept_mounts=st.sampled_from(["auto", True]),
-    ignore_imex=st.booleans(),
-)
-
-
-@given(REQUESTS, CONTAINERS, CONFIGS, RECORDS)
-def test_verdict_only_takes_away_and_says_so(
-    request_: Request, container: Container, config: Config, record: KubeletRecord
-) -> None:
-    verdict = judge(request_, container, config, record)
-    allowed = verdict.allowed
-    less = {NamedDevices(record.devices)} if request_.devices == ALL else set()
-    assert allowed.devices in {request_.devices, Void()} | less
-    assert allowed.capabilities <= request_.capabilities
-    assert allowed.features <= request_.features
-    assert allowed.imex_channels in {request_.imex_channels, ()}
-    assert set(allowed.cdi_devices) <= set(request_.cdi_devices)
-    assert allowed.amd_devices in {request_.amd_devices, ""}
-    assert allowed.intel_devices in {request_.intel_devices, ""}
-    taken = any(
-        getattr(allowed, name) != getattr(request_, name)
-        for name in ("devices", "features", "imex_channels", "cdi_devices", "amd_devices")
-    )
-    assert not taken or verdict.reasons
-    # What is allowed once is allowed again, with nothing more to say.
-    assert judge(allowed, container, config, record).allowed == allowed
-
-
-@given(REQUESTS, st.sampled_from([Mode.DEFAULT, Mode.PRIVILEGED, Mode.STRICT]), RECORDS)
-def test_an_unprivileged_pod_gets_nothing_that_the_kubelet_did_not_give(
-    request_: Request, mode: str, record: KubeletRecord
-) -> None:
-    allowed = judge(request_, POD, Config(mode=mode), record).allowed
-    match allowed.devices:
-        case AllDevices():
-            assert record.every
-        case NamedDevices(names):
-            assert record.every or set(names) <= set(record.devices)
-    assert allowed.features <= record.features
-    if allowed.imex_channels is None or record.imex_channels is None:
-        assert record.imex_channels is None or allowed.imex_channels == ()
-    else:
-        assert set(allowed.imex_channels) <= set(record.imex_channels)
-    assert record.cdi_devices.issuperset(allowed.cdi_devices)
-    assert record.amd_devices.issuperset(filter(None, [allowed.amd_devices]))
-    assert not allowed.intel_devices
-
-
-@given(REQUESTS, CONTAINERS, RECORDS, st.sampled_from([(), ("team",)]))
-def test_no_mode_gives_more_than_nvidias_nor_less_than_strict(
-    request_: Request,
-    container: Container,
-    record: KubeletRecord,
-    namespaces: tuple[str, ...],
-) -> None:
-    def amount(mode: str) -> set[str]:
-        config = Config(mode=mode, trusted_namespaces=namespaces)
-        allowed = judge(request_, container, config, record).allowed
-        got = {f"feature {feature}" for feature in allowed.features}
-        got |= {name for name in ("amd_devices", "intel_devices", "cdi_devices")
-                if getattr(allowed, name)}  # fmt: skip
-        got |= {"devices"} if not isinstance(allowed.devices, Void) else set()
-        return got | ({"imex"} if allowed.imex_channels != () else set())
-
-    strict, default = amount(Mode.STRICT), amount(Mode.DEFAULT)
-    assert strict <= amount(Mode.PRIVILEGED) <= default <= amount(Mode.NVIDIA)
-
-
-CRI = {
-    "io.kubernetes.cri.container-type": "container",
-    "io.kubernetes.cri.sandbox-id": "abc",
-    "io.kubernetes.cri.sandbox-namespace": "team",
-}
-ADMIN = {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}
-
-
-@pytest.mark.parametrize(
-    ("spec", "container"),
-    [
-        ({}, DESKTOP),
-        ({"annotations": None, "process": {"capabilities": None}, "linux": None}, DESKTOP),
-        ({"annotations": {"io.containerd.runc.v2.group": "x"}}, DESKTOP),
-        ({"annotations": CRI}, POD),
-        ({"annotations": {"io.kubernetes.cri.sandbox-id": "x"}}, Container(kubernetes=True)),
-        ({"annotations": CRI | {"io.kubernetes.cri.container-type": "sandbox"}},
-         replace(POD, sandbox=True)),
-        ({"annotations": {"io.kubernetes.cri-o.ContainerType": "sandbox",
-                          "io.kubernetes.cri-o.Namespace": "team"}}, replace(POD, sandbox=True)),
-        ({"linux": {"cgroupsPath": "/kubepods/burstable/pod12/abc"}}, Container(kubernetes=True)),
-        ({"linux": {"cgroupsPath": "kubepods-pod12.slice:docker:abc"}}, Container(kubernetes=True)),
-        ({"linux": {"cgroupsPath": "system.slice:docker:abc"}}, DESKTOP),
-        ({"process": {"capabilities": ADMIN}}, PRIVILEGED_DESKTOP),
-        ({"annotations": CRI, "process": {"capabilities": ADMIN}}, PRIVILEGED_POD),
-        ({"process": {"capabilities": {"effective": ["CAP_SYS_ADMIN"]}}}, DESKTOP),
-        ({"process": {"capabilities": {"bounding": None}}}, DESKTOP),
-        ({"process": {"capabilities": ADMIN}, "linux": {"namespaces": [{"type": "user"}]}},
-         DESKTOP),
-        ({"process": {"capabilities": ADMIN}, "linux": {"uidMappings": [{"size": 1}]}}, DESKTOP),
-        ({"process": {"capabilities": ADMIN}, "linux": {"namespaces": [{"type": "pid"}]}},
-         PRIVILEGED_DESKTOP),
-    ],
-)  # fmt: skip
-def test_who_asks_is_read_from_the_spec(spec: dict[str, Any], container: Container) -> None:
-    assert read_container(spec) == container
-
-
-UID = "8f671f58-f552-4f04-9451-c6da55a39396"
-OTHER = "0c25e414-e34e-4727-b579-70539c962489"
-STATIC = "241085e86692375b15f08be531fd2a0f"
-BY_CONTAINERD = {
-    "io.kubernetes.cri.sandbox-uid": UID,
-    "io.kubernetes.cri.container-name": "main",
-    "io.kubernetes.cri.sandbox-namespace": "team",
-}
-BY_CRI_O = {
-    "io.kubernetes.cri-o.ContainerType": "container",
-    "io.kubernetes.pod.uid": UID,
-    "io.kubernetes.container.name": "main",
-    "io.kubernetes.pod.namespace": "team",
-}
-
-
-@pytest.mark.parametrize(
-    ("annotations", "cgroup", "expected"),
-    [
-        (BY_CONTAINERD, f"/kubepods/besteffort/pod{UID}/abc", (UID, "main", "team")),
-        (BY_CONTAINERD, f"kubepods-pod{UID.replace('-', '_')}.slice:cri-containerd:abc",
-         (UID, "main", "team")),
-        (BY_CONTAINERD, "/k8s.io/abc", (UID, "main", "team")),
-        (BY_CONTAINERD | {"io.kubernetes.cri.sandbox-uid": STATIC}, f"/kubepods/pod{STATIC}/abc",
-         (STATIC, "main", "team")),
-        (BY_CRI_O, f"kubepods-pod{UID.replace('-', '_')}.slice:crio:abc", (UID, "main", "team")),
-        # containerd 1.6 writes no UID, and cri-dockerd no annotation at all.
-        ({"io.kubernetes.cri.container-name": "main"}, f"/kubepods/pod{UID}/abc",
-         (UID, "main", "")),
-        ({}, f"/kubepods/burstable/pod{UID}/abc", (UID, "", "")),
-        # Engines that hand on a pod's annotations, whose author writes what an engine would.
-        (BY_CONTAINERD | {"io.kubernetes.cri.sandbox-uid": OTHER}, f"/kubepods/pod{UID}/abc",
-         ("", "main", "team")),
-        (BY_CONTAINERD | {"io.kubernetes.pod.uid": OTHER}, "/k8s.io/abc", ("", "main", "team")),
-        (BY_CRI_O | {"io.kubernetes.cri.sandbox-uid": OTHER}, "", ("", "main", "team")),
-        (BY_CRI_O | {"io.kubernetes.cri.sandbox-namespace": "kube-system"}, "",
-         (UID, "main", "")),
-        (BY_CRI_O | {"io.kubernetes.cri-o.Namespace": "kube-system"}, "", (UID, "main", "")),
-        # Of another name it is nobody's, and not everybody's as where no engine tells one.
-        (BY_CRI_O | {"io.kubernetes.cri.container-name": "other"}, "", ("", "", "team")),
-        (BY_CONTAINERD, f"/kubepods/pod{OTHER}/pod{UID}", ("", "main", "team")),
-        ({"io.kubernetes.cri.container-name": "main"}, "/kubepods/pod12/abc", ("", "main", "")),
-    ],
-)  # fmt: skip
-def test_which_pod_it_is_counts_if_all_that_say_so_agree(
-    annotations: dict[str, str], cgroup: str, expected: tuple[str, str, str]
-) -> None:
-    found = read_container({"annotations": annotations, "linux": {"cgroupsPath": cgroup}})
-    assert found.kubernetes
-    assert (found.pod_uid, found.name, found.namespace) == expected
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"annotations": []},
-        {"process": []},
-        {"process": {"capabilities": ["CAP_SYS_ADMIN"]}},
-        {"process": {"capabilities": {"bounding": "CAP_SYS_ADMIN"}}},
-        {"process": {"capabilities": ADMIN}, "linux": 3},
-        {"process": {"capabilities": ADMIN}, "linux": {"namespaces": {}}},
-    ],
-)
-def test_spec_of_the_wrong_shape_is_a_typed_error(spec: dict[str, Any]) -> None:
-    with pytest.raises(MalformedSpec):
-        read_container(spec)

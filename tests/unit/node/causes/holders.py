@@ -8,8 +8,6 @@ from integration.inspection.bundles import Container, Pod
 from integration.node.ledger.values import Holding
 from integration.node.monitor.values import GpuEvent
 
-__all__ = ["event", "holding"]
-
 
 def holding(
     name: str, *devices: str, gpu: str = "GPU-0", pid: int = 1, bundle: str = ""

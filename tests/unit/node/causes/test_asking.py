@@ -10,7 +10,7 @@ import pytest
 
 from hooks.config import Config
 from integration.node.causes.asking import fault_of, fault_rows
-from integration.node.causes.killing import kill
+from integration.node.causes.guard import _end
 from integration.node.errors import CausesUnreadable, ContainerNotKilled
 from shim.causes.record import Fault, Whose, write_causes
 from tests.unit.node.causes.holders import holding
@@ -59,4 +59,4 @@ async def test_a_shim_that_cannot_be_asked_is_said(tmp_path: Path, address: str)
         holding("a").container, address=str(tmp_path / address) if address else ""
     )  # fmt: skip
     with pytest.raises(ContainerNotKilled, match="research/pod-a/a"):
-        await kill(container)
+        await _end(container)

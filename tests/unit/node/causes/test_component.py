@@ -29,7 +29,7 @@ from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
 from shim.causes.xids import Action
 from tests.harness.waiting import until
 from tests.unit.node.causes.holders import holding
-from tests.unit.node.health.inventories import inventory
+from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -297,10 +297,7 @@ async def test_what_the_driver_asks_for_is_obeyed(config: Config) -> None:
         assert it.faults("a")[2].whose == Whose.APPLICATION
 
 
-async def test_nvml_is_asked_once_what_a_gpu_needs(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(component, "_TO_KNOW", 0.05)
+async def test_nvml_is_asked_once_what_a_gpu_needs(config: Config) -> None:
     async with world(config) as it:
         it.holds(A)
         it.sampler.sample_ = Sample(0.0, gpus=(GpuSample("GPU-0", recovery_action=4),))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
 
 from hooks.config import parse_config
 from hooks.errors import WrongConfigValue
+from integration.inspection.shares import Share
 from integration.node.causes.limits import Limit, excesses, full_memory, parse_limit
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.monitor.values import DeviceSample, GpuSample, Sample
@@ -80,6 +82,26 @@ def test_a_pod_may_limit_itself_and_allow_itself_nothing() -> None:
     alone = Ledger(holdings=(A,))
     own = {"/b/a": Limit(10 * GIB)}
     assert len(excesses(SAMPLE, [use(A, 30)], alone, None, own)) == 1
+
+
+def test_a_share_of_a_claim_is_a_limit_on_its_gpu() -> None:
+    def allowed(*held: Share, known: dict[str, int], limit: str = "none") -> list[int]:
+        holder = replace(A, shares=held)
+        found = excesses(
+            SAMPLE, [use(holder, 30)], Ledger(holdings=(holder, B)), parse_limit(limit), {},
+            shares=known,
+        )  # fmt: skip
+        return [each.limit // GIB for each in found]
+
+    one, two = (Share(name, "GPU-0", 1, 1) for name in ("one", "two"))
+    known = {"one": 10 * GIB, "two": 15 * GIB}
+    assert allowed(one, known=known) == [10]
+    assert allowed(one, two, known=known) == [25]
+    assert allowed(one, two, known=known, limit="20GiB") == [20]
+    # What a container says of itself is nothing.
+    assert allowed(one, known={}) == []
+    assert allowed(one._replace(device="GPU-1"), known=known) == []
+    assert allowed(one, Share("made-up", "GPU-0", 70, 1), known=known) == [10]
 
 
 def test_a_part_of_a_device_that_is_not_known_limits_nobody() -> None:

@@ -12,8 +12,10 @@ from hooks.config import Config
 from integration.node.api_server import ApiServer
 from integration.node.components import DRA_DRIVER, Context, Options
 from integration.node.dra.publishing import Publisher
+from integration.node.dra.slices import MOST_DEVICES
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
+from tests.unit.node.dra.test_parts import published
 from tests.unit.node.dra.test_slices import many
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from integration.node.api_server import Watch
+    from tests.harness.http_server import Request
 
 pytestmark = pytest.mark.anyio
 
@@ -57,12 +60,16 @@ class Wiped(ApiServer):
 
 @asynccontextmanager
 async def publishing(
-    cluster: Cluster, kind: type[ApiServer] = ApiServer
+    cluster: Cluster, kind: type[ApiServer] = ApiServer, node: str = NODE
 ) -> AsyncIterator[tuple[Publisher, dict[str, str]]]:
     faults: dict[str, str] = {}
-    context = Context(Config(), Options("", 60), lambda *_, **__: None)
+
+    def say(_level: str, event: str, **_fields: Any) -> None:
+        faults[f"said {event}"] = event
+
+    context = Context(Config(), Options("", 60), say)
     api = kind("127.0.0.1", cluster.port, cluster.service_account)
-    publisher = Publisher(context, api, DRA_DRIVER, NODE, faults.__setitem__)
+    publisher = Publisher(context, api, DRA_DRIVER, node, faults.__setitem__)
     if issubclass(kind, Wiped):
         kind.cluster, kind.publisher = cluster, publisher
     async with anyio.create_task_group() as tasks:
@@ -126,3 +133,154 @@ async def test_a_busy_server_is_asked_again_and_an_absent_api_is_said(cluster: C
     cluster.versions = ("v1alpha3",)
     async with publishing(cluster) as (_, faults):
         await until(lambda: "it has v1alpha3" in faults.get("slices", ""))
+
+
+async def test_what_a_server_drops_of_several_slices_is_sent_once(cluster: Cluster) -> None:
+    cluster.drops = frozenset({"gpu.nvidia.com/brand"})
+    async with publishing(cluster) as (publisher, _):
+        publisher.want(tuple(many(MOST_DEVICES + 2)))
+        await until(lambda: len(cluster.published()) == MOST_DEVICES + 2)
+        written = len(cluster.slices())
+        await until(lambda: cluster.watches == 1)
+        cluster.close_watches()
+        # A list and two watches: in the first of them all was heard.
+        await until(
+            lambda: sum(path.endswith("slices") for _, path in cluster.asked) >= 3 + written
+        )
+        publisher.want(tuple(many(1)))
+        await until(lambda: len(cluster.published()) == 1)
+        methods = [method for method, _ in cluster.writes]
+        assert methods[: written + 1] == [*["POST"] * written, "DELETE"]
+
+
+async def test_what_somebody_removes_each_time_is_not_written_for_ever(cluster: Cluster) -> None:
+    async with publishing(cluster) as (publisher, faults):
+        publisher.want(tuple(many(1)))
+        await until(lambda: len(cluster.published()) == 1)
+        said = "said somebody else changes the node's slices"
+        while said not in faults and len(cluster.writes) < 20:
+            cluster.wipe()
+            await until(lambda: cluster.slices() or said in faults)
+        assert len(cluster.writes) == 1 + 5
+        publisher.want(tuple(many(2)))
+        await until(lambda: len(cluster.published()) == 2)
+
+
+async def test_a_node_that_does_not_exist_is_said(cluster: Cluster) -> None:
+    async with publishing(cluster, node="node-2") as (publisher, faults):
+        publisher.want(tuple(many(1)))
+        await until(lambda: "404" in faults.get("slices", ""))
+
+
+async def test_another_server_may_speak_another_version(cluster: Cluster) -> None:
+    cluster.versions = ("v1beta1",)
+    async with publishing(cluster) as (publisher, _):
+        publisher.want(tuple(many(1)))
+        await until(lambda: len(cluster.published()) == 1)
+        cluster.versions = ("v1",)
+        cluster.wipe()
+        cluster.close_watches()
+        await until(lambda: len(cluster.published()) == 1)
+        (found,) = cluster.slices()
+        assert found["apiVersion"] == "resource.k8s.io/v1"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"versions": [None]}, {"items": [{}], "metadata": {}}, {"items": 3}],
+    ids=lambda each: ",".join(each) or "empty",
+)
+async def test_an_answer_of_something_else_is_a_fault_and_no_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
+) -> None:
+    answer, is_strange = cluster.answer, [True]
+
+    def strange(request: Request) -> tuple[int, Any]:
+        is_list = request.path.partition("?")[0].endswith("resourceslices")
+        return (200, document) if is_strange and (is_list or not document.get("items")) else answer(
+            request
+        )  # fmt: skip
+
+    monkeypatch.setattr(cluster, "answer", strange)
+    async with publishing(cluster) as (publisher, faults):
+        publisher.want(tuple(many(1)))
+        await until(lambda: "E277" in faults.get("slices", ""))
+        is_strange.clear()
+        await until(lambda: len(cluster.published()) == 1)
+
+
+async def test_a_change_that_is_none_of_a_slice_is_a_fault_and_no_end(cluster: Cluster) -> None:
+    async with publishing(cluster) as (publisher, faults):
+        publisher.want(tuple(many(1)))
+        await until(lambda: len(cluster.published()) == 1)
+        cluster.tell("MODIFIED", {"driver": DRA_DRIVER, "nodeName": NODE})
+        await until(lambda: "a change of a slice" in faults.get("slices", ""))
+        await until(lambda: not faults["slices"])
+
+
+class Uncounted(Cluster):
+    """A server that does not have counters: it drops them, and says nothing."""
+
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        body["spec"].pop("sharedCounters", None)
+        for device in body["spec"].get("devices", ()):
+            device.pop("consumesCounters", None)
+        return super()._kept(code, kind, body)
+
+
+class Beside(Cluster):
+    """A server that has counters where the devices are that take from them, as 1.34 has."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.faults = self._wrong
+
+    def _wrong(self, spec: dict[str, Any]) -> list[str]:
+        there = {each["name"] for each in spec.get("sharedCounters", ())}
+        taken = {
+            each["counterSet"]
+            for device in spec.get("devices", ())
+            for each in device.get("consumesCounters", ())
+        }
+        return [] if taken == there else ["must be a counterSet in the ResourceSlice"]
+
+
+PARTS: Final = tuple(published(3))
+WHOLE: Final = {each.name for each in PARTS if each.part is None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "posts"),
+    [
+        (Cluster, {each.name for each in PARTS}, 4),
+        (Beside, {each.name for each in PARTS}, 4 + 1),  # one was refused
+        (Uncounted, WHOLE, 1),  # it is made of the one in which counters were lost
+    ],
+)
+async def test_counters_go_where_the_server_has_them(
+    tmp_path: Path, kind: type[Cluster], names: set[str], posts: int
+) -> None:
+    with kind(str(tmp_path / "of-a-kind"), node=NODE) as cluster:
+        async with publishing(cluster) as (publisher, faults):
+            publisher.want(PARTS)
+            await until(lambda: cluster.published() == names)
+            methods = [method for method, _ in cluster.writes]
+            assert methods.count("POST") == posts
+            publisher.want((*PARTS[1:],))
+            await until(lambda: cluster.published() == names - {PARTS[0].name})
+            assert not faults.get("slices")
+
+
+async def test_no_part_is_published_without_counters_for_a_moment(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    class Looked(Uncounted):
+        def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+            seen.update(each["name"] for each in body["spec"].get("devices", ()))
+            return super()._kept(code, kind, body)
+
+    with Looked(str(tmp_path / "looked"), node=NODE) as cluster:
+        async with publishing(cluster) as (publisher, _):
+            publisher.want(PARTS)
+            await until(lambda: cluster.published() == WHOLE)
+    assert seen == WHOLE

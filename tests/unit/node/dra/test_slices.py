@@ -17,12 +17,14 @@ from integration.node.components import DRA_DRIVER
 from integration.node.dra.devices import Device, Place, devices_of, publishable, semantic_version
 from integration.node.dra.slices import (
     MOST_DEVICES,
+    Counting,
     Create,
     Delete,
     Owner,
     Update,
     changes,
-    device_lists,
+    content_of,
+    contents,
     key_of,
 )
 from integration.node.health.machine import Condition
@@ -183,17 +185,17 @@ def test_whatever_a_node_has_a_server_takes_its_slices(
     )
     found = publishable(devices_of(node, {"0000:00:00.0": Place(0, "pci0000:00")}), {})
     every = [replace(found[n % len(found)], name=f"{found[0].name[:50]}-{n}") for n in range(count)]
-    made = bodies(changes((), device_lists(every, "v1"), replace(OWNER, driver=driver)))
+    made = bodies(changes((), contents(every, "v1"), replace(OWNER, driver=driver)))
     assert all(not faults(body["spec"]) for body in made)
     assert sum(len(body["spec"].get("devices", [])) for body in made) == count
     assert {body["spec"]["pool"]["resourceSliceCount"] for body in made} == {len(made)}
 
 
 def test_an_older_api_has_attributes_below_basic() -> None:
-    ((first, *_),) = device_lists(DEVICES, "v1beta1")
+    ((first, *_),) = (each["devices"] for each in contents(DEVICES, "v1beta1"))
     assert set(first) == {"name", "basic"}
     assert set(first["basic"]) == {"attributes", "capacity"}
-    (made,) = bodies(changes((), [[first]], replace(OWNER, version="v1beta1")))
+    (made,) = bodies(changes((), [{"devices": [first]}], replace(OWNER, version="v1beta1")))
     assert made["apiVersion"] == "resource.k8s.io/v1beta1"
 
 
@@ -207,9 +209,11 @@ class Server:
         self.slices: dict[str, dict[str, Any]] = {}
         self.made = 0
 
-    def make(self, devices: list[Device], **more: Any) -> list[Change]:
+    def make(
+        self, devices: list[Device], counting: Counting = Counting.NONE, **more: Any
+    ) -> list[Change]:
         """Publish; returns the writes that were due."""
-        due = changes(self.slices.values(), device_lists(devices, "v1"), OWNER, **more)
+        due = changes(self.slices.values(), contents(devices, "v1", counting), OWNER, **more)
         for each in due:
             if isinstance(each, Delete):
                 gone = self.slices.pop(each.name)
@@ -299,8 +303,8 @@ def test_what_a_server_does_not_keep_is_not_written_for_ever() -> None:
     server = Server()
     server.make(many(1))
     (only,) = server.slices.values()
-    sent = only["spec"]["devices"]
-    has = [{"name": sent[0]["name"]}]
-    only["spec"]["devices"] = has
+    sent = content_of(only["spec"])
+    has = {"devices": [{"name": sent["devices"][0]["name"]}]}
+    only["spec"] |= has
     assert server.make(many(1), kept={key_of(sent): has}) == []
     assert server.make(many(1)) != []

@@ -27,9 +27,8 @@ from integration.node.health.machine import Moment, Need, Rules
 from integration.node.health.policy import policy_of
 from integration.node.health.values import State
 from integration.node.health.xids import Severity
-from integration.node.monitor.samples import sample_of
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
-from tests.unit.node.health.inventories import inventory
+from tests.unit.node.inventories import inventory
 
 RULES: Final = Rules(suspects=3, window=100, patience=20, quiet=10, longest=80)
 POLICY: Final = policy_of(Config(), "", "")
@@ -43,7 +42,6 @@ PARTS: Final = (
     Place("MIG-c", "GPU-1", CUT.bus_id, 2, 0),
 )
 PLACES: Final = {place.uuid: place for place in (WHOLE, CUT, *PARTS)}
-REAL: Final = tuple(f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(2))
 OF_CUT: Final = {"GPU-1", "MIG-a", "MIG-b", "MIG-c"}
 
 
@@ -254,10 +252,7 @@ def test_an_answer_from_before_the_error_proves_nothing() -> None:
 
 
 def test_a_gpu_that_nvml_does_not_count_or_cannot_open_is_lost_with_its_parts() -> None:
-    line = f'{{"gpus": [{{"index": 0, "uuid": "{REAL[0]}"}}]}}'.encode()
-    one = sample_of(line, 1.0, {REAL[0]: 0, REAL[1]: 1})
-    assert one.uncounted == REAL[1:]
-    one = replace(one, gpus=(GpuSample("GPU-0"),), uncounted=("GPU-1",))
+    one = Sample(1.0, gpus=(GpuSample("GPU-0"),), uncounted=("GPU-1",))
     assert ill(sampled(book(), one, moment(1), RULES)) == OF_CUT
     doubted = replace(one, uncounted=())
     assert ill(sampled(book(), doubted, moment(1), RULES)) == set()

@@ -26,7 +26,7 @@ from integration.node.ledger.values import Holding, Ledger
 from integration.node.monitor.component import Teller
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
 from integration.node.refresh import Seen
-from tests.unit.node.health.inventories import inventory
+from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

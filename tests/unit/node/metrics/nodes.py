@@ -6,10 +6,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from hooks.node.driver import Driver
-from hooks.node.gpus import Gpu, MigDevice, Nodes
-from hooks.node.inventory import Inventory
-from hooks.words import Arch
+from hooks.node.gpus import Gpu, MigDevice
 from integration.inspection.bundles import Container, Pod
 from integration.node.board import Board
 from integration.node.health.machine import Condition
@@ -22,8 +19,7 @@ from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, S
 from integration.node.mps.containers import MpsDaemon
 from integration.node.plugin.values import TIME_SLICING, Device, Resource
 from integration.node.refresh import Seen
-
-__all__ = ["BOOT", "changed", "container", "gpu_uuid", "holding", "large", "mig_uuid"]
+from tests.unit.node.inventories import DRIVER, node_with
 
 BOOT = 1_700_000_000.0
 
@@ -77,14 +73,8 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
         for n in range(gpus)
         for m in range(mig)
     )  # fmt: skip
-    inventory = Inventory(
-        driver=Driver("550.163.01", Arch.X86_64, (), (), ()),
-        gpus=boards,
-        mig_devices=parts,
-        nodes=Nodes({}, {}, frozenset()),
-        sockets={},
-        cuda_version="12.4",
-    )
+    driver = replace(DRIVER, version="550.163.01")
+    inventory = node_with(*boards, mig=parts, driver=driver, cuda_version="12.4")
     uuids = [*(each.uuid for each in boards), *(each.uuid for each in parts)]
     ledger = _ledger(gpus, mig, containers)
     board = Board()

@@ -1,0 +1,171 @@
+"""MIG devices that are made for claims: one after the other on each GPU, and what is left over.
+
+Rules
+- To make one takes seconds, and the whole limit if nvidia-smi hangs. Claims for other GPUs do not
+  wait for it.
+- What was made stays the claim's until it is undone. A claim that ends waits for that, and the
+  kubelet asks again.
+- What was made for a claim that is not prepared is undone as soon as that can be: an agent was
+  killed, or something failed afterwards.
+- A claim that an agent before this one has only begun is forgotten: nobody was told of it. Which
+  those are NVML says, so it is found out once that has answered.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.to_thread
+
+from api.errors import NvshimError
+from integration.node.dra.making import Making
+from integration.node.dra.parts import parse_name
+from integration.node.errors import ClaimedDeviceMissing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+
+    from hooks.node.inventory import Inventory
+    from integration.node.components import Context
+    from integration.node.dra.devices import Device
+    from integration.node.dra.parts import Part, Parts
+    from integration.node.dra.state import Claim
+
+__all__ = ["OnDemand", "gpus_of"]
+
+_TRY_AGAIN: Final = 30.0
+
+
+def gpus_of(found: Mapping[str, Any]) -> set[str]:
+    """The UUIDs of the GPUs on which devices are made for a claim, as the API server has it."""
+    allocation = ((found.get("status") or {}).get("allocation") or {}).get("devices") or {}
+    parts = (parse_name(str(each.get("device"))) for each in allocation.get("results") or ())
+    return {part.gpu for part in parts if part is not None}
+
+
+class OnDemand:
+    """Has devices made and undone.
+
+    Args:
+        claims: what is prepared now, by UID.
+        look: has it known what the node has by now; an inventory, if NVML is to be asked, too.
+        fault: takes what is wrong with a concern of the driver's; "" if nothing is any more.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        claims: Callable[[], Mapping[str, Claim]],
+        look: Callable[[Inventory | None], Awaitable[Any]],
+        fault: Callable[[str, str], None],
+    ) -> None:
+        self._board = context.board
+        self._claims = claims
+        self._look = look
+        self._fault = fault
+        self._making = Making(context.config)
+        self._locks: dict[str, anyio.Lock] = {}
+        self._unsettled: set[str] = set()
+
+    @property
+    def made(self) -> dict[Part, str]:
+        """What was made, or is being made: its UUID, "" until that is known."""
+        return self._making.made
+
+    async def begin(self) -> None:
+        """Know what an agent before this one has made."""
+        await anyio.to_thread.run_sync(self._making.load)
+        self._unsettled = {
+            claim.uid
+            for claim in self._claims().values()
+            if any(parse_name(device.device) for device in claim.devices)
+        }
+
+    def settle(self, parts: Parts) -> list[tuple[Claim, Claim | None]]:
+        """What becomes of the claims of an agent before this one, once NVML has answered.
+
+        Returns:
+            Claims, each with what it is from now on; None if it is to be forgotten.
+        """
+        if parts.failure or not parts.gpus:
+            return []
+        old = [claim for uid, claim in self._claims().items() if uid in self._unsettled]
+        self._unsettled = set()
+        return [(claim, self._making.settled(claim, parts)) for claim in old]
+
+    def gpus_of(self, claim: str) -> set[str]:
+        """The UUIDs of the GPUs on which something was made for a claim, by its UID."""
+        return self._making.gpus_of(claim)
+
+    @asynccontextmanager
+    async def alone(self, gpus: Iterable[str]) -> AsyncIterator[None]:
+        """Have nobody else make or undo anything on these GPUs."""
+        async with AsyncExitStack() as stack:
+            for gpu in sorted(gpus):
+                await stack.enter_async_context(self._locks.setdefault(gpu, anyio.Lock()))
+            yield
+
+    async def make(self, claim: Claim, devices: Mapping[str, Device]) -> Claim:
+        """Make what a claim is to have, and look at the node with it.
+
+        Args:
+            devices: by their names.
+
+        Returns:
+            The claim with the UUIDs of what was made.
+
+        Raises:
+            NvshimError: it cannot be made; what was made of it is undone soon.
+        """
+        inventory = self._board.seen.inventory
+        parts = {name: each.part for name, each in devices.items() if each.part is not None}
+        if inventory is None or any(
+            parse_name(each.device) and each.device not in parts for each in claim.devices
+        ):
+            raise ClaimedDeviceMissing(
+                f"the devices of {claim}", found="the GPU cannot be cut so now",
+                do="have the pod made anew, and see `nvidia-smi mig -lgi` on the node",
+            )  # fmt: skip
+        make = partial(self._making.make, claim, parts, inventory)
+        claim = await anyio.to_thread.run_sync(make)
+        await self._look_anew()
+        return claim
+
+    async def undo(self, claim: str) -> None:
+        """Undo what was made for a claim, by its UID; nothing if nothing was.
+
+        Raises:
+            NvshimError: it cannot be undone now.
+        """
+        if not self.gpus_of(claim):
+            return
+        undo = partial(self._making.undo, claim, self._board.seen.inventory)
+        undone = await anyio.to_thread.run_sync(undo)
+        if undone:
+            # Before it is forgotten: NVML is to be known to have it no more.
+            await self._look_anew()
+            await anyio.to_thread.run_sync(self._making.forget, undone)
+            await self._look(None)
+
+    async def _look_anew(self) -> None:
+        await self._look(await anyio.to_thread.run_sync(self._making.newest))
+        self._board.want_look()
+
+    async def tidy(self) -> None:
+        """Undo what was made for claims that are not prepared, until cancelled."""
+        while True:
+            version = self._board.version("seen", "claimed")
+            wrong = ""
+            for claim in self._making.orphans(self._claims()):
+                async with self.alone(self.gpus_of(claim)):
+                    if claim in self._claims():
+                        continue
+                    try:
+                        await self.undo(claim)
+                    except NvshimError as error:
+                        wrong = str(error)
+            self._fault("mig", wrong)
+            await self._board.change("seen", "claimed", since=version, timeout=_TRY_AGAIN)

@@ -1,0 +1,110 @@
+"""Reading claims from the API server, which may be away for minutes.
+
+Rules
+- A server that is silent is not waited for by one claim after the other: who waited in the same
+  moment hears the same. The kubelet gives up a call after 45 seconds, and the pod's event is to
+  say why.
+- Threads that wait for the server are few, and nobody else's: taking a claim back, and writing down
+  what is prepared, need threads too.
+- A server that is busy (429) and says when to ask again is asked again, if that is soon.
+- A claim that is prepared does not need the server: its UID is that of what was prepared.
+
+Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin (45 s); API concepts, "429".
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.to_thread
+
+from integration.node.dra.publishing import claim_path
+from integration.node.errors import ApiServerRefused, ApiServerSilent, ResourceClaimUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from integration.node.api_server import ApiServer
+    from integration.node.dra.claims import Reference
+
+__all__ = ["ClaimReader", "is_away"]
+
+_NOT_FOUND: Final = 404
+_BUSY: Final = 429
+_FIRST_FAILURE: Final = 500
+_AT_ONCE: Final = 4
+_ATTEMPTS: Final = 3
+_SOON: Final = 5.0
+
+
+def is_away(error: Exception) -> bool:
+    """Whether an error is of the server, and says nothing of what it was asked about."""
+    http = getattr(error, "http", 0)
+    return isinstance(error, ApiServerSilent) or http == _BUSY or http >= _FIRST_FAILURE
+
+
+class ClaimReader:
+    """Reads claims.
+
+    Args:
+        version: finds out which version of the API is spoken.
+    """
+
+    def __init__(self, api: ApiServer, version: Callable[[], Awaitable[str]]) -> None:
+        self._api = api
+        self._version = version
+        self._finding = anyio.Lock()
+        self._threads = anyio.CapacityLimiter(_AT_ONCE)
+        self._silent_at = 0.0
+        self._silent: ApiServerSilent | None = None
+
+    async def read(self, reference: Reference) -> dict[str, Any]:
+        """A claim, as the API server has it.
+
+        Raises:
+            ApiServerSilent: the server does not answer.
+            ApiServerRefused: it says no.
+            ResourceClaimUnusable: it has no such claim.
+        """
+        asked = time.monotonic()
+        async with self._finding:
+            self._refuse(asked)
+            try:
+                version = await self._version()
+            except ApiServerSilent as error:
+                self._note(error)
+                raise
+        path = claim_path(version, reference.namespace, reference.name)
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await anyio.to_thread.run_sync(
+                    self._get, path, asked, limiter=self._threads, abandon_on_cancel=True
+                )
+            except ApiServerRefused as error:
+                if error.http == _NOT_FOUND:
+                    raise ResourceClaimUnusable(
+                        f"the claim {reference.namespace}/{reference.name}", found="does not exist"
+                    ) from error
+                is_last = attempt + 1 == _ATTEMPTS
+                if error.http != _BUSY or is_last or not 0 < error.retry_after <= _SOON:
+                    raise
+                await anyio.sleep(error.retry_after)
+        raise AssertionError  # the last attempt returns or raises
+
+    def _get(self, path: str, asked: float) -> dict[str, Any]:
+        """In a thread."""
+        self._refuse(asked)
+        try:
+            return self._api.call("GET", path)
+        except ApiServerSilent as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: ApiServerSilent) -> None:
+        self._silent_at, self._silent = time.monotonic(), error
+
+    def _refuse(self, asked: float) -> None:
+        if self._silent is not None and self._silent_at >= asked:
+            raise ApiServerSilent(self._silent.asked, found=self._silent.found, do=self._silent.do)

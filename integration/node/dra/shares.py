@@ -1,0 +1,158 @@
+"""GPUs of which several claims may have a part (consumable capacity). Pure.
+
+Rules
+- It is only so where the agent is told (``--dra-shares``). A GPU then has so many shares, or fewer:
+  no more than ``[sharing]`` of the configuration lets containers have it, for the shim would refuse
+  those that come after. A GPU that one container may have is not shared. MIG devices are not.
+- A claim that does not say how much it wants gets one share, and as much of the memory.
+- An allocation without a share's id is the whole GPU: so it is where the API server does not know
+  of shares (its gate DRAConsumableCapacity is off), and drops what we say of them.
+- The scheduler counts, and we count again: what claims have of a GPU is never more than it has.
+- Who shares a GPU shares it in the same way: by MPS or not, and with one time slice. A claim that
+  says nothing of time slices agrees with any.
+
+Source: Kubernetes, resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.sharing import limit_of
+from integration.node.dra.devices import NVIDIA
+from integration.node.dra.errors import SharingConflict
+from integration.node.dra.quantities import MEBI, parse_quantity, quantity
+from integration.node.errors import DeviceTaken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from integration.node.dra.devices import Device
+    from integration.node.dra.state import Claim, ClaimDevice
+
+__all__ = ["MOST", "consumed", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares"]
+
+MOST: Final = 64
+_MEMORY: Final = f"{NVIDIA}/memory"
+_SHARES: Final = f"{NVIDIA}/shares"
+
+
+def with_shares(
+    devices: Iterable[Device], most: int, inventory: Inventory, config: Config
+) -> tuple[Device, ...]:
+    """The node's devices, of which GPUs have shares.
+
+    Args:
+        most: shares of a GPU; 0 for none.
+    """
+    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
+    found = []
+    for device in devices:
+        shares = 0
+        if most > 1 and device.uuid == device.gpu and device.uuid in gpus:
+            limit = limit_of(config, gpus[device.uuid])
+            shares = min(most, limit) if limit else most
+        if shares > 1:
+            capacity = {**device.capacity, _SHARES: str(shares)}
+            found.append(replace(device, capacity=capacity, shares=shares))
+        else:
+            found.append(device)
+    return tuple(found)
+
+
+def policy_of(device: Device, name: str) -> dict[str, Any]:
+    """How much of a capacity a claim may ask for, as the API has it; nothing if it has no shares.
+
+    Args:
+        name: of the capacity.
+    """
+    if not device.shares:
+        return {}
+    if name == _SHARES:
+        valid = {"min": "1", "max": str(device.shares), "step": "1"}
+        return {"requestPolicy": {"default": "1", "validRange": valid}}
+    total = parse_quantity(device.capacity[name]) or 0
+    default = quantity(total // device.shares // MEBI * MEBI)
+    valid = {"min": quantity(MEBI), "max": device.capacity[name], "step": quantity(MEBI)}
+    return {"requestPolicy": {"default": default, "validRange": valid}}
+
+
+def consumed(result: Mapping[str, Any]) -> tuple[str, int, int]:
+    """What part of a device an allocation is.
+
+    Returns:
+        The share's id, "" for the whole device; its MiB and shares, 0 for what is not said.
+    """
+    share = str(result.get("shareID") or "")
+    capacity = result.get("consumedCapacity")
+    if not share or not isinstance(capacity, dict):
+        return share, 0, 0
+    memory = parse_quantity(capacity.get(_MEMORY)) or 0
+    return share, memory // MEBI, parse_quantity(capacity.get(_SHARES)) or 0
+
+
+def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str, Device]) -> None:
+    """See that claims have no more of a GPU than it has.
+
+    Args:
+        others: what is prepared for other claims.
+        devices: of the node, by their names.
+
+    Raises:
+        DeviceTaken: it would be more.
+    """
+    theirs = [
+        (each, str(other)) for other in others if other.uid != claim.uid for each in other.devices
+    ]
+    for device in claim.devices:
+        known = devices.get(device.device)
+        if not device.share or device.admin or known is None:
+            continue
+        parts = [(each, str(claim)) for each in claim.devices if _shares(each, device)]
+        parts += [(each, who) for each, who in theirs if _shares(each, device)]
+        total = (parse_quantity(known.capacity.get(_MEMORY)) or 0) // MEBI
+        memory = sum(each.memory for each, _ in parts)
+        shares = sum(each.shares for each, _ in parts)
+        if (total and memory > total) or (known.shares and shares > known.shares):
+            names = ", ".join(dict.fromkeys(who for _, who in parts if who != str(claim)))
+            raise DeviceTaken(
+                f"{device.shares} shares and {device.memory}Mi of {device.device} for {claim}",
+                found=f"with {names or 'its other shares'} it would be {shares} shares and "
+                f"{memory}Mi of {known.shares} and {total}Mi",
+            )
+
+
+def refuse_conflicts(claim: Claim, others: Iterable[Claim]) -> None:
+    """See that claims that share a GPU share it in the same way.
+
+    Raises:
+        SharingConflict: another one shares it in another way.
+    """
+    theirs = [(each, str(other)) for other in others for each in other.devices]
+    theirs += [(each, str(claim)) for each in claim.devices]
+    for device in claim.devices:
+        for other, who in theirs:
+            if device.share and _shares(other, device) and (why := _conflict(device, other)):
+                raise SharingConflict(
+                    f"the device {device.device} for {claim}", found=f"{who} shares it {why}"
+                )
+
+
+def _shares(other: ClaimDevice, device: ClaimDevice) -> bool:
+    """Whether another one is a share of the same device."""
+    return bool(other.share) and not other.admin and other.uuid == device.uuid
+
+
+def _conflict(device: ClaimDevice, other: ClaimDevice) -> str:
+    """In which other way another claim shares a device; "" if it is the same."""
+    mine, its = device.sharing, other.sharing
+    if bool(mine.daemon) != bool(its.daemon):
+        return "by MPS" if its.daemon else "without MPS"
+    if its.daemon and mine.multi_user != its.multi_user:
+        return f"with multiUser {'true' if its.multi_user else 'false'}"
+    if mine.time_slice and its.time_slice and mine.time_slice != its.time_slice:
+        return f"with the time slice {its.time_slice}"
+    return ""

@@ -1,0 +1,83 @@
+"""Running the driver's nvidia-smi, for what NVML has no function for.
+
+A driver root that is a system of its own, as in a driver container, is the program's root. It ends
+with whoever has started it, as what it would do then is no longer what is wanted.
+
+Source: nvidia-smi(1).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+from api.errors import one_line
+from integration.node.mps.control import launch_line
+from integration.node.mps.plan import where_programs_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hooks.config import Config
+    from hooks.node.driver import Driver
+
+__all__ = ["SmiFailed", "run_nvidia_smi"]
+
+_PROGRAM: Final = "nvidia-smi"
+_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class SmiFailed(Exception):
+    """nvidia-smi did not do what it was to do; its caller says what that was.
+
+    Attributes:
+        found: what has happened.
+        do: what a person can do about it; "" if nvidia-smi itself has said more.
+    """
+
+    def __init__(self, found: str, do: str = "") -> None:
+        super().__init__(found)
+        self.found = found
+        self.do = do
+
+
+def run_nvidia_smi(
+    driver: Driver, config: Config, arguments: Sequence[str], timeout: float
+) -> None:
+    """Run it, until it has ended.
+
+    Args:
+        driver: whose it is.
+        timeout: seconds after which it is killed.
+
+    Raises:
+        SmiFailed: it is not there, does not end, or ends with another status than 0.
+    """
+    program = next((file.source for file in driver.files if file.row == _PROGRAM), "")
+    if not program:
+        raise SmiFailed(
+            f"no {_PROGRAM} among the files of driver {driver.version} below {driver.root}",
+            "install it: Debian has it in nvidia-smi, Ubuntu in nvidia-utils",
+        )
+    root, libraries = where_programs_run(driver)
+    environment = {"PATH": _PATH} | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
+    argv = launch_line(
+        program.removeprefix(root), root, environment,
+        arguments=list(arguments), dev=config.dev, ends_with=os.getpid(),
+    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=environment, timeout=timeout, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SmiFailed(
+            f"{_PROGRAM} has not ended after {timeout:g} s",
+            "see the kernel's log, and reboot the node",
+        ) from error
+    except OSError as error:
+        raise SmiFailed(f"{program}: {error.strerror}", "see that it can be executed") from error
+    if done.returncode:
+        said = one_line(done.stdout.decode(errors="replace")) or "nothing"
+        raise SmiFailed(f"{_PROGRAM} ended with status {done.returncode} and said: {said}")

@@ -1,0 +1,44 @@
+"""Telling the cluster what a part of the agent has to say: when it differs, and until it is taken.
+
+What the API server does not take is said once, and tried again after a while.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import anyio
+import anyio.to_thread
+
+from api.errors import NvshimError
+from integration.node.api_server import api_server_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from integration.node.api_server import ApiServer
+    from integration.node.components import Context
+
+_AGAIN: Final = 60.0  # seconds
+
+
+async def keep_told(context: Context, tell: Callable[[ApiServer], None], *names: str) -> NoReturn:
+    """Tell it now, and whenever that may be something else, until cancelled.
+
+    Args:
+        tell: called in a thread; a typed error says that it was not taken.
+        names: of the board, by which it goes.
+    """
+    options, board, failed = context.options, context.board, ""
+    api = api_server_of(options)
+    while True:
+        version, line = board.version(*names), ""
+        try:
+            await anyio.to_thread.run_sync(tell, api, abandon_on_cancel=True)
+        except NvshimError as error:
+            line = str(error)
+        if line and line != failed:
+            context.say("warning", line)
+        failed = line
+        await board.change(*names, since=version, timeout=_AGAIN if line else math.inf)

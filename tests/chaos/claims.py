@@ -1,0 +1,169 @@
+"""``python -m tests.chaos.claims``: 8 GPUs of 7 MIG devices each, and 100 pods in a minute.
+
+What a prepare takes is measured first, without trouble. Then pods come and go side by side while
+the agent is killed, the API server is away and slices are wiped. At last it is killed at every
+step of preparing a claim and of taking it back. Nothing is given twice, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+
+from integration.node.components import DRA_DRIVER
+from tests.harness.claim_storm import Storm
+from tests.harness.dra_node import Place, dra_node
+from tests.harness.killing import killed_at
+from tests.harness.waiting import eventually
+
+_GPUS: Final = 8
+_PARTS: Final = 7
+_TIMED: Final = 200
+_PODS: Final = 100
+_THREADS: Final = 10
+_MINUTE: Final = 60.0
+_STEPS: Final = {
+    "prepare": "rename,renameat,renameat2,fsync,sendmsg",
+    "unprepare": "unlink,unlinkat,rename,renameat,renameat2,fsync,sendmsg",
+}
+_MOST_STEPS: Final = 400
+_TICK: Final = os.sysconf("SC_CLK_TCK")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that a process has computed."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        words = file.read().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / _TICK
+
+
+def left(place: Place) -> list[Any]:
+    """What is there for claims that none has."""
+    with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
+        claims: list[Any] = json.load(file)["claims"]
+    return claims + [each for each in os.listdir(place.cdi) if DRA_DRIVER in each]
+
+
+def measure(place: Place) -> None:
+    """What a prepare takes, one after the other."""
+    seconds, connections = [], place.cluster.connections
+    before = _processor_time(place.agent.pid)
+    for number in range(_TIMED):
+        claim = place.claim(f"timed-{number}", place.parts[number % len(place.parts)])
+        begun = time.perf_counter()
+        answer = place.driver.prepare(claim)[claim[1]]
+        seconds.append(time.perf_counter() - begun)
+        assert not answer.error, answer.error
+        assert place.driver.unprepare(claim) == {claim[1]: ""}
+    spent = (_processor_time(place.agent.pid) - before) / _TIMED
+    hundredths = statistics.quantiles(seconds, n=100)
+    _say(
+        f"prepare: p50 {hundredths[49] * 1000:.1f} ms, p99 {hundredths[98] * 1000:.1f} ms; "
+        f"with unprepare {spent * 1000:.1f} ms of processor time; "
+        f"{place.cluster.connections - connections} connections to the API server for {_TIMED}"
+    )
+
+
+def storm(place: Place) -> None:
+    """A hundred pods in a minute, with every trouble."""
+    pods = Storm(place, [*place.parts])
+    threads = [
+        threading.Thread(target=pods.pods, args=(number, _PODS // _THREADS))
+        for number in range(_THREADS)
+    ]
+    begun = time.monotonic()
+    for thread in threads:
+        thread.start()
+
+    def away() -> None:
+        place.cluster.refuse = lambda *_: 503
+
+    for trouble in (place.cluster.wipe, place.cluster.forget, place.cluster.close_watches, away):
+        eventually(partial(pods.is_past, pods.prepared + 5), "some more are prepared", timeout=60)
+        place.agent.kill()
+        trouble()
+        place.start_again()
+    place.cluster.refuse = lambda *_: None
+    for thread in threads:
+        thread.join()
+    took = time.monotonic() - begun
+    assert pods.failed == [], pods.failed
+    assert pods.twice == [], pods.twice
+    assert left(place) == [], left(place)
+    place.published(len(place.parts))
+    _say(f"storm: {_PODS} pods in {took:.0f} s, {pods.prepared} prepared, none twice, none left")
+    assert took < _MINUTE, "it is to take less than a minute"
+
+
+def steps(place: Place, what: str) -> None:
+    """Kill the agent at every step of preparing a claim, or of taking it back."""
+    for nth in range(1, _MOST_STEPS):
+        claim = place.claim(f"{what}-{nth}", place.parts[0])
+        call = place.driver.prepare if what == "prepare" else place.driver.unprepare
+        if what == "unprepare":
+            assert not place.driver.prepare(claim)[claim[1]].error
+        is_killed = False
+        with killed_at(place.agent.pid, _STEPS[what], nth=nth):
+            try:
+                call(claim)
+            except grpc.RpcError:
+                is_killed = True
+        if is_killed or not place.agent.is_running():
+            place.agent.kill()
+            place.start_again()
+        if what == "prepare":
+            answer = place.driver.prepare(claim)[claim[1]]
+            assert not answer.error, answer.error
+            assert os.path.exists(place.spec(claim))
+        assert place.driver.unprepare(claim) == {claim[1]: ""}
+        assert left(place) == [], (what, nth, left(place))
+        if not is_killed:
+            _say(f"{what}: killed at each of {nth - 1} steps, nothing left")
+            return
+    raise AssertionError(f"{what} has no end")
+
+
+def main() -> int:
+    """Try all of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.claims", description=__doc__)
+    parts: dict[str, Callable[[Place], None]] = {
+        "measure": measure,
+        "storm": storm,
+        "prepare": partial(steps, what="prepare"),
+        "unprepare": partial(steps, what="unprepare"),
+    }
+    parser.add_argument("--only", action="append", choices=parts, default=[])
+    given = parser.parse_args()
+    gpus = [{"index": n, "mig": ["1g.5gb"] * _PARTS} for n in range(_GPUS)]
+    scenario = {"gpus": _GPUS, "model": "a100", "gpu": gpus}
+    with (
+        tempfile.TemporaryDirectory(prefix="claims-") as directory,
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,
+        dra_node(directory, root, scenario, devices=_GPUS * _PARTS) as place,
+        suppress(KeyboardInterrupt),
+    ):
+        for name, part in parts.items():
+            if not given.only or name in given.only:
+                part(place)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

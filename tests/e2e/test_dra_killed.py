@@ -1,0 +1,70 @@
+"""The agent is killed at a step of preparing a claim, or of taking one back; another one goes on.
+
+All steps are tried by ``python -m tests.chaos.claims``; here those that leave most behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Final
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from integration.node.components import DRA_DRIVER
+from tests.e2e.test_dra import error_of, place, root
+from tests.harness.killing import killed_at
+
+if TYPE_CHECKING:
+    from tests.harness.dra_node import Place
+
+__all__ = ["place", "root"]
+
+# The system calls of a file's replacement and of its removal.
+MOVES: Final = "rename,renameat,renameat2"
+REMOVES: Final = "unlink,unlinkat"
+
+
+def left(place: Place) -> tuple[list[str], list[object]]:
+    """What is there for claims: specs, and what is written down."""
+    with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
+        claims = json.load(file)["claims"]
+    return [each for each in os.listdir(place.cdi) if DRA_DRIVER in each], claims
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["state", "spec"])
+def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
+    place: Place, nth: int
+) -> None:
+    claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
+    with killed_at(place.agent.pid, MOVES, nth=nth):
+        with pytest.raises(grpc.RpcError):
+            place.driver.prepare(claim)
+        place.agent.kill()
+    assert not os.path.exists(place.spec(claim)), "it was killed before that"
+    place.start_again()
+    if nth > 1:
+        assert "NVSHIM-E2774" in error_of(place.driver, other), "the kubelet will ask again"
+    assert error_of(place.driver, claim) == ""
+    assert os.path.exists(place.spec(claim))
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert left(place) == ([], [])
+    assert error_of(place.driver, other) == ""
+
+
+@pytest.mark.parametrize("calls", [REMOVES, MOVES], ids=["spec", "state"])
+def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
+    place: Place, calls: str
+) -> None:
+    claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
+    assert error_of(place.driver, claim) == ""
+    with killed_at(place.agent.pid, calls):
+        with pytest.raises(grpc.RpcError):
+            place.driver.unprepare(claim)
+        place.agent.kill()
+    place.start_again()
+    assert "NVSHIM-E2774" in error_of(place.driver, other), "it is not taken back yet"
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert left(place) == ([], [])
+    assert error_of(place.driver, other) == ""

@@ -1,0 +1,358 @@
+"""MIG devices that the agent makes for claims, by the nvidia-smi of a simulated node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from integration.node.components import DRA_DRIVER
+from tests.e2e.test_dra import GPU, error_of
+from tests.harness.dra_node import NODE, Place, dra_node_of
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.harness.kubelet_dra import Reference
+
+THERE: Final = "1g.10gb"
+SCENARIO: Final[dict[str, Any]] = {
+    "gpus": 3, "model": "h100", "gpu": [{"index": 1, "mig": [THERE]}, {"index": 2, "mig": []}],
+}  # fmt: skip
+# Beside the first instance of GPU 1 all but those that need its slice; all of GPU 2.
+COULD_BE: Final = (6 + 6 + 3 + 2 + 1) + 25
+EVERYTHING: Final = 1 + 1 + COULD_BE
+
+
+class Cut(Place):
+    """A node with GPUs that can be cut."""
+
+    def part(self, shape: str, start: int, gpu: int = 2) -> str:
+        """The name of a device that could be made."""
+        uuid = self.node.scenario.gpus[gpu].uuid.lower()
+        found = [
+            name for name in self.cluster.published()
+            if re.fullmatch(rf"{uuid}-mig-{shape}-\d+-{start}", name)
+        ]  # fmt: skip
+        (name,) = found
+        return name
+
+    def smi(self, *arguments: str) -> str:
+        """Run the node's nvidia-smi, as a person does."""
+        root = self.node.driver_root
+        return subprocess.run(
+            [f"{root}/usr/bin/nvidia-smi", *arguments],
+            env={"LD_LIBRARY_PATH": f"{root}/usr/lib/{os.uname().machine}-linux-gnu"},
+            capture_output=True, text=True, check=False, timeout=20,
+        ).stdout  # fmt: skip
+
+    def there(self) -> list[str]:
+        """The profiles of the MIG devices that nvidia-smi lists, by GPU."""
+        return re.findall(r"^  MIG (\S+)", self.smi("-L"), re.MULTILINE)
+
+    def instances(self) -> int:
+        """How many GPU instances there are."""
+        return len(re.findall(r"MIG \dg\.", self.smi("mig", "-lgi")))
+
+    def noted(self) -> list[dict[str, Any]]:
+        """What the agent has written down that it makes."""
+        try:
+            with open(f"{self.node.state}/dra-mig.json", encoding="utf-8") as file:
+                found: list[dict[str, Any]] = json.load(file)["made"]
+        except FileNotFoundError:
+            return []
+        return found
+
+    def is_clean(self) -> bool:
+        return self.there() == [THERE] and self.instances() == 1 and self.noted() == []
+
+    def nvml(self, *faults: str) -> None:
+        """Have NVML suffer these from now on."""
+        path = f"{self.node.state}/nvml-faults"
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write("\n".join(faults))
+        os.rename(f"{path}.new", path)
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    """The kubelet's directory: the path of a socket may not be long."""
+    with tempfile.TemporaryDirectory(prefix="kubelet-") as directory:
+        yield directory
+
+
+@pytest.fixture
+def place(tmp_path: Path, root: str) -> Iterator[Cut]:
+    flags = ("--dra-mig",)
+    where = (str(tmp_path), root, SCENARIO)
+    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as place:
+        yield place
+
+
+def test_a_claims_device_is_made_and_undone(place: Cut) -> None:
+    claim = place.claim("one", place.part("3g40gb", 4))
+    writes = len(place.cluster.writes)
+    first = place.driver.prepare(claim)[claim[1]]
+    assert not first.error
+    assert place.there() == [THERE, "3g.40gb"]
+    with open(place.spec(claim), encoding="utf-8") as file:
+        (device,) = json.load(file)["devices"]
+    nodes = {each["path"] for each in device["containerEdits"]["deviceNodes"]}
+    caps = {path for path in nodes if "nvidia-cap" in path}
+    assert "/dev/nvidia2" in nodes
+    assert len(caps) == 2
+    for path in caps:
+        assert os.path.exists(place.node.dev + path.removeprefix("/dev"))
+    assert place.driver.prepare(claim)[claim[1]] == first
+    assert place.there() == [THERE, "3g.40gb"], "it is made once"
+
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+    assert not os.path.exists(place.spec(claim))
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.published(EVERYTHING)
+    assert len(place.cluster.writes) == writes, "nothing that is published has changed"
+
+
+def test_what_overlaps_is_refused_and_what_does_not_is_made(place: Cut) -> None:
+    half, inside = place.part("3g40gb", 0), place.part("1g10gb", 2)
+    one, other = place.claim("one", half), place.claim("other", inside)
+    beside = place.claim("beside", place.part("2g20gb", 4), place.part("1g10gb", 6))
+    there = next(each for each in place.cluster.published() if each.startswith("mig-"))
+    old = place.claim("old", there, place.part("1g10gb", 3, gpu=1))
+    for claim in (one, beside, old):
+        assert error_of(place.driver, claim) == ""
+    error = error_of(place.driver, other)
+    assert "NVSHIM-E2774" in error
+    assert "claim default/one has" in error
+    assert sorted(place.there()) == sorted([THERE, "1g.10gb", "3g.40gb", "2g.20gb", "1g.10gb"])
+    place.driver.unprepare(one)
+    assert error_of(place.driver, other) == ""
+    place.driver.unprepare(other, beside, old)
+    assert place.is_clean()
+
+
+def test_two_claims_at_once_for_one_place_make_one_device(place: Cut) -> None:
+    names = [place.part("4g40gb", 0), place.part("3g40gb", 0), place.part("2g20gb", 2)]
+    claims = [place.claim(f"claim-{n}", name) for n, name in enumerate([*names, names[0]])]
+    errors: dict[str, str] = {}
+
+    def ask(reference: Reference) -> None:
+        errors[reference[2]] = error_of(place.driver, reference)
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(bool(error) for error in errors.values()) == [False, True, True, True]
+    assert all("E2774" in error for error in errors.values() if error)
+    assert len(place.there()) == 2
+    place.driver.unprepare(*claims)
+    assert place.is_clean()
+
+
+def test_what_cannot_be_made_is_an_error_and_leaves_nothing(place: Cut) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2))
+    for fault in (
+        "nvmlDeviceCreateGpuInstanceWithPlacement=error:999",
+        "nvmlGpuInstanceCreateComputeInstance=error:999",
+    ):
+        place.nvml(fault)
+        error = error_of(place.driver, claim)
+        assert "NVSHIM-E2780" in error
+        assert "Unknown Error" in error, "nvidia-smi's own words"
+        assert not os.path.exists(place.spec(claim))
+        eventually(place.is_clean, "nothing is left")
+    place.nvml()
+    assert error_of(place.driver, claim) == ""
+
+
+def test_a_place_that_somebody_has_taken_is_said(place: Cut) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2))
+    assert place.smi("mig", "-i", "2", "-cgi", "19:3", "-C")
+    error = error_of(place.driver, claim)
+    # Whether the agent knows that already or not.
+    assert "NVSHIM-E2780" in error or "NVSHIM-E2773" in error
+    gone = {"1g10gb-19-3", "1g10gb-me-20-3", "1g20gb-15-2", "2g20gb-14-2", "3g40gb-9-0",
+            "4g40gb-5-0", "7g80gb-0-0"}  # fmt: skip
+    published = place.published(EVERYTHING - len(gone) + 1)
+    assert not any(each.endswith(f"-mig-{name}") for each in published for name in gone
+                   if each.startswith(place.node.scenario.gpus[2].uuid.lower()))  # fmt: skip
+
+
+def test_a_device_in_use_keeps_its_claim(place: Cut) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2))
+    assert error_of(place.driver, claim) == ""
+    (note,) = place.noted()
+    assert note["uuid"].startswith("MIG-")
+    instance = re.findall(r"\|   2  MIG 2g\.20gb +14 +(\d+)", place.smi("mig", "-lgi"))[0]
+    with open(f"{place.node.state}/nvml-processes", "w", encoding="ascii") as file:
+        file.write(f"2 {os.getpid()} 1048576 {instance} 0\n")
+    error = place.driver.unprepare(claim)[claim[1]]
+    assert "NVSHIM-E2781" in error
+    assert "In use by another client" in error
+    other = place.claim("other", place.part("1g10gb", 3))
+    assert "NVSHIM-E2774" in error_of(place.driver, other)
+    os.unlink(f"{place.node.state}/nvml-processes")
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+
+
+def test_a_nvidia_smi_that_hangs_is_ended_and_holds_nobody_else_up(place: Cut) -> None:
+    place.nvml("gpu2.nvmlDeviceCreateGpuInstanceWithPlacement=hang")
+    claim = place.claim("one", place.part("2g20gb", 2))
+    whole = place.node.scenario.gpus[0].uuid.lower()
+    other = place.claim("other", whole, place.part("1g10gb", 3, gpu=1))
+    errors: list[str] = []
+    thread = threading.Thread(target=lambda: errors.append(error_of(place.driver, claim)))
+    thread.start()
+    eventually(lambda: hanging(place), "it is begun")
+    assert error_of(place.driver, other) == ""
+    assert errors == []
+    thread.join()
+    (error,) = errors
+    assert "NVSHIM-E2780" in error
+    assert "nvidia-smi has not ended after" in error
+    place.driver.unprepare(other)
+    eventually(place.is_clean, "nothing is left")
+
+
+STEPS: Final = (
+    "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("loss", [False, True], ids=["", "and its claims are lost"])
+def test_an_agent_that_is_killed_leaves_nothing(place: Cut, step: str, loss: bool) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2))
+    is_to_go = step.endswith("Destroy")
+    if is_to_go:
+        assert error_of(place.driver, claim) == ""
+    place.nvml(f"{step}=hang")
+    do = place.driver.unprepare if is_to_go else place.driver.prepare
+
+    def ask() -> None:
+        with pytest.raises(grpc.RpcError):
+            do(claim)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    eventually(lambda: hanging(place), "nvidia-smi hangs")
+    place.agent.kill()
+    thread.join()
+    eventually(lambda: not hanging(place), "it ends with the agent")
+    place.nvml()
+    if loss:
+        os.unlink(f"{place.node.state}/dra.json")
+    place.start_again()
+    if is_to_go:
+        assert place.driver.unprepare(claim) == {claim[1]: ""}
+    eventually(place.is_clean, "nothing is left")
+    assert error_of(place.driver, claim) == ""
+    assert place.there() == [THERE, "2g.20gb"]
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+
+
+def hanging(place: Cut) -> list[str]:
+    """The nvidia-smi that run with the node's driver."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            target = os.readlink(f"/proc/{pid}/exe")
+        except OSError:
+            continue
+        if target.startswith(place.node.directory) and target.endswith("nvidia-smi"):
+            found.append(pid)
+    return found
+
+
+def record(place: Cut, claim: Reference, name: str) -> None:
+    """Have the kubelet have noted a claim."""
+    names = [f"k8s.{DRA_DRIVER}/claim={claim[1]}-{name}"]
+    told = {
+        "PoolName": NODE, "DeviceName": name, "ShareID": None, "RequestNames": ["gpu"],
+        "CDIDeviceIDs": names,
+    }  # fmt: skip
+    info = {
+        "ClaimUID": claim[1], "ClaimName": claim[2], "Namespace": "default", "PodUIDs": {"a": {}},
+        "DriverState": {DRA_DRIVER: {"Devices": [told]}},
+    }  # fmt: skip
+    data = {"kind": "DRACheckpoint", "ClaimInfoStateList": [info]}
+    with open(f"{place.root}/dra_manager_state", "w", encoding="utf-8") as file:
+        json.dump({"Data": json.dumps(data), "Checksum": 1}, file)
+
+
+@pytest.mark.parametrize(
+    "lost", [(), ("dra.json",), ("dra-mig.json",), ("dra.json", "dra-mig.json")]
+)
+def test_what_a_pod_has_outlives_the_agent_and_its_notes(place: Cut, lost: tuple[str, ...]) -> None:
+    name, inside = place.part("2g20gb", 2), place.part("1g10gb", 3)
+    claim, other = place.claim("one", name), place.claim("other", inside)
+    first = place.driver.prepare(claim)[claim[1]]
+    assert not first.error
+    record(place, claim, name)
+    place.agent.kill()
+    for file in lost:
+        os.unlink(f"{place.node.state}/{file}")
+    place.start_again()
+    assert place.driver.prepare(claim)[claim[1]] == first
+    assert "E2774" in error_of(place.driver, other)
+    assert place.there() == [THERE, "2g.20gb"]
+    place.published(EVERYTHING)
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+
+
+def test_an_agent_that_makes_none_any_more_undoes_what_was_made(place: Cut) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2))
+    assert error_of(place.driver, claim) == ""
+    place.agent.kill()
+    place.agent = place.new_agent()
+    with place.agent:
+        eventually(lambda: len(place.cluster.published()) == 3, "what could be made is not offered")
+        eventually(lambda: error_of(place.driver, claim) == "", "it has it still")
+        assert place.driver.unprepare(claim) == {claim[1]: ""}
+        assert place.is_clean()
+
+
+def test_the_device_plugin_does_not_give_what_was_made_for_a_claim(
+    tmp_path: Path, root: str
+) -> None:
+    flags = ("--dra-mig", "--mig-strategy", "mixed")
+    where = (str(tmp_path), root, SCENARIO)
+    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as place:
+        resource = f"{GPU.partition('/')[0]}/mig-1g.10gb"
+        place.plugins.wait_for(resource, 1)
+        claim = place.claim("one", place.part("1g10gb", 2))
+        assert error_of(place.driver, claim) == ""
+        (note,) = place.noted()
+        eventually(lambda: len(place.plugins.plugins[resource].devices) == 2, "it is seen")
+        eventually(lambda: note["uuid"] not in place.plugins.healthy(resource), "it is not offered")
+        with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
+            place.plugins.plugins[resource].allocate(note["uuid"])
+        place.driver.unprepare(claim)
+
+
+def test_nothing_is_made_unless_that_is_wanted(tmp_path: Path, root: str) -> None:
+    with dra_node_of(Cut, str(tmp_path), root, SCENARIO, devices=2) as place:
+        (part,) = (each for each in place.cluster.published() if each.startswith("mig-"))
+        devices = {
+            device["name"]: device
+            for each in place.cluster.slices()
+            for device in each["spec"]["devices"]
+        }
+        assert devices[part]["capacity"]["gpu.nvidia.com/multiprocessors"] == {"value": "16"}
+        assert not any("sharedCounters" in each["spec"] for each in place.cluster.slices())

@@ -1,0 +1,440 @@
+"""What claims ask of their devices, by a kubelet's calls on a simulated node: time slices, MPS."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pytest
+
+from integration.node.components import DRA_DRIVER
+from integration.node.dra.configuration import OURS
+from integration.simulated import Scenario, SimulatedNode
+from tests.e2e.test_dra import CUT, error_of, root
+from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut
+from tests.harness.cluster import Cluster
+from tests.harness.dra_node import NODE, Place, dra_node_of
+from tests.harness.mps_agent import PROGRAM, end_daemons, processes
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.kubelet_dra import Reference
+
+__all__ = ["root"]
+
+GPU: Final = "nvidia.com/gpu"
+
+
+# Notes how it is called, and does not know GPUs that a file names.
+NVIDIA_SMI: Final = """#!/bin/sh
+echo "$@" >> {state}/smi-calls
+if grep -q "$3" {state}/smi-refuses 2>/dev/null; then echo "Not Supported"; exit 3; fi
+"""
+
+
+class ShareCluster(Cluster):
+    """An API server, whose gate of consumable capacity may be off: it drops what it says."""
+
+    gate = True
+
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        if not self.gate:
+            for device in body["spec"].get("devices", ()):
+                device.pop("allowMultipleAllocations", None)
+                for each in device.get("capacity", {}).values():
+                    each.pop("requestPolicy", None)
+        return super()._kept(code, kind, body)
+
+
+class Sharing(Place):
+    """A node whose agent shares GPUs as claims ask."""
+
+    cluster: ShareCluster
+    mps: Path
+
+    def told(self, name: str) -> dict[str, Any]:
+        """What is published of a device."""
+        found = [each for one in self.cluster.slices() for each in one["spec"].get("devices", ())]
+        (device,) = [each for each in found if each["name"] == name]
+        return dict(device)
+
+    def part(self, name: str, device: str, memory: str, shares: int = 1, **more: Any) -> Reference:
+        """A claim with a share of a GPU."""
+        capacity = {"gpu.nvidia.com/memory": memory, "gpu.nvidia.com/shares": str(shares)}
+        share = {"shareID": str(uuid4()), "consumedCapacity": capacity}
+        result = {"request": "gpu", **self.result(device, **share)}
+        config = []
+        if more:
+            parameters = {"apiVersion": OURS, "kind": "DeviceSharing", **more}
+            config = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+        return "default", self.cluster.claim(name, [result], config=config), name
+
+    def status(self) -> list[dict[str, Any]]:
+        """What the agent's status file says that claims have."""
+        with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
+            found: list[dict[str, Any]] = json.load(file)["claims"]
+        return found
+
+    def end_agent(self) -> None:
+        """Tell the agent to end, as an update of it does."""
+        assert self.agent.process is not None
+        self.agent.process.terminate()
+        self.agent.process.wait()
+
+    def called(self) -> list[str]:
+        """How nvidia-smi was called."""
+        with suppress(FileNotFoundError):
+            return Path(self.node.state, "smi-calls").read_text("ascii").splitlines()
+        return []
+
+    def uuid(self, name: str) -> str:
+        return f"GPU-{name.removeprefix('gpu-')}"
+
+    def shared(self, name: str, *devices: str, **parameters: Any) -> Reference:
+        """A claim with a configuration."""
+        parameters = {"apiVersion": OURS, "kind": "DeviceSharing", **parameters}
+        opaque = {"driver": DRA_DRIVER, "parameters": parameters}
+        config = [{"source": "FromClaim", "requests": [], "opaque": opaque}]
+        return self.claim(name, *devices, config=config)
+
+    def modes(self) -> set[str]:
+        """The GPUs that one process alone may open."""
+        found = set()
+        for gpu in self.node.scenario.gpus:
+            with suppress(FileNotFoundError):
+                path = Path(self.node.state, f"nvml-compute-mode-{gpu.uuid}")
+                if path.read_text("ascii") == "3":
+                    found.add(gpu.uuid)
+        return found
+
+    def daemons(self) -> dict[str, int]:
+        """The control daemons of claims, by what they are called; each with its pid."""
+        found = {}
+        for lock in self.mps.glob("*/*/.lock"):
+            told = {"pid": 0}
+            with suppress(ValueError, FileNotFoundError):  # it is just being written, or removed
+                told = json.loads(lock.read_text("ascii"))
+            if told["pid"] in processes(self.mps):
+                found[str(lock.parent.relative_to(self.mps))] = int(told["pid"])
+        return found
+
+    def log(self, name: str) -> str:
+        return (self.mps / name / "log/control.log").read_text("utf-8")
+
+    def environment(self, claim: Reference) -> set[str]:
+        """All variables that the devices of a claim set."""
+        with open(self.spec(claim), encoding="utf-8") as file:
+            devices = json.load(file)["devices"]
+        return {word for each in devices for word in each["containerEdits"].get("env", ())}
+
+
+@pytest.fixture
+def place(tmp_path: Path, root: str, request: pytest.FixtureRequest) -> Iterator[Sharing]:
+    """The parameter is of how many shares a GPU is."""
+    shares = getattr(request, "param", 0)
+    scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
+    mps = tempfile.mkdtemp(prefix="mps-")
+    with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
+        os.mkdir(tmp_path / "cdi")
+        with open(node.config_path, encoding="utf-8") as file:
+            text = file.read()
+        with open(node.config_path, "w", encoding="utf-8") as file:
+            file.write(text.replace("[node]\n", f'[node]\nkubelet-root = "{root}"\n', 1))
+            file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
+        smi = Path(node.driver_root, "usr/bin/nvidia-smi")
+        smi.unlink()  # it is a link to what other nodes have as well
+        smi.write_text(NVIDIA_SMI.format(state=node.state), encoding="ascii")
+        smi.chmod(0o755)
+        with ShareCluster(str(tmp_path / "account"), node=NODE) as cluster:
+            place = Sharing(str(tmp_path), root, node, cluster)
+            place.mps = Path(mps)
+            place.agent = place.new_agent("--dra-shares", str(shares))
+            place.agent.configure(flags={"mpsRoot": mps})
+            try:
+                with place.kubelet, place.plugins, place.agent:
+                    found = place.published(4)
+                    place.gpus = sorted(each for each in found if each.startswith("gpu-"))
+                    place.parts = sorted(each for each in found if each.startswith("mig-"))
+                    yield place
+            finally:
+                end_daemons(place.mps, node)
+
+
+# -- time slices -------------------------------------------------------------------------------
+
+
+def call(uuid: str, number: int) -> str:
+    return f"compute-policy -i {uuid} --set-timeslice={number}"
+
+
+def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -> None:
+    one, other = place.gpus
+    claim = place.shared("one", one, timeSlice="Long")
+    assert error_of(place.driver, claim) == ""
+    assert error_of(place.driver, claim) == ""
+    assert place.called() == [call(place.uuid(one), 3)]
+    # The default is how a GPU is.
+    assert error_of(place.driver, place.shared("other", other, timeSlice="Default")) == ""
+    assert len(place.called()) == 1
+    # An agent that comes after this one knows of it.
+    place.agent.kill()
+    place.start_again()
+    assert error_of(place.driver, claim) == ""
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.called() == [call(place.uuid(one), 3), call(place.uuid(one), 0)]
+
+
+def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: Sharing) -> None:
+    one, other = place.gpus
+    Path(place.node.state, "smi-refuses").write_text(place.uuid(other), encoding="ascii")
+    claim = place.shared("one", one, other, timeSlice="Short")
+    error = error_of(place.driver, claim)
+    assert "NVSHIM-E2788" in error
+    assert f"the time slice Short of {place.uuid(other)} for claim default/one" in error
+    assert "said: Not Supported" in error
+    assert not os.path.exists(place.spec(claim))
+    assert sorted(place.called()) == sorted(
+        [call(place.uuid(one), 1), call(place.uuid(other), 1), call(place.uuid(one), 0)]
+    )
+    assert error_of(place.driver, place.claim("plain", one)) == ""
+    assert "a MIG device" in error_of(
+        place.driver, place.shared("part", place.parts[0], timeSlice="Long")
+    )
+
+
+# -- MPS ---------------------------------------------------------------------------------------
+
+
+def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Sharing) -> None:
+    limits = {place.uuid(place.gpus[0]): "3Gi"}
+    mps = {"threadPercentage": 40, "memoryLimit": "2Gi", "memoryLimitOf": limits}
+    claim = place.shared("one", *place.gpus, mps=mps)
+    assert error_of(place.driver, claim) == ""
+    ((name, pid),) = place.daemons().items()
+    assert name.startswith(f"claims/{claim[1]}-")
+    assert place.modes() == {place.uuid(each) for each in place.gpus}
+    uuids = Path(f"/proc/{pid}/environ").read_text("utf-8").split("CUDA_VISIBLE_DEVICES=")[1]
+    order = uuids.partition("\0")[0].split(",")
+    said = place.log(name)
+    assert "Cmd:set_default_active_thread_percentage 40" in said
+    for number, uuid in enumerate(order):
+        size = 3072 if uuid in limits else 2048
+        assert f"Cmd:set_default_device_pinned_mem_limit {number} {size}M" in said
+    pipe = f"CUDA_MPS_PIPE_DIRECTORY=/mps/{name}/pipe"
+    assert pipe in place.environment(claim)
+    assert error_of(place.driver, claim) == ""
+    assert place.daemons() == {name: pid}
+
+    # It outlives its agent, though nobody has its pipes yet, and the next one goes on with it.
+    place.end_agent()
+    assert place.daemons() == {name: pid}
+    place.agent.start()
+    assert error_of(place.driver, claim) == ""
+    assert place.daemons() == {name: pid}
+
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.daemons() == {}
+    assert place.modes() == set()
+    assert error_of(place.driver, place.claim("plain", place.gpus[0])) == ""
+
+
+def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place: Sharing) -> None:
+    claims = [place.shared(each, each, mps={}) for each in place.parts]
+    for claim in claims:
+        assert error_of(place.driver, claim) == ""
+    assert len(place.daemons()) == 2
+    assert place.modes() == set()
+    assert place.driver.unprepare(*claims) == {uid: "" for _, uid, _ in claims}
+    assert place.daemons() == {}
+
+
+def test_a_mig_device_that_is_made_for_a_claim_has_its_daemon(tmp_path: Path, root: str) -> None:
+    mps = Path(tempfile.mkdtemp(prefix="mps-"))
+    flags = ("--dra-mig", "--mps-root", str(mps))
+    where = (str(tmp_path), root, SCENARIO)
+    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as cut:
+        try:
+            parameters = {
+                "apiVersion": OURS,
+                "kind": "DeviceSharing",
+                "mps": {"memoryLimit": "1Gi"},
+            }
+            config = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+            claim = cut.claim("one", cut.part("3g40gb", 4), config=config)
+            assert error_of(cut.driver, claim) == ""
+            (lock,) = mps.glob("claims/*/.lock")
+            (uuid,) = json.loads(lock.read_text("ascii"))["devices"]
+            assert uuid.startswith("MIG-")
+            said = lock.with_name("log") / "control.log"
+            limit = "set_default_device_pinned_mem_limit 0 1024M"
+            assert limit in said.read_text("utf-8")
+            assert cut.driver.unprepare(claim) == {claim[1]: ""}
+            assert not lock.exists()
+            assert cut.is_clean()
+        finally:
+            end_daemons(mps, cut.node)
+
+
+def test_a_daemon_that_does_not_start_is_the_error_of_the_claim(place: Sharing) -> None:
+    program = Path(place.node.driver_root, PROGRAM)
+    program.rename(f"{program}.own")
+    program.write_text("#!/bin/sh\necho no such luck; exit 7\n", encoding="ascii")
+    program.chmod(0o755)
+    claim = place.shared("one", place.gpus[0], mps={})
+    error = error_of(place.driver, claim)
+    assert "NVSHIM-E2735" in error
+    assert "it ended with status 7: no such luck" in error
+    assert not os.path.exists(place.spec(claim))
+    eventually(lambda: not place.modes(), "the compute mode is set back")
+    Path(f"{program}.own").rename(program)
+    assert error_of(place.driver, claim) == ""
+    assert len(place.daemons()) == 1
+
+
+def test_a_daemon_that_dies_is_started_again(place: Sharing) -> None:
+    claim = place.shared("one", place.gpus[0], mps={"memoryLimit": "1Gi"})
+    assert error_of(place.driver, claim) == ""
+    ((name, pid),) = place.daemons().items()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: place.daemons().get(name, pid) != pid, "another one serves")
+    eventually(lambda: error_of(place.driver, claim) == "", "the claim is ready again")
+    assert place.log(name).count("set_default_device_pinned_mem_limit 0 1024M") == 2
+
+
+def test_what_this_driver_cannot_do_is_said(place: Sharing) -> None:
+    error = error_of(place.driver, place.shared("one", place.gpus[0], mps={"multiUser": True}))
+    assert "NVSHIM-E2735" in error
+    assert "has no option -multiuser-server" in error
+    assert place.daemons() == {}
+    odd = place.shared("two", place.gpus[0], mps={"threads": 50})
+    assert "DeviceSharing.mps.threads is not known" in error_of(place.driver, odd)
+
+
+def test_a_gpu_that_the_device_plugin_shares_by_mps_goes_to_no_claim(place: Sharing) -> None:
+    gpu, other = place.gpus
+    resource = {"name": GPU, "replicas": 2, "devices": [place.uuid(gpu)]}
+    sharing = {"mps": {"resources": [resource]}}
+    place.agent.configure(flags={"mpsRoot": str(place.mps)}, sharing=sharing)
+    assert place.published(3) == {other, *place.parts}
+    error = error_of(place.driver, place.claim("one", gpu))
+    assert "NVSHIM-E2774" in error
+    assert f"shares {GPU}.shared by MPS" in error
+    assert error_of(place.driver, place.shared("two", other, mps={})) == ""
+    place.agent.configure(flags={"mpsRoot": str(place.mps)})
+    place.published(4)
+    assert error_of(place.driver, place.claim("one", gpu)) == ""
+
+
+# -- shares ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_claims_have_parts_of_a_gpu_until_it_is_full(place: Sharing) -> None:
+    gpu, other = place.gpus
+    told = place.told(gpu)
+    assert told["allowMultipleAllocations"] is True
+    assert told["capacity"]["gpu.nvidia.com/shares"]["value"] == "4"
+    one, two = place.part("one", gpu, "10Gi"), place.part("two", gpu, "20Gi", 2)
+    answers = place.driver.prepare(one, two)
+    for claim in (one, two):
+        (device,) = answers[claim[1]].devices
+        assert device.share_id
+        (name,) = device.cdi_device_ids
+        assert name.endswith(f"={claim[1]}-{gpu}-{device.share_id}")
+        variable = "NVSHIM_GPU_SHARE_" + device.share_id.replace("-", "_")
+        assert any(each.startswith(variable) for each in place.environment(claim))
+    error = error_of(place.driver, place.part("three", gpu, "20Gi"))
+    assert "NVSHIM-E2774" in error
+    assert "claim default/one, claim default/two" in error
+    for whole in (place.claim("whole", gpu), place.part("many", gpu, "1Gi", 2)):
+        assert "NVSHIM-E2774" in error_of(place.driver, whole)
+    assert error_of(place.driver, place.claim("elsewhere", other)) == ""
+    eventually(
+        lambda: (
+            [(each["claim"], each["memory"], each["shares"]) for each in place.status()]
+            == [("default/one", 10240, 1), ("default/two", 20480, 2), ("default/elsewhere", 0, 0)]
+        ),
+        "the status file says who has what",
+    )
+    # Whoever begins anew knows it, and gives no more than before.
+    place.agent.kill()
+    place.start_again()
+    assert place.driver.prepare(one, two) == answers
+    assert "NVSHIM-E2774" in error_of(place.driver, place.part("three", gpu, "20Gi"))
+    place.driver.unprepare(one)
+    assert error_of(place.driver, place.part("three", gpu, "20Gi")) == ""
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_where_the_api_server_knows_no_shares_a_gpu_is_given_once(place: Sharing) -> None:
+    place.cluster.gate = False
+    place.cluster.wipe()
+    gpu = place.gpus[0]
+    place.published(4)
+    assert "allowMultipleAllocations" not in place.told(gpu)
+    writes = len(place.cluster.writes)
+    one, two = place.claim("one", gpu), place.claim("two", gpu)
+    assert error_of(place.driver, one) == ""
+    assert "NVSHIM-E2774" in error_of(place.driver, two)
+    assert error_of(place.driver, place.claim("other", place.gpus[1])) == ""
+    assert len(place.cluster.writes) == writes, "what it does not keep is not sent again"
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_an_older_kubelet_is_told_of_no_share(place: Sharing) -> None:
+    claim = place.part("one", place.gpus[0], "1Gi")
+    driver = place.driver
+    driver.version = "v1beta1.DRAPlugin"
+    (device,) = driver.prepare(claim)[claim[1]].devices
+    assert not device.HasField("share_id")
+    driver.version = "v1.DRAPlugin"
+    (device,) = driver.prepare(claim)[claim[1]].devices
+    assert device.HasField("share_id")
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_shares_of_a_gpu_are_clients_of_one_daemon(place: Sharing) -> None:
+    gpu = place.gpus[0]
+    one = place.part("one", gpu, "10Gi", mps={"threadPercentage": 25})
+    two = place.part("two", gpu, "5Gi", mps={})
+    assert error_of(place.driver, one) == ""
+    ((name, pid),) = place.daemons().items()
+    assert name == f"shares/{place.uuid(gpu)}"
+    assert error_of(place.driver, two) == ""
+    assert place.daemons() == {name: pid}
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M" in place.environment(one)
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in place.environment(one)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M" in place.environment(two)
+    for other in (place.part("plain", gpu, "1Gi"), place.part("s", gpu, "1Gi", timeSlice="Long")):
+        error = error_of(place.driver, other)
+        assert "NVSHIM-E2789" in error
+        assert "shares it by MPS" in error
+    assert place.driver.unprepare(one) == {one[1]: ""}
+    assert place.daemons() == {name: pid}
+    assert place.driver.unprepare(two) == {two[1]: ""}
+    assert place.daemons() == {}
+    assert place.modes() == set()
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
+def test_a_time_slice_stays_for_the_last_share_that_asks_for_it(place: Sharing) -> None:
+    gpu = place.gpus[0]
+    one, two = (place.part(each, gpu, "1Gi", timeSlice="Long") for each in ("one", "two"))
+    plain = place.part("plain", gpu, "1Gi")
+    for claim in (one, two, plain):
+        assert error_of(place.driver, claim) == ""
+    short = place.part("short", gpu, "1Gi", timeSlice="Short")
+    assert "with the time slice Long" in error_of(place.driver, short)
+    place.driver.unprepare(one)
+    assert place.called() == [call(place.uuid(gpu), 3)]
+    place.driver.unprepare(two)
+    assert place.called() == [call(place.uuid(gpu), 3), call(place.uuid(gpu), 0)]
+    assert error_of(place.driver, short) == ""

@@ -1,0 +1,81 @@
+"""Pods that come and go, many at a time, each with a claim."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+
+from tests.harness.dra_node import Place
+from tests.harness.kubelet_dra import Reference
+
+__all__ = ["Storm"]
+
+
+class Storm:
+    """Pods that come and go in several threads, with a kubelet's patience.
+
+    Attributes:
+        held: who has which device.
+        twice: what was given while somebody had it.
+        prepared: how many claims were.
+    """
+
+    def __init__(self, place: Place, devices: list[str]) -> None:
+        self.held: dict[str, str] = {}
+        self.twice: list[str] = []
+        self.failed: list[BaseException] = []
+        self.prepared = 0
+        self._place = place
+        self._devices = devices
+        self._lock = threading.Lock()
+
+    def patiently(self, method: str, reference: Reference) -> str:
+        """Call until the agent answers; what it refuses is the answer."""
+        while True:
+            try:
+                driver = self._place.driver
+                if method == "prepare":
+                    return driver.prepare(reference)[reference[1]].error
+                error = driver.unprepare(reference)[reference[1]]
+            except (grpc.RpcError, ValueError):
+                continue  # it is away, or its channel closed, and is asked again
+            if not error:
+                return ""
+
+    def pods(self, number: int, count: int) -> None:
+        """Have so many pods come and go, each until the next one of them is there."""
+        chance = random.Random(number)
+        before: Reference | None = None
+        try:
+            for turn in range(count):
+                name = f"claim-{number}-{turn}"
+                wanted = chance.sample(self._devices, chance.randint(1, 2))
+                reference = self._place.claim(name, *wanted)
+                if not self.patiently("prepare", reference):
+                    assert os.path.exists(self._place.spec(reference))
+                    with self._lock:
+                        self.prepared += 1
+                        self.twice += [each for each in wanted if each in self.held]
+                        self.held.update(dict.fromkeys(wanted, name))
+                if before is not None:
+                    self._end(before)
+                before = reference
+            if before is not None:
+                self._end(before)
+        except BaseException as error:  # noqa: BLE001 - it is of the test
+            self.failed.append(error)
+
+    def is_past(self, count: int) -> bool:
+        """Whether so many claims were prepared, or something is wrong."""
+        return self.prepared >= count or bool(self.failed)
+
+    def _end(self, reference: Reference) -> None:
+        """A pod is deleted; what was refused to it is taken back as well."""
+        with self._lock:
+            for device in [each for each, name in self.held.items() if name == reference[2]]:
+                del self.held[device]
+        self.patiently("unprepare", reference)
+        assert not os.path.exists(self._place.spec(reference))

@@ -1,0 +1,111 @@
+"""What the node has for claims, of a simulated node and its NVML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from hooks.config import load_config
+from integration.inventory import inventory_of
+from integration.node.board import Board
+from integration.node.components import Context, Options
+from integration.node.dra.looking import Looking
+from integration.simulated import Scenario, SimulatedNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from integration.node.dra.devices import Device
+
+pytestmark = pytest.mark.anyio
+
+SCENARIO: Final = {"gpus": 5, "model": "h100", "gpu": [{"index": 4, "mig": ["1g.10gb"]}]}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[SimulatedNode]:
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.parse(SCENARIO)) as node:
+        yield node
+
+
+def write(node: SimulatedNode, name: str, text: str) -> None:
+    with open(f"{node.state}/{name}", "w", encoding="ascii") as file:
+        file.write(text)
+
+
+class Place:
+    """One who looks, and what is wrong."""
+
+    def __init__(self, node: SimulatedNode, *, dra_mig: bool = False) -> None:
+        self.faults: dict[str, str] = {}
+        self.board = Board()
+        self.config = load_config(node.config_path)
+        options = Options("", 60, dra=True, dra_mig=dra_mig)
+        context = Context(self.config, options, lambda *_, **__: None, self.board)
+        self.looking = Looking(context, self.faults.__setitem__)
+
+    async def look(self, **more: Any) -> dict[str, Device] | None:
+        found = await self.looking.look(inventory_of(self.config, anew=True), {}, **more)
+        return None if found is None else dict(found.devices)
+
+
+def attribute(devices: dict[str, Device], name: str) -> list[Any]:
+    """An attribute of each whole GPU, by index; None where it has none."""
+    whole = sorted(
+        (each for each in devices.values() if each.uuid == each.gpu),
+        key=lambda each: int(each.attributes["index"]["int"]),
+    )
+    return [next(iter(each.attributes.get(name, {"": None}).values())) for each in whole]
+
+
+async def test_gpus_say_which_of_them_nvlinks_connect(node: SimulatedNode) -> None:
+    write(node, "nvml-nvlinks", "0 1 4\n1 3 2\n")
+    devices = await Place(node).look()
+    assert devices is not None
+    assert attribute(devices, "nvlinkPeers") == ["1", "0,3", None, "1"]
+    assert attribute(devices, "nvlinkGroup") == [0, 0, None, 0], "by way of another, too"
+
+
+async def test_gpus_say_how_they_see_the_hosts_memory(node: SimulatedNode) -> None:
+    write(node, "nvml-facts", "0 addressing-mode 1\n1 addressing-mode 2\n")
+    devices = await Place(node).look()
+    assert devices is not None
+    assert attribute(devices, "gpu.nvidia.com/addressingMode") == ["HMM", "ATS", None, None]
+
+
+async def test_the_same_node_is_looked_at_once(node: SimulatedNode) -> None:
+    place = Place(node)
+    assert await place.look()
+    assert await place.look() is None
+
+
+async def test_without_nvmls_word_nothing_can_be_made_and_it_is_asked_again(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(node, dra_mig=True)
+    there = inventory_of(place.config, anew=True)
+    write(node, "nvml-faults", "nvmlDeviceGetCount=error:999")
+    found = await place.looking.look(there, {})
+    assert found is not None
+    assert not any(each.part for each in found.devices.values())
+    assert "NVML tells nothing of MIG" in place.faults["parts"]
+    assert await place.looking.look(there, {}) is None, "it is not asked each time"
+    monkeypatch.setattr("integration.node.dra.looking._RETRY_AFTER", -1.0)
+    write(node, "nvml-faults", "")
+    devices = await place.look()
+    assert devices is not None
+    assert sum(each.part is not None for each in devices.values()) == 18
+
+
+async def test_nvml_is_not_asked_while_it_is_let_go_of(node: SimulatedNode) -> None:
+    place = Place(node, dra_mig=True)
+    place.board.post(let_go="a GPU is reset")
+    devices = await place.look()
+    assert devices is not None
+    assert not any(each.part for each in devices.values())
+    place.board.post(let_go="")
+    devices = await place.look()
+    assert devices is not None
+    assert any(each.part for each in devices.values())

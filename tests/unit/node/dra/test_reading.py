@@ -1,0 +1,80 @@
+"""Reading claims while the API server is busy, or away."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from integration.node import api_connection
+from integration.node.api_server import ApiServer
+from integration.node.dra.claims import Reference
+from integration.node.dra.reading import ClaimReader
+from integration.node.errors import ApiServerSilent
+from tests.harness.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+MANY: Final = 60
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(str(tmp_path / "account"), node="node-1") as cluster:
+        yield cluster
+
+
+def reader(cluster: Cluster) -> ClaimReader:
+    api = ApiServer("127.0.0.1", cluster.port, cluster.service_account)
+
+    async def version() -> str:
+        return "v1"
+
+    return ClaimReader(api, version)
+
+
+async def test_who_waits_for_a_silent_server_hears_it_together_and_keeps_no_thread_from_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_connection, "TIMEOUT", 1.0)
+    goes_on, failed = threading.Event(), []
+
+    def silent(*_: Any) -> None:
+        goes_on.wait(60)
+
+    cluster.refuse = silent
+    claims = reader(cluster)
+
+    async def read(number: int) -> None:
+        with pytest.raises(ApiServerSilent):
+            await claims.read(Reference("default", "uid", f"claim-{number}"))
+        failed.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(MANY):
+            tasks.start_soon(read, number)
+        await anyio.wait_all_tasks_blocked()
+        await anyio.to_thread.run_sync(lambda: None)
+        assert not failed, "a thread was to be had before any has heard"
+    assert len(cluster.asked) <= 4
+    goes_on.set()
+    cluster.refuse = lambda *_: None
+    cluster.claim("claim", [], uid="uid")
+    found = await claims.read(Reference("default", "uid", "claim"))
+    assert found["metadata"]["uid"] == "uid", "who asks later asks anew"
+
+
+async def test_a_server_that_is_busy_is_asked_again(cluster: Cluster) -> None:
+    cluster.claim("claim", [], uid="uid")
+    cluster.refuse = lambda *_: 429 if len(cluster.asked) < 3 else None
+    cluster.retry_after = 1
+    found = await reader(cluster).read(Reference("default", "uid", "claim"))
+    assert found["metadata"]["uid"] == "uid"
+    assert len(cluster.asked) == 3

@@ -1,0 +1,242 @@
+"""GPUs of which several claims have a part: how they are published, and who may have how much."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hooks.config import Config
+from integration.inspection.shares import Share, shares_in
+from integration.node.dra import cdi, state
+from integration.node.dra.claims import refuse_taken
+from integration.node.dra.devices import Device
+from integration.node.dra.errors import SharingConflict
+from integration.node.dra.serving import answer_of_claim
+from integration.node.dra.shares import (
+    MOST,
+    consumed,
+    refuse_conflicts,
+    refuse_overfull,
+    with_shares,
+)
+from integration.node.dra.sharing import daemons_of, edits_of
+from integration.node.dra.slices import VERSIONS, contents
+from integration.node.dra.state import Claim, Sharing
+from integration.node.errors import ClaimConfigUnknown, DeviceTaken
+from tests.harness.slice_rules import faults
+from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, POOL, claim_of, having
+from tests.unit.node.dra.test_configuration import entry, ours
+from tests.unit.node.dra.test_slices import DEVICES, GPUS, NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+ID, SECOND = (f"{n}b1f5c5e-7d47-4c3c-9f0d-5f4b4a3d2c1b" for n in range(2))
+SHARED: Final = {
+    f"gpu-{n}": Device(f"gpu-{n}", uuid, uuid, {}, {"gpu.nvidia.com/memory": "80Gi"}, shares=4)
+    for n, uuid in enumerate((GPU, OTHER))
+}
+
+
+def spec_of(devices: Iterable[Device]) -> dict[str, Any]:
+    (found,) = contents(devices, "v1")
+    pool = {"name": POOL, "generation": 1, "resourceSliceCount": 1}
+    return {"driver": DRIVER, "pool": pool, "nodeName": POOL, **found}
+
+
+def part(memory: int = 20, shares: int = 1, *, share: str = ID, device: str = "gpu-0") -> Any:
+    capacity = {"gpu.nvidia.com/memory": f"{memory}Gi", "gpu.nvidia.com/shares": str(shares)}
+    return {
+        "request": "gpu", "driver": DRIVER, "pool": POOL, "device": device,
+        "shareID": share, "consumedCapacity": capacity,
+    }  # fmt: skip
+
+
+def sharing(*results: Any, name: str = "one", config: tuple[Any, ...] = ()) -> Claim:
+    claim = claim_of({"devices": {"results": results, "config": config}}, devices=SHARED)
+    return replace(claim, uid=f"UID of {name}", name=name)
+
+
+# -- published ---------------------------------------------------------------------------------
+
+
+def test_without_being_told_a_gpu_is_published_as_a_whole() -> None:
+    assert with_shares(DEVICES, 0, NODE, Config()) == DEVICES
+    assert with_shares(DEVICES, 1, NODE, Config()) == DEVICES
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_gpu_is_published_with_shares_and_a_mig_device_is_not(version: str) -> None:
+    (told,) = contents(with_shares(DEVICES, 4, NODE, Config()), version)
+    for each in told["devices"]:
+        device = each.get("basic", each)
+        is_gpu = each["name"].startswith("gpu-")
+        assert device.get("allowMultipleAllocations", False) is is_gpu
+        if is_gpu:
+            assert device["capacity"] == {
+                "gpu.nvidia.com/memory": {
+                    "value": "80Gi",
+                    "requestPolicy": {
+                        "default": "20Gi",
+                        "validRange": {"min": "1Mi", "max": "80Gi", "step": "1Mi"},
+                    },
+                },
+                "gpu.nvidia.com/shares": {
+                    "value": "4",
+                    "requestPolicy": {
+                        "default": "1",
+                        "validRange": {"min": "1", "max": "4", "step": "1"},
+                    },
+                },
+            }
+
+
+@given(st.integers(0, MOST), st.integers(MOST << 20, 1 << 40))
+def test_what_is_published_is_never_wrong(most: int, memory: int) -> None:
+    gpus = tuple(replace(gpu, memory=memory >> 20 << 20) for gpu in NODE.gpus)
+    node = replace(NODE, gpus=gpus)
+    devices = [
+        replace(each, capacity={"gpu.nvidia.com/memory": f"{memory >> 20}Mi"}) for each in DEVICES
+    ]
+    assert faults(spec_of(with_shares(devices, most, node, Config()))) == []
+
+
+def test_there_are_no_more_shares_than_containers_may_have_the_gpu() -> None:
+    config = Config(holders=3, holders_of=(f"{GPUS[0]}=1", f"{GPUS[1]}=2"))
+    assert [each.shares for each in with_shares(DEVICES, 4, NODE, config)][:2] == [0, 2]
+    assert with_shares(DEVICES, 4, NODE, Config(holders="exclusive")) == DEVICES
+    assert [each.shares for each in with_shares(DEVICES, 4, NODE, Config(holders=3))][:2] == [3, 3]
+
+
+# -- given -------------------------------------------------------------------------------------
+
+
+def test_two_claims_have_a_gpu_as_long_as_it_is_enough_for_both() -> None:
+    one = sharing(part(40))
+    two = sharing(part(40, share=SECOND), name="two")
+    refuse_taken(two, [one])
+    refuse_overfull(two, [one], SHARED)
+    refuse_overfull(one, [one, two], SHARED)
+    for greedy in (part(41, share=SECOND), part(1, 4, share=SECOND)):
+        with pytest.raises(DeviceTaken, match=r"with claim default/one it would be [25] shares"):
+            refuse_overfull(sharing(greedy, name="two"), [one], SHARED)
+    with pytest.raises(DeviceTaken, match="with its other shares"):
+        refuse_overfull(sharing(part(41), part(40, share=SECOND)), [], SHARED)
+    refuse_overfull(sharing(part(80, device="gpu-1"), name="two"), [one], SHARED)
+    # The setting may be another since: then the memory still counts.
+    unshared = {name: replace(each, shares=0) for name, each in SHARED.items()}
+    refuse_overfull(sharing(part(1, 4, share=SECOND), name="two"), [one], unshared)
+    with pytest.raises(DeviceTaken):
+        refuse_overfull(sharing(part(41, share=SECOND), name="two"), [one], unshared)
+
+
+def test_who_has_no_share_has_the_whole_gpu() -> None:
+    one, whole = sharing(part()), having(GPU, GPU, "whole")
+    for new, old in ((one, whole), (whole, one)):
+        with pytest.raises(DeviceTaken):
+            refuse_taken(new, [old])
+    with pytest.raises(DeviceTaken):
+        refuse_taken(one, (), {GPU: "a pod"})
+    refuse_taken(one, [having(GPU, GPU, "admin", admin=True)])
+    refuse_taken(having("MIG-of-it", "GPU-other", "part"), [one])
+    with pytest.raises(DeviceTaken):
+        refuse_taken(having("MIG-of-it", GPU, "part"), [one])
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (part(20, 2), (ID, 20 << 10, 2)),
+        ({**part(), "shareID": None}, ("", 0, 0)),
+        ({"shareID": ID}, (ID, 0, 0)),
+        ({"shareID": ID, "consumedCapacity": {"gpu.nvidia.com/memory": "odd"}}, (ID, 0, 0)),
+        ({"consumedCapacity": {"gpu.nvidia.com/memory": "1Gi"}}, ("", 0, 0)),
+    ],
+)
+def test_what_part_an_allocation_is(result: Any, expected: tuple[str, int, int]) -> None:
+    assert consumed(result) == expected
+
+
+def test_the_kubelets_record_tells_of_shares(tmp_path: Path) -> None:
+    device = {
+        "PoolName": POOL, "DeviceName": GPU.lower(), "ShareID": ID, "RequestNames": ["gpu"],
+        "CDIDeviceIDs": ["odd"],
+    }  # fmt: skip
+    info = {"ClaimUID": "UID", "ClaimName": "one", "Namespace": "default"}
+    info["DriverState"] = {DRIVER: {"Devices": [device, device]}}  # type: ignore[assignment]
+    data = json.dumps({"ClaimInfoStateList": [info]})
+    (tmp_path / "dra_manager_state").write_text(json.dumps({"Data": data}), "ascii")
+    config = Config(state=str(tmp_path), proc=str(tmp_path), kubelet_root=str(tmp_path))
+    (claim,) = state.load(config, DRIVER).values()
+    assert [(each.uuid, each.share) for each in claim.devices] == [(GPU, ID)]
+    assert cdi.name_of(DRIVER, "UID", claim.devices[0]).endswith(f"=UID-{GPU.lower()}-{ID}")
+
+
+def test_only_the_first_version_of_the_kubelets_api_has_shares() -> None:
+    claim = sharing(part())
+    assert answer_of_claim(claim, ["name"]).devices[0].share_id == ID
+    old = answer_of_claim(claim, ["name"], knows_shares=False)
+    assert not old.devices[0].HasField("share_id")
+    whole = answer_of_claim(having(GPU, GPU), ["name"])
+    assert not whole.devices[0].HasField("share_id")
+
+
+# -- how they are shared -----------------------------------------------------------------------
+
+
+def test_claims_that_share_a_gpu_share_it_in_the_same_way() -> None:
+    def shared(name: str, **parameters: Any) -> Claim:
+        return sharing(part(), name=name, config=(entry(ours(**parameters)),))
+
+    plain, mps, users = shared("plain"), shared("mps", mps={}), shared("u", mps={"multiUser": True})
+    long, short = shared("long", timeSlice="Long"), shared("short", timeSlice="Short")
+    for new, old, words in (
+        (plain, mps, "claim default/mps shares it by MPS"),
+        (mps, long, "shares it without MPS"),
+        (mps, users, "with multiUser true"),
+        (long, short, "with the time slice Short"),
+    ):
+        with pytest.raises(SharingConflict, match=words):
+            refuse_conflicts(new, [old])
+    refuse_conflicts(plain, [long])
+    refuse_conflicts(long, [plain])
+    refuse_conflicts(mps, [shared("other", mps={"memoryLimit": "1Gi"})])
+    refuse_conflicts(mps, [having(OTHER, OTHER)])
+
+
+def test_shares_of_a_gpu_have_one_daemon_and_each_its_limits_by_variables() -> None:
+    config = (entry(ours(mps={"threadPercentage": 30, "memoryLimit": "4Gi"})),)
+    one = sharing(part(20), config=config)
+    two = sharing(part(2, share=SECOND), name="two", config=(entry(ours(mps={})),))
+    (name,) = daemons_of([one, two])
+    assert name == f"shares/{GPU}"
+    (daemon,) = daemons_of([one, two]).values()
+    assert (daemon.limits, daemon.threads) == ({GPU: 0}, 100)
+    first, second = (edits_of(each.devices[0], "/run/nvidia/mps").env for each in (one, two))
+    pipe = f"CUDA_MPS_PIPE_DIRECTORY=/mps/shares/{GPU}/pipe"
+    assert first[1:] == (
+        pipe, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30",
+    )  # fmt: skip
+    assert second[1:] == (pipe, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M")
+    assert shares_in([*first, *second]) == (
+        Share(ID, GPU, 20 << 10, 1), Share(SECOND, GPU, 2 << 10, 1),
+    )  # fmt: skip
+    results = (part(), part(device="gpu-1", share=SECOND))
+    with pytest.raises(ClaimConfigUnknown, match="a share of a GPU"):
+        sharing(*results, config=config)
+    assert sharing(*results).devices[0].sharing == Sharing()
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", None, 5, "NVSHIM_GPU_SHARE_=a,memory=1Mi,shares=1", "NVSHIM_GPU_SHARE_A=b,memory=1",
+     "NVSHIM_GPU_SHARE_A=b,memory=٣Mi,shares=1"],
+)  # fmt: skip
+def test_a_variable_of_another_form_tells_of_no_share(word: object) -> None:
+    assert shares_in([word]) == ()

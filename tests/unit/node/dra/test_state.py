@@ -1,0 +1,74 @@
+"""What was prepared, on a disk that is full, and as others have left it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from hooks.config import Config
+from integration.node.dra.state import Claim, ClaimDevice, held, load, save
+from integration.node.errors import DraStateUnwritten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEVICE: Final = ClaimDevice("gpu", "node-1", "gpu-0", "GPU-0", "GPU-0")
+CLAIMS: Final = [Claim(f"uid-{n}", "default", f"claim-{n}", (DEVICE,)) for n in range(20)]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 32 KiB."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "small", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def config_of(directory: Path) -> Config:
+    return Config(state=str(directory / "state"), kubelet_root=str(directory / "kubelet"))
+
+
+def test_on_a_full_disk_claims_are_taken_back_and_none_is_prepared(small: Path) -> None:
+    config = config_of(small)
+    save(config, CLAIMS)
+    with suppress(OSError), open(small / "large", "wb", buffering=0) as file:
+        while True:
+            file.write(b"0" * 4096)
+    for left in (19, 3, 0):
+        save(config, CLAIMS[:left])
+        assert [*load(config, "driver").values()] == CLAIMS[:left]
+        assert len(held(config)) == left
+    save(config, CLAIMS[:3])
+    with pytest.raises(DraStateUnwritten, match="NVSHIM-E2777"):
+        save(config, [*CLAIMS, *CLAIMS])
+    assert [*load(config, "driver").values()] == CLAIMS[:3]
+    assert os.listdir(small / "state") == ["dra.json"]
+
+
+def test_what_a_killed_agent_has_left_of_a_write_is_removed(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    save(config, CLAIMS)
+    (tmp_path / "state" / ".dra.json.abcdefgh.new").write_text("{")
+    assert [*load(config, "driver").values()] == CLAIMS
+    assert os.listdir(tmp_path / "state") == ["dra.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "null", "[" * 100_000, '{"format": 1}', '{"format": 2, "boot": "", "claims": []}',
+     '{"format": 1, "boot": "BOOT", "claims": [{"uid": "u", "devices": [{"new": 1}]}]}'],
+    ids=["empty", "null", "deep", "cut", "newer", "of a newer agent"],
+)  # fmt: skip
+def test_what_cannot_be_read_is_as_if_it_were_not_there(tmp_path: Path, text: str) -> None:
+    config = config_of(tmp_path)
+    save(config, CLAIMS)
+    path = tmp_path / "state" / "dra.json"
+    boot = path.read_text().partition('"boot": "')[2].partition('"')[0]
+    path.write_text(text.replace("BOOT", boot))
+    assert load(config, "driver") == {}
+    assert held(config) == ()

@@ -1,0 +1,34 @@
+"""Inventories of nodes, as tests of the agent make them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hooks.node.driver import Driver
+from hooks.node.gpus import Gpu, MigDevice, Nodes
+from hooks.node.inventory import Inventory
+from hooks.words import Arch
+
+DRIVER: Final = Driver("535.104.05", Arch.X86_64, (), (), ())
+
+
+def node_with(
+    *gpus: Gpu, mig: tuple[MigDevice, ...] = (), driver: Driver = DRIVER, **more: Any
+) -> Inventory:
+    """A node with these GPUs, without device nodes if nothing else is said."""
+    nodes = more.pop("nodes", Nodes({}, {}, frozenset()))
+    return Inventory(driver, gpus, mig, nodes, {}, **more)
+
+
+def inventory(*, mig: bool = True) -> Inventory:
+    """That of a node with a whole GPU, and one in MIG mode.
+
+    Args:
+        mig: whether the MIG devices are there.
+    """
+    parts = (MigDevice(1, 0, "MIG-a", 1, 0), MigDevice(1, 1, "MIG-b", 2, 0))
+    return node_with(
+        Gpu(0, 0, "GPU-0", "0000:18:00.0", "H100"),
+        Gpu(1, 1, "GPU-1", "0000:2a:00.0", "H100", mig=True),
+        mig=parts if mig else (),
+    )

@@ -1,0 +1,101 @@
+"""MIG devices that the node's own nvidia-smi makes and undoes, as everybody sees them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from hooks.config import load_config
+from integration.inventory import inventory_of
+from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.capabilities import access_minor
+from tests.unit.simulated.conftest import AskNvml, MakeNode
+
+Smi = Callable[..., subprocess.CompletedProcess[str]]
+
+# Statuses of nvidia-smi, which are nvmlReturn_t.
+NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 6, 19, 23
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> SimulatedNode:
+    whole, cut = {"index": 0}, {"index": 1, "mig": ["1g.10gb"]}
+    return make_node(Scenario.parse({"gpus": 2, "model": "h100", "gpu": [whole, cut]}))
+
+
+def devices(node: SimulatedNode, smi: Smi) -> list[str]:
+    """The profiles that nvidia-smi lists."""
+    return re.findall(r"^  MIG (\S+)", smi(node, "-L").stdout, re.MULTILINE)
+
+
+def test_nvidia_smi_makes_a_device_where_it_is_told_to(node: SimulatedNode, smi: Smi) -> None:
+    done = smi(node, "mig", "-i", "1", "-cgi", "9:4")
+    assert done.stdout.startswith("Successfully created GPU instance ID  1 on GPU  1"), done
+    assert devices(node, smi) == ["1g.10gb"], "it has no compute instance yet"
+    done = smi(node, "mig", "-i", "1", "-gi", "1", "-cci")
+    assert done.stdout.startswith("Successfully created compute instance ID  0 on GPU  1"), done
+    assert devices(node, smi) == ["1g.10gb", "3g.40gb"]
+    assert re.search(r"\|   1  MIG 3g\.40gb +9 +1 +4:4 +\|", smi(node, "mig", "-lgi").stdout)
+
+    device = next(
+        each
+        for each in inventory_of(load_config(node.config_path), anew=True).mig_devices
+        if each.profile == "3g.40gb"
+    )
+    assert device.caps == (access_minor(1, 1), access_minor(1, 1, 0))
+    for path in device.paths:
+        assert os.path.exists(node.dev + path.removeprefix("/dev"))
+
+
+def test_what_has_no_room_or_is_in_use_is_refused(node: SimulatedNode, smi: Smi) -> None:
+    assert smi(node, "mig", "-i", "1", "-cgi", "9:0").returncode == INSUFFICIENT_RESOURCES
+    assert smi(node, "mig", "-i", "1", "-cgi", "20:2,20:3").returncode == INSUFFICIENT_RESOURCES
+    assert smi(node, "mig", "-i", "0", "-cgi", "19:2").returncode == NOT_FOUND, "no MIG mode"
+    assert smi(node, "mig", "-i", "1", "-gi", "7", "-dgi").returncode == IN_USE
+    with open(f"{node.state}/nvml-processes", "w", encoding="ascii") as file:
+        file.write("1 4711 1048576 7 0\n")
+    assert smi(node, "mig", "-i", "1", "-gi", "7", "-dci").returncode == IN_USE
+
+
+def test_what_was_undone_is_gone_and_comes_back_as_it_was(node: SimulatedNode, smi: Smi) -> None:
+    def undo() -> list[int]:
+        steps = ("-dci", "-dgi")
+        return [smi(node, "mig", "-i", "1", "-gi", "7", each).returncode for each in steps]
+
+    before = smi(node, "-L").stdout
+    assert undo() == [0, 0]
+    assert devices(node, smi) == []
+    assert not os.path.exists(f"{node.proc}/driver/nvidia/capabilities/gpu1/mig/gi7")
+    assert undo() == [NOT_FOUND, NOT_FOUND]
+    assert smi(node, "mig", "-i", "1", "-cgi", "19:0", "-C").returncode == 0
+    assert smi(node, "-L").stdout == before
+
+
+def test_who_has_asked_before_sees_what_is_made_later(
+    node: SimulatedNode, smi: Smi, ask_nvml: AskNvml
+) -> None:
+    found = ask_nvml(
+        node,
+        f"""
+        import subprocess
+        gpu = nvmlDeviceGetHandleByIndex(1)
+        old = nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)
+        placement = c_nvmlGpuInstancePlacement_t(6, 2)
+        subprocess.run(
+            ["{node.driver_root}/usr/bin/nvidia-smi", "mig", "-i", "1", "-cgi", "15:6", "-C"],
+            check=True, stdout=subprocess.DEVNULL,
+        )
+        new = nvmlDeviceGetMigDeviceHandleByIndex(gpu, 1)
+        answer([nvmlDeviceGetAttributes(each).multiprocessorCount for each in (old, new)])
+        """,
+    )
+    assert found == [16, 26]
+
+
+def test_another_scenario_has_no_instances_of_this_one(node: SimulatedNode, smi: Smi) -> None:
+    assert smi(node, "mig", "-i", "1", "-cgi", "19:5", "-C").returncode == 0
+    assert devices(node.change(node.scenario), smi) == ["1g.10gb"]
