@@ -92,6 +92,7 @@ def _made(cls: Any) -> Any:
     body |= {"__slots__": names, "__match_args__": names, "__qualname__": cls.__qualname__}
     form = f"{cls.__qualname__}({', '.join(f'{name}={{!r}}' for name in names)})"
     body |= {"_defaults": defaults, "_apart": apart, "_form": form}
+    body["__annotations__"] = cls.__annotations__
     body["_compared"] = staticmethod(attrgetter(*compared) if compared else lambda _: ())
     made = type(cls)(cls.__name__, (_Value, *(b for b in cls.__bases__ if b is not object)), body)
     made.__init__ = _initializer(made, tuple(vars(made)[name].__set__ for name in names))
