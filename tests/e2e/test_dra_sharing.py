@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -296,6 +297,24 @@ def test_a_daemon_that_does_not_start_is_the_error_of_the_claim(place: Sharing) 
     eventually(lambda: not place.modes(), "the compute mode is set back")
     Path(f"{program}.own").rename(program)
     assert error_of(place.driver, claim) == ""
+    assert len(place.daemons()) == 1
+
+
+def test_a_daemon_that_is_slow_holds_up_no_other_claim(place: Sharing) -> None:
+    program, go = Path(place.node.driver_root, PROGRAM), Path(place.node.state, "go")
+    program.rename(f"{program}.own")
+    script = f"until [ -e {go} ]; do sleep 0.02; done"
+    program.write_text(f'#!/bin/sh\n{script}\nexec {program}.own "$@"\n', encoding="ascii")
+    program.chmod(0o755)
+    slow, quick = place.shared("slow", place.gpus[0], mps={}), place.claim("quick", place.gpus[1])
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(error_of, place.driver, slow)
+        eventually(lambda: len(place.modes()) == 1, "the daemon of the other is begun")
+        assert error_of(place.driver, quick) == ""
+        assert place.driver.unprepare(quick) == {quick[1]: ""}
+        assert not waiting.done()
+        go.touch()
+        assert waiting.result() == ""
     assert len(place.daemons()) == 1
 
 

@@ -48,7 +48,7 @@ _TO_SET: Final = 10.0 * PATIENCE
 
 
 class Applying:
-    """Who does it. One claim after the other.
+    """Who does it; for several claims at once.
 
     Args:
         fault: takes what is wrong with a concern of the driver's; "" if nothing is any more.
@@ -61,6 +61,7 @@ class Applying:
         self._claims: dict[str, Claim] = {}
         # GPUs whose time slice is another than the default, by UUID.
         self._slices: dict[str, str] = {}
+        self._slicing = anyio.Lock()
 
     @property
     def mps_root(self) -> str:
@@ -146,10 +147,10 @@ class Applying:
         board = self._board
         with anyio.move_on_after(_TO_END):
             while True:
-                version = board.version("mps")
-                if name not in board.mps:
+                version = board.version("mps", "claim_daemons")
+                if name not in board.mps or name in daemons_of(self._claims.values()):
                     return
-                await board.change("mps", since=version)
+                await board.change("mps", "claim_daemons", since=version)
         raise MpsDaemonFailed(
             f"to end the MPS control daemon of {claim}",
             found=board.mps[name].unready or "it has not ended yet",
@@ -159,17 +160,20 @@ class Applying:
     # Time slices
 
     async def _set_slices(self, claim: Claim) -> None:
-        for uuid, interval in _slices([claim]).items():
-            if self._slices.get(uuid, _DEFAULT) != interval:
-                await self._set(uuid, interval, str(claim))
+        async with self._slicing:
+            for uuid, interval in _slices([claim]).items():
+                if self._slices.get(uuid, _DEFAULT) != interval:
+                    await self._set(uuid, interval, str(claim))
 
     async def _set_back(self) -> None:
-        wanted, failed = _slices(self._claims.values()), ""
-        for uuid in [uuid for uuid in self._slices if uuid not in wanted]:
-            try:
-                await self._set(uuid, _DEFAULT, "nobody")
-            except TimeSliceFailed as error:
-                failed = str(error)
+        failed = ""
+        async with self._slicing:
+            wanted = _slices(self._claims.values())
+            for uuid in [uuid for uuid in self._slices if uuid not in wanted]:
+                try:
+                    await self._set(uuid, _DEFAULT, "nobody")
+                except TimeSliceFailed as error:
+                    failed = str(error)
         self._fault("time slices", failed)
 
     async def _set(self, uuid: str, interval: str, whom: str) -> None:

@@ -1,8 +1,8 @@
 """The driver at work: what the node has, what claims have of it, and that both stay true.
 
 Rules
-- One claim is prepared after the other: two calls for one claim, or for two that have the same
-  device, must not miss each other.
+- Who has a device is decided for one claim after the other: two calls for one claim, or for two
+  that have the same device, must not miss each other. What takes long is done for several at once.
 - A claim is read from the API server each time, and its answer is the same each time. If it has
   been allocated anew meanwhile, the new devices count. While that server is away, what is prepared
   is answered as it was.
@@ -224,25 +224,27 @@ class _Driver:
         async with self.on_demand.alone(gpus_of(found)):
             async with self._one_at_a_time:
                 claim, before = await self._take(found, reference)
-                if not any(map(is_unmade, claim.devices)):
-                    await self._give(claim, before)
-                    return claim
-            try:
-                await self._heed_engine()
-                made = await self.on_demand.make(claim, self._devices or {})
-            except Exception:
-                async with self._one_at_a_time:
-                    await self._put_back(claim, before)
-                raise
+            if any(map(is_unmade, claim.devices)):
+                claim = await self._make(claim, before)
+            await self._give(claim, before)
+        return claim
+
+    async def _make(self, claim: Claim, before: Claim | None) -> Claim:
+        """Have what a claim is to have be made; returns it with what was made.
+
+        Raises:
+            NvshimError: it cannot be made; the claim is what it was before.
+        """
+        try:
+            await self._heed_engine()
+            made = await self.on_demand.make(claim, self._devices or {})
             async with self._one_at_a_time:
                 self._claims[claim.uid] = made
                 self._tell()
-                try:
-                    await self._save()
-                except Exception:
-                    await self._put_back(claim, before)
-                    raise
-                await self._give(made, before)
+                await self._save()
+        except Exception:
+            await self._put_back(claim, before)
+            raise
         return made
 
     async def _take(
@@ -272,12 +274,14 @@ class _Driver:
                 refuse_taken(claim, (), await self._plugin_gave())
                 await self._save()
             except Exception:
-                await self._put_back(claim, before)
+                await self._forget(claim, before)
                 raise
         return claim, before
 
     async def _give(self, claim: Claim, before: Claim | None) -> None:
         """Have what a claim has be ready for its containers.
+
+        It may wait for an MPS control daemon: claims that are not shared so go on meanwhile.
 
         Raises:
             NvshimError: it cannot be; the claim is what it was before.
@@ -285,7 +289,8 @@ class _Driver:
         try:
             await self._heed_engine()
             await self._applying.apply(claim)
-            await self._keep_spec(claim, leave=claim == before)
+            async with self._one_at_a_time:
+                await self._keep_spec(claim, leave=claim == before)
         except Exception:
             if claim != before:
                 await self._put_back(claim, before)
@@ -294,8 +299,15 @@ class _Driver:
     async def _put_back(self, claim: Claim, before: Claim | None) -> None:
         """Have a claim what it had before, since it cannot have what it is to have."""
         await self._applying.put_back(claim.uid, before)
+        async with self._one_at_a_time:
+            await self._forget(claim, before)
+
+    async def _forget(self, claim: Claim, before: Claim | None) -> None:
+        """Have it be written that a claim has what it had before; nobody else may change any."""
         if before is None:
             del self._claims[claim.uid]
+            # It may have been written since an inventory was new.
+            await anyio.to_thread.run_sync(partial(cdi.remove, self._config, self._name, claim.uid))
         else:
             self._claims[claim.uid] = before
         self._tell()
@@ -310,8 +322,7 @@ class _Driver:
             MigDeviceNotUndone: what was made for it cannot be undone now.
         """
         async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
-            async with self._one_at_a_time:
-                await self._applying.release(reference.uid)  # an MPS daemon has its device open
+            await self._applying.release(reference.uid)  # an MPS daemon has its device open
             await self.on_demand.undo(reference.uid)
             await self._take_back(reference)
 
@@ -349,16 +360,13 @@ class _Driver:
             EngineReadsNoCdi: the engine would not give it.
             MpsNotReady: its MPS control daemon does not serve now.
         """
-        gpus = self.on_demand.gpus_of(reference.uid)
-        async with self.on_demand.alone(gpus), self._one_at_a_time:
+        async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
             claim = self._claims.get(reference.uid)
             if claim is None or any(map(is_unmade, claim.devices)):
                 raise ResourceClaimUnusable(
                     f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
                 )
-            await self._heed_engine()
-            await self._applying.apply(claim)
-            await self._keep_spec(claim, leave=True)
+            await self._give(claim, claim)
             return claim
 
     async def _save(self) -> None:
