@@ -25,8 +25,15 @@ class _AsDataclass:
 
     def __set_name__(self, _: object, name: str) -> None:
         self._name = name
+        # A CDI spec is written by the fields of each of its hundreds of values.
+        self._made: dict[type, Any] = {}
 
     def __get__(self, _: object, cls: Any) -> Any:
+        if cls not in self._made:
+            self._made[cls] = self._make(cls)
+        return self._made[cls]
+
+    def _make(self, cls: Any) -> Any:
         from dataclasses import MISSING, field, make_dataclass  # noqa: PLC0415 - see above
 
         fields = []
@@ -77,10 +84,15 @@ def _made(cls: Any) -> Any:
     stated = {name: getattr(cls, name) for name in names if name in vars(cls)}
     apart = {name for name, kept in stated.items() if isinstance(kept, _NotCompared)}
     defaults = {name: kept[0] if name in apart else kept for name, kept in stated.items()}
+    if issubclass(cls, _Value) or hasattr(cls, "__post_init__"):
+        raise TypeError(f"{cls.__name__}: no value inherits another or has a __post_init__ here")
+    if any(default.__hash__ is None for default in defaults.values()):
+        raise TypeError(f"{cls.__name__}: all values would share a default that can be changed")
     compared = [name for name in names if name not in apart]
     body |= {"__slots__": names, "__match_args__": names, "__qualname__": cls.__qualname__}
     form = f"{cls.__qualname__}({', '.join(f'{name}={{!r}}' for name in names)})"
     body |= {"_defaults": defaults, "_apart": apart, "_form": form}
+    body["__annotations__"] = cls.__annotations__
     body["_compared"] = staticmethod(attrgetter(*compared) if compared else lambda _: ())
     made = type(cls)(cls.__name__, (_Value, *(b for b in cls.__bases__ if b is not object)), body)
     made.__init__ = _initializer(made, tuple(vars(made)[name].__set__ for name in names))

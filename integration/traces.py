@@ -48,6 +48,7 @@ _CRI: Final = "io.containerd.grpc.v1.cri"
 # Where CNI remembers how it made the network of a pod.
 _CNI_RESULTS: Final = "/var/lib/cni/results"
 
+_PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
 _FORK_SERVER: Final = "fork-server"
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -150,17 +151,14 @@ class _Process:
     parent: int
     state: str
     comm: str
-
-    @property
-    def words(self) -> list[str]:
-        return _nul_separated(f"/proc/{self.pid}/cmdline")
+    words: list[str]
 
 
 def processes(marks: Marks) -> set[Trace]:
     """The processes that belong: shims, runtimes, containers, clients, and their children."""
     table = {process.pid: process for process in _process_table()}
     ourselves = _ancestors(os.getpid(), table)
-    servers = fork_servers(marks)
+    servers = {pid for pid, process in table.items() if _forks_shims(process, marks)}
     marked = {
         pid
         for pid, process in table.items()
@@ -184,12 +182,12 @@ def fork_servers(marks: Marks) -> set[int]:
 
     They are no trace of a container: one stays for the next, until nobody has asked for long.
     """
-    found = set()
-    for process in _process_table():
-        words = [word for word in process.words if word]
-        if words and words[-1] == _FORK_SERVER and marks.address in words:
-            found.add(process.pid)
-    return found
+    return {process.pid for process in _process_table() if _forks_shims(process, marks)}
+
+
+def _forks_shims(process: _Process, marks: Marks) -> bool:
+    words = [word for word in process.words if word]
+    return words[-1:] == [_FORK_SERVER] and marks.address in words
 
 
 def mounts(marks: Marks) -> set[Trace]:
@@ -329,14 +327,17 @@ def _is_marked(process: _Process, marks: Marks) -> bool:
 
 
 def _process_table() -> Iterator[_Process]:
+    """All processes but the kernel's own threads."""
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         for line in _lines(f"/proc/{name}/stat"):
             # The name of a program may hold spaces and parentheses; the last one ends it.
             head, _, tail = line.rpartition(")")
-            state, parent = tail.split()[:2]
-            yield _Process(int(name), int(parent), state, head.partition("(")[2])
+            state, parent, *_, flags = tail.split()[:7]
+            if not int(flags) & _PF_KTHREAD:
+                words = _nul_separated(f"/proc/{name}/cmdline")
+                yield _Process(int(name), int(parent), state, head.partition("(")[2], words)
 
 
 def _ancestors(pid: int, table: dict[int, _Process]) -> set[int]:

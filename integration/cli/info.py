@@ -12,13 +12,13 @@ from integration.cli.options import configured, with_output
 from integration.cli.output import Output, plain, width_of
 from integration.cli.tables import folded
 from integration.inspection.node import describe_node
-from integration.install.places import Place
 from integration.install.status import status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hooks.config import Config
+    from integration.install.places import Place
 
 _WIDTH = 14
 
@@ -31,21 +31,13 @@ _WIDTH = 14
     "--nvml/--no-nvml", default=True, show_default=True,
     help="Ask NVML if no inventory is kept.",
 )  # fmt: skip
-def command(
-    output: Output,
-    config: Config,
-    *,
-    prefix: str,
-    bindir: str | None,
-    no_links: bool,
-    nvml: bool,
-) -> None:
+def command(output: Output, config: Config, *, place: Place, nvml: bool) -> None:
     """Show the driver, where it was found, its devices and modules, and what is installed.
 
     Sections that end with a problem say what to do about it.
     """
     found = describe_node(config, nvml=nvml)
-    found["installation"] = status(Place.of(prefix, "" if no_links else bindir))
+    found["installation"] = status(place)
     room = width_of(output.stream) - _WIDTH - 1
     lines = [line for title, rows in _sections(found) for line in _titled(title, rows, room)]
     output.text("\n".join(lines), found)

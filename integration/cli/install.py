@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,7 +27,13 @@ _PREFIX = "/opt/containerd-shim-nvidia"
 
 
 def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say where an installation is."""
+    """Give a command the options that say where an installation is; it gets a ``place``."""
+
+    @functools.wraps(command)
+    def placed(*args: Any, prefix: str, bindir: str | None, no_links: bool, **kwargs: Any) -> Any:
+        return command(*args, place=Place.of(prefix, "" if no_links else bindir), **kwargs)
+
+    decorated: Callable[..., Any] = placed
     for option in (
         click.option(
             "--no-links", is_flag=True,
@@ -42,8 +49,8 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Below which the versions are.",
         ),
     ):  # fmt: skip
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated
 
 
 def _end(*_: object) -> NoReturn:
@@ -92,9 +99,7 @@ def command(
     use: str,
     rollback: bool,
     collect: bool,
-    prefix: str,
-    bindir: str | None,
-    no_links: bool,
+    place: Place,
     no_self_test: bool,
     runtime: str,
     keep: int,
@@ -109,7 +114,6 @@ def command(
         raise click.UsageError("--from, --use, --rollback and --collect exclude each other")
 
     signal.signal(signal.SIGTERM, _end)
-    place = Place.of(prefix, "" if no_links else bindir)
     with Progress(output) as progress:
         workshop = Workshop(place, say=progress.say, runtime=runtime)
         if collect:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from integration.node.components import AUTO, DRA_DRIVER, NO, YES, Options
+from integration.node.components import DRA_DRIVER, NO, YES, Options
 from integration.node.plugin.readers import BOOLEAN
 from integration.node.plugin.table import FLAGS, Given
 
@@ -31,6 +31,11 @@ R = TypeVar("R")
 _LONGEST_DRIVER: Final = 63
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+
+# The options that say where the device plugin's settings come from.
+_OF_SETTINGS: Final = frozenset({
+    "config_file", "config_dir", "config_name_file", "node_label", "default_config", "fallbacks",
+})  # fmt: skip
 
 _KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -54,7 +59,7 @@ def agent_options(command: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(command)
     def answer(*args: Any, **kwargs: Any) -> R:
         context = click.get_current_context()
-        given = [_given(context, flag, kwargs.pop(_parameter(flag))) for flag in FLAGS]
+        given = [_given(context, flag, kwargs.pop(parameter_of(flag))) for flag in FLAGS]
         others = {name: kwargs.pop(name) for name in _OTHERS}
         return command(
             *args, told=Told(tuple(each for each in given if each is not None), others), **kwargs
@@ -80,45 +85,28 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
         SettingsError: a flag or variable says what means nothing.
         KubeconfigUnusable: the kubeconfig is none to ask with.
     """
-    others = told.others
-    socket = str(others["kubelet_socket"]).removeprefix("unix://")
-    device_plugin = others["device_plugin"]
-    if not socket and device_plugin == YES:
-        raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
-    for flag in ("dra", "node_condition"):
-        if others[flag] and not (others["api_server"] or others["kubeconfig"]):
-            name = flag.replace("_", "-")
-            raise click.UsageError(f"--{name} needs an --api-server, or a --kubeconfig")
+    others = {k: v for k, v in told.others.items() if k not in _OF_SETTINGS}
+    for name in ("kubelet_socket", "pod_resources"):
+        others[name] = str(others[name]).removeprefix("unix://")
+    if not others["kubelet_socket"]:
+        if others["device_plugin"] == YES:
+            raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
+        others["device_plugin"] = NO
+    for name in ("dra", "node_condition"):
+        if others[name] and not (others["api_server"] or others["kubeconfig"]):
+            flag = name.replace("_", "-")
+            raise click.UsageError(f"--{flag} needs an --api-server, or a --kubeconfig")
     if others["dra_mig"] and not others["dra"]:
         raise click.UsageError("--dra-mig needs --dra")
     if others["kubeconfig"]:
         from integration.node.api_access import of_kubeconfig  # noqa: PLC0415 - seldom given
 
         of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
-    return Options(
-        spec=spec,
-        poll=poll,
-        device_plugin=NO if device_plugin == AUTO and not socket else device_plugin,
-        kubelet_socket=socket,
-        pod_resources=str(others["pod_resources"]).removeprefix("unix://"),
-        settings=_source(told),
-        metrics=others["metrics"],
-        api_server=others["api_server"],
-        api_port=others["api_port"],
-        service_account=others["service_account"],
-        kubeconfig=others["kubeconfig"],
-        dra=others["dra"],
-        dra_driver=others["dra_driver"],
-        dra_shares=others["dra_shares"],
-        dra_mig=others["dra_mig"],
-        node_condition=others["node_condition"],
-        node_name=others["node_name"] or os.uname().nodename.lower(),
-        states=others["states"],
-        **({"cri_sockets": sockets} if (sockets := others["cri_sockets"]) else {}),
-        ignored_xids=others["ignored_xids"],
-        heeded_xids=others["heeded_xids"],
-        kernel_log="" if others["kernel_log"] == "none" else others["kernel_log"],
-    )
+    others["node_name"] = others["node_name"] or os.uname().nodename.lower()
+    others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
+    if not others["cri_sockets"]:
+        del others["cri_sockets"]
+    return Options(spec=spec, poll=poll, settings=_source(told), **others)
 
 
 def _source(told: Told) -> Source:
@@ -150,7 +138,8 @@ def _source(told: Told) -> Source:
 # -- NVIDIA's flags ----------------------------------------------------------------------------
 
 
-def _parameter(flag: Setting) -> str:
+def parameter_of(flag: Setting) -> str:
+    """The name of the value that a flag of NVIDIA's plugin gives."""
     return "setting_" + flag.name.replace("-", "_")
 
 
@@ -158,7 +147,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
     names = [f"--{name}" for name in (flag.name, *flag.aliases)]
     boolean: dict[str, Any] = {"is_flag": False, "flag_value": "true"}
     return click.option(
-        *names, _parameter(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
+        *names, parameter_of(flag), metavar=flag.kind.metavar, envvar=list(flag.variables),
         multiple=flag.repeated, hidden=flag.ignored, help=flag.help,
         **(boolean if flag.kind is BOOLEAN else {}),
     )  # fmt: skip
@@ -166,7 +155,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
 
 def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
     """What a flag says; None if neither it nor its variable is given."""
-    source = context.get_parameter_source(_parameter(flag))
+    source = context.get_parameter_source(parameter_of(flag))
     if source is ParameterSource.ENVIRONMENT:
         origin = next(name for name in flag.variables if os.environ.get(name))
     elif source is ParameterSource.COMMANDLINE:
@@ -248,6 +237,12 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
         help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+    ),
+    "dra_unhealthy": click.option(
+        "--dra-unhealthy", type=click.Choice(["taint", "evict", "omit"]), default="taint",
+        show_default=True,
+        help="Devices that are unhealthy, lost or out of service: publish them with taints"
+        " (NoSchedule), evict their pods as well (NoExecute), or leave them out.",
     ),
     "dra_shares": click.option(
         "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,

@@ -10,7 +10,6 @@ from api.errors import printable
 from integration.cli.output import Format, is_terminal
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import TextIO
 
     from integration.cli.output import Output
@@ -56,12 +55,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_there and self._is_terminal:
             self._stream.write(_CLEAR)
             self._stream.flush()

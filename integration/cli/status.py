@@ -11,13 +11,13 @@ from integration.cli import exits
 from integration.cli.install import with_place
 from integration.cli.options import with_listing
 from integration.cli.output import Column, Format
-from integration.install.places import Place
 from integration.install.status import status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from integration.cli.output import Output
+    from integration.install.places import Place
 
 _COLUMNS = (
     Column("NAME", "name"),
@@ -34,11 +34,9 @@ _COLUMNS = (
 @with_place
 @click.option("--verify", is_flag=True, help="Verify every file of every version.")
 @with_listing
-def command(
-    output: Output, *, prefix: str, bindir: str | None, no_links: bool, verify: bool
-) -> None:
+def command(output: Output, *, place: Place, verify: bool) -> None:
     """Show what is installed; the exit status is 3 if something is wrong with it."""
-    answer = status(Place.of(prefix, "" if no_links else bindir), verify=verify)
+    answer = status(place, verify=verify)
     if output.form.is_document:
         output.document(answer)
     else:

@@ -16,11 +16,11 @@ from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.leaving import remedy
-from integration.install.places import Place
 
 if TYPE_CHECKING:
     from hooks.config import Config
     from integration.cli.output import Output
+    from integration.install.places import Place
 
 
 @click.command("uninstall")
@@ -41,9 +41,7 @@ def command(
     output: Output,
     config: Config,
     *,
-    prefix: str,
-    bindir: str | None,
-    no_links: bool,
+    place: Place,
     purge: bool,
     wait: float,
     force: bool,
@@ -58,7 +56,6 @@ def command(
     if output.form is Format.YAML:
         import yaml  # noqa: F401, PLC0415 - the tree may be gone when the answer is written
 
-    place = Place.of(prefix, "" if no_links else bindir)
     with Progress(output) as progress:
         answer = installing.uninstall(
             place,

@@ -22,7 +22,6 @@ from integration.cri.errors import CriRefused, CriUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from integration.cri.engine import Engine
 
@@ -136,12 +135,7 @@ class Cri:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

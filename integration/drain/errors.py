@@ -43,6 +43,8 @@ class ResetRunning(DrainError, code="NVSHIM-E2645", status=Status.ABORTED):
 class ResetFailed(DrainError, code="NVSHIM-E2646", status=Status.FAILED_PRECONDITION):
     """nvidia-smi did not reset the GPU, or is not there. The GPU stays out of service."""
 
+    remedy = "do what nvidia-smi says, and run it again; some GPUs are reset by a reboot alone"
+
 
 class ResetUnproven(DrainError, code="NVSHIM-E2647", status=Status.FAILED_PRECONDITION):
     """The GPU was reset and does not answer as it should. It stays out of service."""

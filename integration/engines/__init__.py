@@ -17,7 +17,7 @@ Rules
 - Nothing is restarted here (:mod:`integration.engines.restart` does, when a person asks for it); a
   change says whether the engine needs it.
 
-Modules: ``asked`` has the options that all engines have; ``containerd`` (with ``options``,
+Modules: ``runtime_options`` has what all engines have; ``containerd`` (with ``options``,
 ``former``, ``wanted``, ``verdict``, ``imports``, ``dump``), ``docker``, ``crio``; ``tomltext`` and
 ``jsontext`` edit text, ``undo`` has the record of what was there before and the way back, ``files``
 replaces files.

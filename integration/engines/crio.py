@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from integration import tomltext
-from integration.engines.asked import Asked
 from integration.engines.errors import (
     ConfigInvalid,
     ConfigRefused,
@@ -36,6 +35,7 @@ from integration.engines.errors import (
 )
 from integration.engines.files import Change, Need
 from integration.engines.programs import PATH, find_program, run
+from integration.engines.runtime_options import RuntimeOptions
 from integration.engines.undo import HEAD, Record, View, changes, read_record, without
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ SHIM: Final = "containerd-shim-nvidia-v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Asked):
+class Options(RuntimeOptions):
     """What is wanted.
 
     Attributes:

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.engines import jsontext
-from integration.engines.asked import Asked
 from integration.engines.errors import (
     ConfigInvalid,
     ConfigRefused,
@@ -38,6 +37,7 @@ from integration.engines.errors import (
 )
 from integration.engines.files import Change, FileChange, Need
 from integration.engines.programs import PATH, find_program, run
+from integration.engines.runtime_options import RuntimeOptions
 from integration.engines.undo import (
     Record,
     View,
@@ -76,7 +76,7 @@ exit 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Asked):
+class Options(RuntimeOptions):
     """What is wanted.
 
     Attributes:

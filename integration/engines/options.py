@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from integration.engines.asked import Asked
 from integration.engines.imports import File, covers
+from integration.engines.runtime_options import RuntimeOptions
 
 ENGINE: Final = "containerd"
 DEFAULT_CONFIG: Final = "/etc/containerd/config.toml"
@@ -26,7 +26,7 @@ PLUGINS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Asked):
+class Options(RuntimeOptions):
     """What is wanted.
 
     Attributes:

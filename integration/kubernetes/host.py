@@ -32,7 +32,6 @@ from integration.kubernetes.settings import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
 
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY
 ENVIRONMENT: Final = {
@@ -92,12 +91,7 @@ class Host:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     @property

@@ -59,6 +59,8 @@ class Options:
         kubeconfig: one that says how the API server is asked, in place of those; "" for none.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
+        dra_unhealthy: what becomes of devices that no new pod should get: ``taint``, ``evict`` or
+            ``omit``.
         dra_shares: how many claims may have a part of one GPU; 0 for one that has all of it.
         dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
@@ -83,6 +85,7 @@ class Options:
     kubeconfig: str = ""
     dra: bool = False
     dra_driver: str = DRA_DRIVER
+    dra_unhealthy: str = "taint"
     dra_shares: int = 0
     dra_mig: bool = False
     node_condition: bool = False

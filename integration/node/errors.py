@@ -227,6 +227,8 @@ class EventNotMade(NodeAgentError, code="NVSHIM-E2769", status=Status.UNAVAILABL
 class ApiServerSilent(NodeAgentError, code="NVSHIM-E2770", status=Status.UNAVAILABLE):
     """The cluster's API server does not answer, or not as one does."""
 
+    remedy = "see that it can be reached from the node"
+
 
 class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMISSION_DENIED):
     """The cluster's API server says no.

@@ -502,6 +502,15 @@ static nvmlReturn_t suffer_of(const struct gpu *gpu)
     REQUIRE(gpu, INVALID_ARGUMENT);                                                                \
     WELL(gpu)
 
+/* The head of most functions: what it is asked about, and that the answer has a place to go to. */
+#define EXPECT(answerable)                                                                         \
+    ENTER;                                                                                         \
+    REQUIRE(answerable, INVALID_ARGUMENT)
+#define EXPECT_OF(whom, answerable)                                                                \
+    ENTER;                                                                                         \
+    whom;                                                                                          \
+    REQUIRE(answerable, INVALID_ARGUMENT)
+
 /* Another name of the same function; what only the first takes is left alone by the second. */
 #define ALIAS(name, of) API __typeof__(of) name __attribute__((alias(#of)));
 
@@ -554,29 +563,13 @@ API nvmlReturn_t nvmlShutdown(void)
 API const char *nvmlErrorString(nvmlReturn_t result)
 {
     static const char *const words[] = {
-        [0] = "Success",
-        [1] = "Uninitialized",
-        [2] = "Invalid Argument",
-        [3] = "Not Supported",
-        [4] = "Insufficient Permissions",
-        [5] = "Already Initialized",
-        [6] = "Not Found",
-        [7] = "Insufficient Size",
-        [8] = "Insufficient External Power",
-        [9] = "Driver Not Loaded",
-        [10] = "Timeout",
-        [11] = "Interrupt Request Issue",
-        [12] = "NVML Shared Library Not Found",
-        [13] = "Function Not Found",
-        [14] = "Corrupted infoROM",
-        [15] = "GPU is lost",
-        [16] = "GPU requires reset",
-        [17] = "GPU access blocked by the operating system",
-        [18] = "Driver/library version mismatch",
-        [19] = "In use by another client",
-        [20] = "Insufficient Memory",
-        [21] = "No data",
-        [25] = "Argument version mismatch",
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power",
+        "Driver Not Loaded", "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found",
+        "Function Not Found", "Corrupted infoROM", "GPU is lost", "GPU requires reset",
+        "GPU access blocked by the operating system", "Driver/library version mismatch",
+        "In use by another client", "Insufficient Memory", "No data",
+        [ARGUMENT_VERSION_MISMATCH] = "Argument version mismatch",
     };
 
     return (u32)result < COUNT(words) && words[result] ? words[result] : "Unknown Error";
@@ -625,8 +618,7 @@ API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, u32 length)
 
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version)
 {
-    ENTER;
-    REQUIRE(version, INVALID_ARGUMENT);
+    EXPECT(version);
     *version = CUDA_VERSION;
     return SUCCESS;
 }
@@ -643,8 +635,7 @@ API nvmlReturn_t nvmlSystemGetProcessName(u32 pid, char *name, u32 length)
 API nvmlReturn_t nvmlSystemGetHicVersion(u32 *count, void *entries)
 {
     (void)entries;
-    ENTER;
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT(count);
     *count = 0;
     return SUCCESS;
 }
@@ -808,8 +799,7 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(u32 *count)
 {
     const char *lie;
 
-    ENTER;
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT(count);
     lie = fault_of("count");
     *count = lie ? (u32)number(&lie) : visible_count;
     return SUCCESS;
@@ -819,8 +809,7 @@ ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(u32 index, const void **device)
 {
-    ENTER;
-    REQUIRE(device && index < visible_count, INVALID_ARGUMENT);
+    EXPECT(device && index < visible_count);
     WELL(visible[index]);
     *device = visible[index];
     return SUCCESS;
@@ -830,8 +819,7 @@ ALIAS(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, const void **device)
 {
-    ENTER;
-    REQUIRE(device && uuid, INVALID_ARGUMENT);
+    EXPECT(device && uuid);
     for (u32 i = 0; i < visible_count; i++) {
         if (!strcmp(uuid, visible[i]->uuid)) {
             *device = visible[i];
@@ -849,8 +837,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, const void **device
 
 API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, const void **device)
 {
-    ENTER;
-    REQUIRE(device && serial, INVALID_ARGUMENT);
+    EXPECT(device && serial);
     for (u32 i = 0; i < visible_count; i++) {
         if (!strcmp(serial, visible[i]->serial)) {
             *device = visible[i];
@@ -864,8 +851,7 @@ API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, const voi
 {
     u32 domain, bus, slot, function = 0;
 
-    ENTER;
-    REQUIRE(device && address, INVALID_ARGUMENT);
+    EXPECT(device && address);
     REQUIRE(sscanf(address, "%x:%x:%x.%x", &domain, &bus, &slot, &function) >= 3, INVALID_ARGUMENT);
     for (u32 i = 0; i < visible_count; i++) {
         const struct gpu *gpu = visible[i];
@@ -908,9 +894,7 @@ API nvmlReturn_t nvmlDeviceGetIndex(const void *device, u32 *index)
 {
     const struct mig *mig = as_mig(device);
 
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(index, INVALID_ARGUMENT);
+    EXPECT_OF(BOARD_OF(device), index);
     *index = 0;
     while (mig ? nth_mig(gpu, *index) != mig : visible[*index] != gpu)
         ++*index;
@@ -933,47 +917,44 @@ struct pci_v3 {
     char bus_id[32];
 };
 
-static nvmlReturn_t pci(const void *device, struct pci_v1 *info)
+/* Where a device is; all versions of the question have the beginning of this answer. */
+static struct pci_v3 pci_at(u32 domain, u32 bus, u32 device)
 {
-    BOARD_OF(device);
-    REQUIRE(info, INVALID_ARGUMENT);
-    info->domain = gpu->domain;
-    info->bus = gpu->bus;
-    info->device = gpu->device;
-    info->pci_device = gpu->pci_device;
-    snprintf(info->bus_id, sizeof info->bus_id, "%04X:%02X:%02X.0", gpu->domain & 0xffff,
-             gpu->bus & 0xff, gpu->device & 0xff);
-    return SUCCESS;
+    struct pci_v3 info = {.v1 = {.domain = domain, .bus = bus, .device = device}};
+
+    snprintf(info.v1.bus_id, sizeof info.v1.bus_id, "%04X:%02X:%02X.0", domain & 0xffff, bus & 0xff,
+             device & 0xff);
+    snprintf(info.bus_id, sizeof info.bus_id, "%08X:%02X:%02X.0", domain, bus, device);
+    return info;
+}
+
+static struct pci_v3 pci_of(const struct gpu *gpu)
+{
+    struct pci_v3 info = pci_at(gpu->domain, gpu->bus, gpu->device);
+
+    info.v1.pci_device = gpu->pci_device;
+    info.pci_subsystem = gpu->pci_subsystem;
+    return info;
 }
 
 API nvmlReturn_t nvmlDeviceGetPciInfo(const void *device, struct pci_v1 *info)
 {
-    ENTER;
-    return pci(device, info);
+    EXPECT_OF(BOARD_OF(device), info);
+    *info = pci_of(gpu).v1;
+    return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v2(const void *device, struct pci_v2 *info)
 {
-    nvmlReturn_t result;
-
-    ENTER;
-    result = pci(device, info ? &info->v1 : NULL);
-    REQUIRE(!result, result);
-    info->pci_subsystem = board_of(device)->pci_subsystem;
-    memset(info->reserved, 0, sizeof info->reserved);
+    EXPECT_OF(BOARD_OF(device), info);
+    *info = (struct pci_v2){.v1 = pci_of(gpu).v1, .pci_subsystem = gpu->pci_subsystem};
     return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v3(const void *device, struct pci_v3 *info)
 {
-    nvmlReturn_t result;
-
-    ENTER;
-    result = pci(device, info ? &info->v1 : NULL);
-    REQUIRE(!result, result);
-    info->pci_subsystem = board_of(device)->pci_subsystem;
-    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", info->v1.domain, info->v1.bus,
-             info->v1.device);
+    EXPECT_OF(BOARD_OF(device), info);
+    *info = pci_of(gpu);
     return SUCCESS;
 }
 
@@ -1013,9 +994,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
     char digit = '0' + mode;
     nvmlReturn_t result = SUCCESS;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(mode <= 3, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), mode <= 3);
     descriptor = open(compute_mode_file(gpu), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     REQUIRE(descriptor >= 0, NO_PERMISSION);
     if (write(descriptor, &digit, 1) != 1)
@@ -1031,9 +1010,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
 #define NUMBER_OF(type, name, of, value)                                                           \
     API nvmlReturn_t name(const void *device, type *number)                                        \
     {                                                                                              \
-        ENTER;                                                                                     \
-        of(device);                                                                                \
-        REQUIRE(number, INVALID_ARGUMENT);                                                         \
+        EXPECT_OF(of(device), number);                                                             \
         *number = (value);                                                                         \
         return SUCCESS;                                                                            \
     }
@@ -1044,9 +1021,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(const void *device, u32 mode)
 #define PAIR(name, of, value, other)                                                               \
     API nvmlReturn_t name(const void *device, u32 *one, u32 *two)                                  \
     {                                                                                              \
-        ENTER;                                                                                     \
-        of(device);                                                                                \
-        REQUIRE(one && two, INVALID_ARGUMENT);                                                     \
+        EXPECT_OF(of(device), one && two);                                                         \
         *one = (value);                                                                            \
         *two = (other);                                                                            \
         return SUCCESS;                                                                            \
@@ -1104,9 +1079,7 @@ NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, GPU_OF, 0)
 
 API nvmlReturn_t nvmlDeviceGetTemperature(const void *device, u32 sensor, u32 *celsius)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(celsius && sensor == 0, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), celsius && sensor == 0);
     *celsius = (u32)fact(gpu, "temperature", 30);
     return SUCCESS;
 }
@@ -1115,9 +1088,7 @@ API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(const void *device, u32 thres
 {
     static const u32 thresholds[] = {95, 92, 95, 87}; /* shutdown, slowdown, memory, GPU */
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(celsius, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), celsius);
     REQUIRE(threshold < COUNT(thresholds), NOT_SUPPORTED);
     *celsius = thresholds[threshold];
     return SUCCESS;
@@ -1154,9 +1125,7 @@ API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(const void *device, u64 *mi
 {
     struct timespec up;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(millijoules, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), millijoules);
     clock_gettime(CLOCK_BOOTTIME, &up);
     *millijoules = (up.tv_sec * 1000ULL + up.tv_nsec / 1000000) * (gpu->milliwatts / 10) / 1000 +
                    fact(gpu, "millijoules", 0);
@@ -1169,9 +1138,7 @@ struct utilization {
 
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(const void *device, struct utilization *rates)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(rates, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), rates);
     REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
     rates->gpu = percent_of(gpu, SM);
     rates->memory = percent_of(gpu, MEMORY);
@@ -1186,18 +1153,14 @@ PAIR(nvmlDeviceGetOfaUtilization, GPU_OF, 0, 100000)
 
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(const void *device, u32 counter, u32 *kb_per_second)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(kb_per_second && counter < 2, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), kb_per_second && counter < 2);
     *kb_per_second = 0;
     return SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetTotalEccErrors(const void *device, u32 type, u32 counter, u64 *count)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count && type < 2 && counter < 2, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), count && type < 2 && counter < 2);
     REQUIRE(gpu->brand != GEFORCE, NOT_SUPPORTED);
     *count = fact(gpu, type ? "ecc-uncorrected" : "ecc-corrected", 0);
     return SUCCESS;
@@ -1213,9 +1176,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(const void *device, u32 type, u
 API nvmlReturn_t nvmlDeviceGetRemappedRows(const void *device, u32 *correctable, u32 *uncorrectable,
                                            u32 *pending, u32 *failed)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(correctable && uncorrectable && pending && failed, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), correctable && uncorrectable && pending && failed);
     *correctable = (u32)fact(gpu, "rows-corrected", 0);
     *uncorrectable = (u32)fact(gpu, "rows-uncorrected", 0);
     *pending = (u32)fact(gpu, "rows-pending", 0);
@@ -1237,9 +1198,7 @@ API nvmlReturn_t nvmlDeviceGetFieldValues(const void *device, int count, struct 
 {
     int known = 0;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(fields && count > 0, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), fields && count > 0);
     for (int i = 0; i < count; i++) {
         fields[i].result = NOT_SUPPORTED;
         if (fields[i].id != RECOVERY_ACTION)
@@ -1296,8 +1255,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(const void *device, struct memory *info
     u64 total, reserved, used;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     result = memory(device, &total, &reserved, &used);
     REQUIRE(!result, result);
     used += reserved;
@@ -1310,8 +1268,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(const void *device, struct memory_v2
     u64 total, reserved, used;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
     result = memory(device, &total, &reserved, &used);
     REQUIRE(!result, result);
@@ -1327,9 +1284,7 @@ API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(const void *device, struct memory *
     const u64 used = 1ULL << 20;
     u64 total = 1ULL << 20;
 
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT_OF(BOARD_OF(device), info);
     while (total < gpu->memory_mib << 20)
         total <<= 1;
     *info = (struct memory){.total = total, .free = total - used, .used = used};
@@ -1403,9 +1358,7 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, 'm', LATER)
 API nvmlReturn_t nvmlDeviceGetAccountingPids(const void *device, u32 *count, u32 *pids)
 {
     (void)pids;
-    ENTER;
-    BOARD_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT_OF(BOARD_OF(device), count);
     *count = 0;
     return SUCCESS;
 }
@@ -1445,9 +1398,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(const void *device, struct proc
     struct uses uses = {.entries = samples};
 
     (void)since;
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), count);
     REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
     uses.room = samples ? *count : 0;
     each_process(gpu, NULL, put_use, &uses);
@@ -1462,9 +1413,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryAffinity(const void *device, u32 size, unsig
                                              u32 scope)
 {
     (void)scope;
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(nodes && size, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), nodes && size);
     memset(nodes, 0, size * sizeof *nodes);
     nodes[0] = 1UL << gpu->numa_node;
     return SUCCESS;
@@ -1476,9 +1425,7 @@ API nvmlReturn_t nvmlDeviceGetCpuAffinity(const void *device, u32 size, unsigned
     const u32 bits = 8 * sizeof *cpus;
     long online = sysconf(_SC_NPROCESSORS_ONLN);
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(cpus && size, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), cpus && size);
     memset(cpus, 0, size * sizeof *cpus);
     for (u32 cpu = 0; cpu < online && cpu < size * bits; cpu++)
         cpus[cpu / bits] |= 1UL << cpu % bits;
@@ -1490,8 +1437,7 @@ API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(const void *one, const void
 {
     const struct gpu *first = as_gpu(one), *second = as_gpu(other);
 
-    ENTER;
-    REQUIRE(first && second && level, INVALID_ARGUMENT);
+    EXPECT(first && second && level);
     *level = first == second ? 0 : first->numa_node == second->numa_node ? 40 : 50;
     return SUCCESS;
 }
@@ -1558,21 +1504,11 @@ API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(const void *device, u32 lin
     ENTER;
     LINK_OF(device, link);
     REQUIRE(info, INVALID_ARGUMENT);
-    memset(info, 0, sizeof *info);
-    if (end == TO_SWITCH)
-        info->v1.bus = NVSWITCH_BUS + link % 4;
-    for (u32 i = 0; i < GPU_COUNT; i++) {
-        if ((int)i == end) {
-            info->v1.domain = GPUS[i].domain;
-            info->v1.bus = GPUS[i].bus;
-            info->v1.device = GPUS[i].device;
-            info->v1.pci_device = GPUS[i].pci_device;
-        }
-    }
-    snprintf(info->v1.bus_id, sizeof info->v1.bus_id, "%04X:%02X:%02X.0",
-             info->v1.domain & 0xffff, info->v1.bus & 0xff, info->v1.device & 0xff);
-    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.0", info->v1.domain, info->v1.bus,
-             info->v1.device);
+    *info = pci_at(0, end == TO_SWITCH ? NVSWITCH_BUS + link % 4 : 0, 0);
+    for (u32 i = 0; i < GPU_COUNT; i++)
+        if ((int)i == end)
+            *info = pci_of(&GPUS[i]);
+    info->pci_subsystem = 0;
     return SUCCESS;
 }
 
@@ -1597,9 +1533,7 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 
     const struct gpu *second = as_gpu(other);
     int linked = 0;
 
-    ENTER;
-    GPU_OF(one);
-    REQUIRE(second && status && capability < 5, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(one), second && status && capability < 5);
     for (u32 link = 0; link < MOST_LINKS; link++) {
         int end = link_to(gpu, link);
 
@@ -1613,9 +1547,7 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 
 
 API nvmlReturn_t nvmlDeviceGetMigMode(const void *device, u32 *current, u32 *pending)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(current && pending, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), current && pending);
     REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
     *current = *pending = gpu->mig_mode;
     return SUCCESS;
@@ -1629,9 +1561,7 @@ NUMBER(nvmlDeviceGetComputeInstanceId, MIG_OF, mig->id)
 API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(const void *device, u32 index,
                                                      const void **mig)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(mig && index < MOST_MIG, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), mig && index < MOST_MIG);
     REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
     *mig = nth_mig(gpu, index);
     return *mig ? SUCCESS : NOT_FOUND;
@@ -1641,8 +1571,7 @@ API nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const void *mig, c
 {
     const struct mig *found = as_mig(mig);
 
-    ENTER;
-    REQUIRE(found && device, INVALID_ARGUMENT);
+    EXPECT(found && device);
     *device = found->instance->gpu;
     return SUCCESS;
 }
@@ -1717,8 +1646,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(const void *device, u32 ind
     const struct profile *profile;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     result = profile_of(device, index, &profile);
     REQUIRE(!result, result);
     *info = (struct gpu_profile){PROFILE_OF(profile)};
@@ -1731,8 +1659,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(const void *device, u32 in
     const struct profile *profile;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
     result = profile_of(device, index, &profile);
     REQUIRE(!result, result);
@@ -1748,9 +1675,7 @@ struct placement {
 API nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(const void *device, u32 id,
                                                                struct placement *places, u32 *count)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), count);
     *count = 0;
     for (const struct profile *profile = gpu->profiles; profile->name; profile++) {
         if (profile->id != id)
@@ -1768,9 +1693,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(const void *device, u
 {
     u32 taken = 0;
 
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(count, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), count);
     EACH_INSTANCE(i)
         if (i->gpu == gpu)
             taken |= ((1U << i->profile->memory_slices) - 1) << i->start;
@@ -1790,9 +1713,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(const void *device, u
 API nvmlReturn_t nvmlDeviceGetGpuInstances(const void *device, u32 id, const void **instances,
                                            u32 *count)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(instances && count, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), instances && count);
     REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
     *count = 0;
     EACH_INSTANCE(i)
@@ -1803,9 +1724,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstances(const void *device, u32 id, const voi
 
 API nvmlReturn_t nvmlDeviceGetGpuInstanceById(const void *device, u32 id, const void **instance)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(instance, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), instance);
     EACH_INSTANCE(i) {
         if (i->gpu == gpu && i->id == id) {
             *instance = i;
@@ -1825,8 +1744,7 @@ API nvmlReturn_t nvmlGpuInstanceGetInfo(const void *handle, struct gpu_instance_
 {
     const struct instance *instance = as_instance(handle);
 
-    ENTER;
-    REQUIRE(instance && info, INVALID_ARGUMENT);
+    EXPECT(instance && info);
     *info = (struct gpu_instance_info){
         .device = instance->gpu,
         .id = instance->id,
@@ -1900,8 +1818,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(const void *handl
     const struct profile *profile;
     nvmlReturn_t result;
 
-    ENTER;
-    REQUIRE(info, INVALID_ARGUMENT);
+    EXPECT(info);
     REQUIRE(info->version == (sizeof *info | 2 << 24), ARGUMENT_VERSION_MISMATCH);
     result = compute_profile_info(handle, index, engines, &info->v1);
     REQUIRE(!result, result);
@@ -1919,8 +1836,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(const void *
     const struct instance *instance = as_instance(handle);
     u32 left;
 
-    ENTER;
-    REQUIRE(instance && count && id < COUNT(compute_slices), INVALID_ARGUMENT);
+    EXPECT(instance && count && id < COUNT(compute_slices));
     left = instance->profile->slices;
     EACH_MIG(mig)
         left -= mig->instance == instance ? mig->slices : 0;
@@ -1933,8 +1849,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstances(const void *handle, u32 id,
 {
     const struct instance *instance = as_instance(handle);
 
-    ENTER;
-    REQUIRE(instance && instances && count, INVALID_ARGUMENT);
+    EXPECT(instance && instances && count);
     *count = 0;
     EACH_MIG(mig)
         if (mig->instance == instance && compute_profile(mig->slices) == id)
@@ -1947,8 +1862,7 @@ API nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(const void *handle, u32 i
 {
     const struct instance *instance = as_instance(handle);
 
-    ENTER;
-    REQUIRE(instance && compute, INVALID_ARGUMENT);
+    EXPECT(instance && compute);
     EACH_MIG(mig) {
         if (mig->instance == instance && mig->id == id) {
             *compute = mig;
@@ -1969,8 +1883,7 @@ API nvmlReturn_t nvmlComputeInstanceGetInfo_v2(const void *handle,
 {
     const struct mig *mig = as_mig(handle);
 
-    ENTER;
-    REQUIRE(mig && info, INVALID_ARGUMENT);
+    EXPECT(mig && info);
     *info = (struct compute_instance_info){
         .device = mig->instance->gpu,
         .instance = mig->instance,
@@ -2269,8 +2182,7 @@ API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
 {
     struct statx status;
 
-    ENTER;
-    REQUIRE(set, INVALID_ARGUMENT);
+    EXPECT(set);
     *set = calloc(1, sizeof **set);
     REQUIRE(*set, UNKNOWN);
     (*set)->changes = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
@@ -2287,8 +2199,7 @@ API nvmlReturn_t nvmlEventSetCreate(struct event_set **set)
 
 API nvmlReturn_t nvmlEventSetFree(struct event_set *set)
 {
-    ENTER;
-    REQUIRE(set, INVALID_ARGUMENT);
+    EXPECT(set);
     if (set->changes >= 0)
         close(set->changes);
     free(set);
@@ -2297,9 +2208,7 @@ API nvmlReturn_t nvmlEventSetFree(struct event_set *set)
 
 API nvmlReturn_t nvmlDeviceRegisterEvents(const void *device, u64 types, struct event_set *set)
 {
-    ENTER;
-    GPU_OF(device);
-    REQUIRE(set, INVALID_ARGUMENT);
+    EXPECT_OF(GPU_OF(device), set);
     set->types[gpu - GPUS] |= types;
     return SUCCESS;
 }

@@ -68,13 +68,13 @@ def prepare(
     if key is None or identity is None:
         return None
 
-    made: dict[bytes, Prepared] = {}
+    made: list[tuple[bytes, Prepared]] = []
 
     def fill(tree: int) -> bytes:
         with Rootfs(tree) as image:
             prepared = engine.prepare(spec, request, inventory, image, rootfs=rootfs, config=config)
         note = prepared.encode()
-        made[note] = prepared
+        made.append((note, prepared))
         return note
 
     name = layers.name_of(digest(key + _dependencies(overlay, identity)))
@@ -88,7 +88,8 @@ def prepare(
         except (NvshimError, OSError):
             pass  # the next one that is made tries again
     # If another has made it meanwhile, the note is not ours.
-    prepared = made.get(layer.note) or engine.Prepared.decode(layer.note)
+    ours = (prepared for note, prepared in made if note == layer.note)
+    prepared = next(ours, None) or engine.Prepared.decode(layer.note)
     mount = overlay.with_layer(layer.files)
     if prepared is None or mount is None:
         layer.close()

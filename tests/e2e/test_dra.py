@@ -22,6 +22,7 @@ from tests.harness.cri_server import CriServer
 from tests.harness.dra_node import NODE, Place, dra_node
 from tests.harness.kubelet_dra import Driver, KubeletDra, Reference
 from tests.harness.nvshim import nvshim
+from tests.harness.recorded import recorded_lines
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -128,6 +129,56 @@ def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
     assert error_of(place.driver, place.claim("plain", place.gpus[0], config=config)) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "requests"),
+    [
+        ("d-two-gpus-xxm87", ["first", "second"]),
+        ("d-prio-gpu-lm58h", ["gpu"]),
+        ("d-ext-extended-resources-dfjj6", ["container-0-request-0"]),
+        ("d-ext-implicit-extended-resources-kqbvt", ["container-0-request-0"]),
+        ("admin", ["all", "all"]),
+    ],
+)
+def test_claims_of_a_real_scheduler_are_prepared(
+    place: Place, name: str, requests: list[str]
+) -> None:
+    (recorded,) = [
+        line["allocation"]["devices"]
+        for line in recorded_lines("dra/claims.jsonl")
+        if line["claim"] == name
+    ]
+    ours = {"gpu-0": place.gpus[0], "gpu-1": place.gpus[1]}
+    results = [{**each, **place.result(ours[each["device"]])} for each in recorded["results"]]
+    uid = place.cluster.claim(name, results, config=recorded["config"])
+    answer = place.driver.prepare(("default", uid, name))[uid]
+    assert not answer.error
+    assert [list(each.request_names) for each in answer.devices] == [[each] for each in requests]
+    assert [each.device_name for each in answer.devices] == [each["device"] for each in results]
+    with open(place.spec(("default", uid, name)), encoding="utf-8") as file:
+        assert len(json.load(file)["devices"]) == len(results)
+
+
+def test_a_resource_is_not_served_by_claims_and_by_the_device_plugin(
+    place: Place, tmp_path: Path
+) -> None:
+    made = {"annotations": {"resource.kubernetes.io/extended-resource-claim": "true"}}
+    place.cluster.device_class("ours", extendedResourceName=GPU)
+    place.cluster.device_class("implicit")
+    place.plugins.wait_for(GPU, 3)
+    claim = place.claim("asked-for", place.gpus[0], classes=["ours"], **made)
+    error = error_of(place.driver, claim)
+    assert "NVSHIM-E2796" in error
+    assert f"the DeviceClass ours and the device plugin both serve {GPU}" in error
+    assert error_of(place.driver, place.claim("own", place.gpus[1], classes=["ours"])) == ""
+    other = place.claim("other", place.gpus[0], classes=["implicit", "gone"], **made)
+    assert error_of(place.driver, other) == ""
+    assert place.driver.unprepare(other) == {other[1]: ""}
+    place.agent.stop()
+    with place.new_agent("--device-plugin", "no"):
+        eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered")
+        assert error_of(place.driver, claim) == ""
+
+
 def test_no_device_is_given_to_two_claims_but_to_who_looks_after_it(place: Place) -> None:
     one, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
     assert error_of(place.driver, one) == ""
@@ -152,13 +203,37 @@ def test_a_gpu_that_is_out_of_service_goes_to_no_new_claim(place: Place) -> None
     for name in place.gpus:
         nvshim("drain", *config, f"GPU-{name.removeprefix('gpu-')}")
     assert "NVSHIM-E2715" in error_of(place.driver, other)
-    assert place.published(2) == {*place.parts}
+    eventually(lambda: place.cluster.taints().keys() == {*place.gpus}, "they have taints")
+    for (taint,) in place.cluster.taints().values():
+        assert taint["key"] == f"{DRA_DRIVER}/out-of-service"
+        assert (taint["effect"], bool(taint["timeAdded"])) == ("NoSchedule", True)
+    assert place.published(4) == {*place.gpus, *place.parts}
     assert error_of(place.driver, claim) == "", "who has it, keeps it"
     assert error_of(place.driver, place.claim("part", place.parts[0])) == ""
     for name in place.gpus:
         nvshim("undrain", *config, f"GPU-{name.removeprefix('gpu-')}")
-    place.published(4)
+    eventually(lambda: not place.cluster.taints(), "the taints are gone")
     assert error_of(place.driver, other) == ""
+
+
+@pytest.mark.parametrize("how", ["omit", "evict", "dropped"])
+def test_what_becomes_of_a_gpu_out_of_service_is_a_setting(place: Place, how: str) -> None:
+    place.agent.stop()
+    place.cluster.drops = frozenset({"taints"} if how == "dropped" else ())
+    flags = () if how == "dropped" else ("--dra-unhealthy", how)
+    uuid = f"GPU-{place.gpus[0].removeprefix('gpu-')}"
+    with place.new_agent(*flags):
+        eventually(lambda: place.cluster.watches, "it publishes")
+        nvshim("drain", "--config", place.node.config_path, uuid)
+        if how == "evict":
+            eventually(place.cluster.taints, "it has a taint")
+            assert place.cluster.taints()[place.gpus[0]][0]["effect"] == "NoExecute"
+        else:
+            assert place.gpus[0] not in place.published(3)
+            assert not place.cluster.taints()
+        nvshim("undrain", "--config", place.node.config_path, uuid)
+        eventually(lambda: not place.cluster.taints(), "it has none")
+        place.published(4)
 
 
 def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:

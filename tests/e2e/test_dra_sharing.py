@@ -17,8 +17,9 @@ from integration.node.components import DRA_DRIVER
 from integration.node.dra.configuration import OURS
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.test_dra import CUT, error_of, root
+from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut
 from tests.harness.cluster import Cluster
-from tests.harness.dra_node import NODE, Place
+from tests.harness.dra_node import NODE, Place, dra_node_of
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
 from tests.harness.waiting import eventually
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["root"]
 
-NVIDIA: Final = "resource.nvidia.com/v1beta1"
-MIB: Final = 1 << 20
+GPU: Final = "nvidia.com/gpu"
+
 
 # Notes how it is called, and does not know GPUs that a file names.
 NVIDIA_SMI: Final = """#!/bin/sh
@@ -255,6 +256,33 @@ def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place:
     assert place.daemons() == {}
 
 
+def test_a_mig_device_that_is_made_for_a_claim_has_its_daemon(tmp_path: Path, root: str) -> None:
+    mps = Path(tempfile.mkdtemp(prefix="mps-"))
+    flags = ("--dra-mig", "--mps-root", str(mps))
+    where = (str(tmp_path), root, SCENARIO)
+    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as cut:
+        try:
+            parameters = {
+                "apiVersion": OURS,
+                "kind": "DeviceSharing",
+                "mps": {"memoryLimit": "1Gi"},
+            }
+            config = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+            claim = cut.claim("one", cut.part("3g40gb", 4), config=config)
+            assert error_of(cut.driver, claim) == ""
+            (lock,) = mps.glob("claims/*/.lock")
+            (uuid,) = json.loads(lock.read_text("ascii"))["devices"]
+            assert uuid.startswith("MIG-")
+            said = lock.with_name("log") / "control.log"
+            limit = "set_default_device_pinned_mem_limit 0 1024M"
+            assert limit in said.read_text("utf-8")
+            assert cut.driver.unprepare(claim) == {claim[1]: ""}
+            assert not lock.exists()
+            assert cut.is_clean()
+        finally:
+            end_daemons(mps, cut.node)
+
+
 def test_a_daemon_that_does_not_start_is_the_error_of_the_claim(place: Sharing) -> None:
     program = Path(place.node.driver_root, PROGRAM)
     program.rename(f"{program}.own")
@@ -288,6 +316,21 @@ def test_what_this_driver_cannot_do_is_said(place: Sharing) -> None:
     assert place.daemons() == {}
     odd = place.shared("two", place.gpus[0], mps={"threads": 50})
     assert "DeviceSharing.mps.threads is not known" in error_of(place.driver, odd)
+
+
+def test_a_gpu_that_the_device_plugin_shares_by_mps_goes_to_no_claim(place: Sharing) -> None:
+    gpu, other = place.gpus
+    resource = {"name": GPU, "replicas": 2, "devices": [place.uuid(gpu)]}
+    sharing = {"mps": {"resources": [resource]}}
+    place.agent.configure(flags={"mpsRoot": str(place.mps)}, sharing=sharing)
+    assert place.published(3) == {other, *place.parts}
+    error = error_of(place.driver, place.claim("one", gpu))
+    assert "NVSHIM-E2774" in error
+    assert f"shares {GPU}.shared by MPS" in error
+    assert error_of(place.driver, place.shared("two", other, mps={})) == ""
+    place.agent.configure(flags={"mpsRoot": str(place.mps)})
+    place.published(4)
+    assert error_of(place.driver, place.claim("one", gpu)) == ""
 
 
 # -- shares ------------------------------------------------------------------------------------

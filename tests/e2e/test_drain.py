@@ -194,7 +194,9 @@ def test_none_slips_through_between_the_mark_and_the_list(place: Place) -> None:
         for thread in threads:
             thread.join()
     held = set(place.holders(document))
-    assert {name for name, code in starting if code == 0} == held
+    assert {name for name, code in starting if code == 0} <= held
+    # One that was refused just then may be listed: its bundle is there until that is answered.
+    assert held <= {name for name, _ in starting}
     assert starting[-1][1] != 0
 
 

@@ -56,7 +56,7 @@ class Cluster(ApiServer):
         asked: method and path of each call, without its query.
         refuse: what is asked first for the status with which a call is refused; None for none.
         retry_after: seconds after which a client that is refused may ask again; 0 not to say.
-        drops: what it does not keep of a device's attributes.
+        drops: what it does not keep of a device, or of its attributes.
         faults: what it takes for wrong of a slice's spec.
     """
 
@@ -73,8 +73,10 @@ class Cluster(ApiServer):
         self._node = node
         self.versions = versions
         self._claims: dict[tuple[str, str], dict[str, Any]] = {}
+        self._classes: dict[str, dict[str, Any]] = {}
         self._slices: dict[str, dict[str, Any]] = {}
         self._history: list[tuple[int, str, dict[str, Any]]] = []
+        self._is_trial = False
         self._last = 100
         self._oldest = 0
         self._watches = 0
@@ -109,6 +111,23 @@ class Cluster(ApiServer):
             for device in spec.get("devices", ())
         }
 
+    def taints(self) -> dict[str, list[dict[str, str]]]:
+        """The taints of each device that has some, by its name."""
+        return {
+            device["name"]: taints
+            for each in self.slices()
+            for device in each["spec"].get("devices", ())
+            if (taints := device.get("basic", device).get("taints"))
+        }
+
+    def ever_published(self) -> set[str]:
+        """The names of all devices that have ever been in a slice."""
+        return {
+            device["name"]
+            for _, _, each in list(self._history)
+            for device in each["spec"].get("devices", ())
+        }
+
     def wipe(self) -> None:
         """Delete every slice, as a kubelet does when it begins."""
         with self._changed:
@@ -140,19 +159,40 @@ class Cluster(ApiServer):
         namespace: str = "default",
         uid: str = "",
         config: Sequence[dict[str, Any]] = (),
+        classes: Sequence[str] = (),
+        annotations: dict[str, str] | None = None,
     ) -> str:
         """Have a claim be allocated; its UID.
 
         Args:
             results: what it is given; None for a claim without an allocation.
+            classes: the DeviceClasses of its requests.
+            annotations: that it has.
         """
         uid = uid or str(uuid.uuid4())
         devices = {"results": list(results or ()), "config": list(config)}
         self._claims[namespace, name] = {
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "uid": uid,
+                "annotations": annotations or {},
+            },
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {"name": f"request-{n}", "exactly": {"deviceClassName": each}}
+                        for n, each in enumerate(classes)
+                    ]
+                }
+            },
             "status": {} if results is None else {"allocation": {"devices": devices}},
         }
         return uid
+
+    def device_class(self, name: str, **spec: Any) -> None:
+        """Have a DeviceClass."""
+        self._classes[name] = {"metadata": {"name": name}, "spec": spec}
 
     def remove_claim(self, name: str, namespace: str = "default") -> None:
         """The claim is no more."""
@@ -176,6 +216,9 @@ class Cluster(ApiServer):
             return 200, {"metadata": {"name": self._node, "uid": self.node_uid}}
         if not parts.path.startswith(_GROUP) or words[0] not in self.versions:
             return refusal(404)
+        if words[1] == "deviceclasses":
+            one = self._classes.get(words[2])
+            return refusal(404, "not found") if one is None else (200, one)
         if words[1] == "namespaces":
             found = self._claims.get((words[2], words[4]))
             return refusal(404, "not found") if found is None else (200, found)
@@ -189,7 +232,11 @@ class Cluster(ApiServer):
         if method == "GET":
             return self._found(query)
         if method == "POST":
-            return self._made(body)
+            self._is_trial = "dryRun" in query
+            try:
+                return self._made(body)
+            finally:
+                self._is_trial = False
         if name[0] not in self._slices:
             return refusal(404, f"{name[0]} not found")
         seen = self._slices[name[0]]["metadata"]
@@ -258,7 +305,12 @@ class Cluster(ApiServer):
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):
             for name in self.drops:
+                device.pop(name, None)
                 device.get("attributes", {}).pop(name, None)
+            for taint in device.get("basic", device).get("taints", ()):
+                taint.setdefault("timeAdded", f"time {self._last}")
+        if self._is_trial:
+            return code, body
         self._note(kind, body)
         self._slices[body["metadata"]["name"]] = body
         return code, body

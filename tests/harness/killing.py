@@ -28,15 +28,16 @@ def killed_at(pid: int, calls: str, *, nth: int = 1) -> Iterator[None]:
             eventually(lambda: _is_traced(pid), "strace has it")
             yield
         finally:
-            strace.terminate()
+            strace.kill()  # it may wait for threads of a program that is dead
 
 
 def _is_traced(pid: int) -> bool:
-    """Whether each of its threads is traced by somebody."""
+    """Whether each of its threads is traced by somebody, or it is dead already."""
     tasks = f"/proc/{pid}/task"
     for task in os.listdir(tasks):
         ended = suppress(FileNotFoundError, ProcessLookupError)
         with ended, open(f"{tasks}/{task}/status", encoding="ascii") as file:
-            if "TracerPid:\t0\n" in file.read():
+            status = file.read()
+            if "TracerPid:\t0\n" in status and "State:\tZ" not in status:
                 return False
     return True

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from functools import partial
 from typing import Final
 
 from integration import traces
 from integration.simulated.containerd import PrivateContainerd
-from integration.simulated.errors import ContainerdError
 from integration.timeouts import PATIENCE
 from integration.traces import Trace
+from tests.harness import api
 from tests.tools.cri.plugin import NAMESPACE as PODS
 from tests.tools.cri.plugin import CriContainerd
 
@@ -75,20 +74,17 @@ class Census:
 
     def _listed(self) -> set[Trace]:
         """What containerd itself says is there."""
-        namespaces = [None, PODS] if isinstance(self._containerd, CriContainerd) else [None]
-        containers: list[str] = []
-        snapshots: list[str] = []
+        containerd = self._containerd
+        pods = [PODS] if isinstance(containerd, CriContainerd) else []
+        namespaces = [containerd.namespace, *pods]
+        found: set[Trace] = set()
         try:
             for namespace in namespaces:
-                ctr = partial(self._containerd.ctr, namespace=namespace)
-                containers += ctr("containers", "ls", "--quiet").lines
-                snapshots += ctr("snapshots", "ls").lines[1:]
-        except ContainerdError as error:
+                for kind, names in (("container", api.containers), ("snapshot", api.snapshots)):
+                    found.update(Trace(kind, name) for name in names(containerd, namespace))
+        except api.ApiRefused as error:
             return {Trace("containerd", "does not answer", str(error))}
-        return {
-            *(Trace("container", name) for name in containers if name),
-            *(Trace("snapshot", line.split()[0]) for line in snapshots if line),
-        }
+        return found
 
 
 def describe(left: list[Trace], log: str) -> str:

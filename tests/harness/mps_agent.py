@@ -48,7 +48,7 @@ STEPS: Final = (
     (modes, "note"),
     (modes, "set_mode"),
     (os, "posix_spawn"),
-    (daemon.Daemon, "_await"),
+    (daemon.Daemon, "answers"),
     (daemon.Daemon, "configure"),
 )
 """What starting a daemon does, one after the other."""
@@ -239,7 +239,7 @@ async def _tell(context: Context) -> None:
 if __name__ == "__main__":
     _wish = json.loads(sys.argv[1])
     control.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
-    daemon._TO_START = 100.0  # type: ignore[misc]
+    keeper._TO_START = 100.0  # type: ignore[misc]
     backoff._FIRST_PAUSE = 0.2  # type: ignore[misc]
     backoff._LONGEST_PAUSE = 0.5  # type: ignore[misc]
     keeper._AGAIN = 0.5  # type: ignore[misc]

@@ -18,6 +18,7 @@ __all__ = ["faults"]
 
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NAME: Final = re.compile(_LABEL, re.ASCII)
+_LABEL_VALUE: Final = re.compile("([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", re.ASCII)
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _IDENTIFIER: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)([-+].*)?", re.ASCII)
@@ -44,6 +45,19 @@ def _is_value(value: Mapping[str, Any]) -> bool:
         and next(iter(value)) in _KINDS
         and all(len(value.get(kind, "")) <= 64 for kind in ("string", "version"))
         and ("version" not in value or bool(_VERSION.fullmatch(value["version"])))
+    )
+
+
+def _is_taint(taint: Mapping[str, Any]) -> bool:
+    domain, _, name = taint["key"].rpartition("/")
+    return (
+        taint.get("effect") in _EFFECTS
+        and (not domain or _is_subdomain(domain))
+        and all(
+            len(text) <= 63 and bool(_LABEL_VALUE.fullmatch(text))
+            for text in (name, taint.get("value", ""))
+        )
+        and bool(name)
     )
 
 
@@ -110,8 +124,7 @@ _OF_DEVICE: Final[dict[str, Callable[[Any], bool]]] = {
         else (False for _ in _policies(device))
     ),
     "taints": lambda device: (
-        _count(device, "taints") <= 16
-        and all(taint.get("effect") in _EFFECTS for taint in device.get("taints", ()))
+        _count(device, "taints") <= 16 and all(map(_is_taint, device.get("taints", ())))
     ),
     "consumesCounters": lambda device: _count(device, "consumesCounters") <= 2,
     "bindingConditions": lambda device: (

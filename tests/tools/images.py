@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
+from integration.simulated import images
 from integration.simulated.errors import ImageBuildFailed
 from integration.simulated.images import (
     GLIBC,
@@ -21,7 +23,6 @@ from integration.simulated.images import (
     Tree,
     compile_program,
     find_program,
-    glibc,
     glibc_libraries,
     output_of,
     pack,
@@ -73,6 +74,18 @@ def busybox() -> Image:
     return Image(BUSYBOX, tree)
 
 
+@cache
+def glibc() -> Image:
+    """That of a simulated node, made once: it takes fifty programs, and a compiler.
+
+    Raises:
+        SourceNotInstalled: a program, a library or the compiler is missing.
+        ImageBuildFailed: the compiler or ldconfig failed.
+    """
+    return images.glibc()
+
+
+@cache
 def pause() -> Image:
     """An image for the first container of a pod, which holds its namespaces (see pause.c).
 

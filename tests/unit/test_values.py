@@ -202,6 +202,27 @@ def test_other_dataclasses_are_refused(flags: dict[str, bool]) -> None:
         values.dataclass(**flags)
 
 
+class _WithPostInit:
+    field: int
+
+    def __post_init__(self) -> None:
+        """Would not be called."""
+
+
+class _WithList:
+    field: list[int] = []  # noqa: RUF012
+
+
+class _Inheriting(_Pair):
+    more: int
+
+
+@pytest.mark.parametrize("plain", [_WithPostInit, _WithList, _Inheriting])
+def test_class_that_would_be_another_than_a_dataclass_is_refused(plain: type) -> None:
+    with pytest.raises(TypeError, match=plain.__name__):
+        values.dataclass(frozen=True, slots=True)(plain)
+
+
 def test_a_cold_shim_and_its_worker_do_without_the_module_of_dataclasses() -> None:
     program = (
         "import sys; import shim.verbs.verbs, shim.pod.main, shim.pod.server, shim.work.provision;"
@@ -209,3 +230,9 @@ def test_a_cold_shim_and_its_worker_do_without_the_module_of_dataclasses() -> No
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_is_read_of_a_class_is_made_once(mount: Any, nothing: Any) -> None:
+    assert dataclasses.fields(mount)[0] is dataclasses.fields(mount)[0]
+    assert mount.__dataclass_params__ is mount.__dataclass_params__
+    assert dataclasses.fields(nothing) == ()

@@ -15,7 +15,7 @@ gpu.nvidia.com/addressingMode         how a GPU sees the host's memory, if NVML 
 index, minor                          of the GPU, as nvidia-smi and /dev/nvidiaN have them
 nvlinkPeers                           the indices of the GPUs to which a GPU has NVLinks ("0,1,3")
 nvlinkGroup                           the same number for all GPUs that NVLinks connect
-health                                ``healthy`` or ``suspect``; others are not published
+health                                ``healthy``, ``suspect``, ``unhealthy`` or ``recovering``
 ====================================  ========================================================
 
 The first ones have the names and types of NVIDIA's driver, with its domain whatever ours is called,
@@ -33,8 +33,8 @@ Rules
 - A device with as many attributes and capacities as the API takes has no ``memorySliceN``. A list
   of peers that is longer than an attribute may be is left out.
 - What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
-- A device that is lost, unhealthy or out of service, or that a device plugin has given, is left out
-  of what is published. It comes back by itself.
+- A device that is lost, unhealthy or out of service is published with taints (:mod:`.taints`), or
+  left out. One that a device plugin has given is left out. It comes back by itself.
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resource.k8s.io/v1.
 """
@@ -54,6 +54,7 @@ from integration.node.dra.parts import (
     possible,
 )
 from integration.node.dra.quantities import quantity
+from integration.node.dra.taints import Taint, taints_of
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
 _WORDS: Final = 3
 _MOST_FACTS: Final = 32
+
+_WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
 
 _BRANDS: Final = {
     "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
@@ -118,6 +121,7 @@ class Device:
         part: where it is, or would be, on its GPU, if it is made for claims.
         counters: what it takes of its GPU, likewise.
         shares: how many claims may have a part of it; 0 if one has all of it.
+        taints: why no new pod is to get it.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Device:
     part: Part | None = None
     counters: Counters | None = field(default=None, hash=False)
     shares: int = 0
+    taints: tuple[Taint, ...] = ()
 
     @property
     def can_be_given(self) -> bool:
@@ -247,25 +252,26 @@ def publishable(
     devices: Iterable[Device],
     health: Mapping[str, Condition],
     plugin_gave: Collection[str] = (),
+    driver: str = "",
+    effect: str = "",
 ) -> tuple[Device, ...]:
     """What of the devices is published, with what is thought of each.
 
     Args:
         health: by UUID; what is not in it is healthy.
         plugin_gave: UUIDs that a device plugin has given to a pod.
+        driver: our name.
+        effect: of the taints of what is not to be given; "" to leave it out.
     """
     found = []
     for device in devices:
-        states = {
-            condition.state
-            for uuid in (device.uuid, device.gpu)
-            if (condition := health.get(uuid)) is not None
-        }
-        is_fit = device.can_be_given and all(state.is_given for state in states)
-        if is_fit and not {device.uuid, device.gpu}.intersection(plugin_gave):
-            word = State.SUSPECT if State.SUSPECT in states else State.HEALTHY
+        known = [health[uuid] for uuid in (device.uuid, device.gpu) if uuid in health]
+        taints = taints_of(device, known, driver, effect)
+        if (effect or not taints) and not {device.uuid, device.gpu}.intersection(plugin_gave):
+            states = {condition.state for condition in known}
+            word = next((state for state in _WORST_FIRST if state in states), State.HEALTHY)
             attributes = {**device.attributes, "health": _text(word.value)}
-            found.append(replace(device, attributes=attributes))
+            found.append(replace(device, attributes=attributes, taints=taints))
     return tuple(found)
 
 

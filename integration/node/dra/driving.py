@@ -16,6 +16,7 @@ Rules
   without their devices.
 - A device that is out of service goes to no new claim, also if the mark is younger than the look.
 - While NVML does not answer, what was known of the devices is known still.
+- What fails in a way that nobody has thought of leaves a claim what it had before, too.
 - What a kubelet has not taken back stays prepared, whatever becomes of the device.
 - A device that has yet to be made is the claim's before (:mod:`.on_demand`), by its name.
 
@@ -49,6 +50,7 @@ from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.serving import Health, Serving
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
+from integration.node.dra.taints import EFFECTS
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -107,6 +109,7 @@ class _Driver:
         self._board = context.board
         self._config = context.config
         self._name = options.dra_driver
+        self._effect = EFFECTS[options.dra_unhealthy]
         self._pool = options.node_name
         self._api = api_server_of(options)
         self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
@@ -154,7 +157,9 @@ class _Driver:
             gave = await self._plugin_gave()
             known = self._devices
             self.publisher.want(
-                None if known is None else publishable(known.values(), self._board.health, gave)
+                None
+                if known is None
+                else publishable(known.values(), self._board.health, gave, self._name, self._effect)
             )
 
     async def _look(self, newest: Inventory | None = None) -> bool:
@@ -225,7 +230,7 @@ class _Driver:
             try:
                 await self._heed_engine()
                 made = await self.on_demand.make(claim, self._devices or {})
-            except NvshimError:
+            except Exception:
                 async with self._one_at_a_time:
                     await self._put_back(claim, before)
                 raise
@@ -234,7 +239,7 @@ class _Driver:
                 self._tell()
                 try:
                     await self._save()
-                except NvshimError:
+                except Exception:
                     await self._put_back(claim, before)
                     raise
                 await self._give(made, before)
@@ -266,7 +271,7 @@ class _Driver:
             try:
                 refuse_taken(claim, (), await self._plugin_gave())
                 await self._save()
-            except NvshimError:
+            except Exception:
                 await self._put_back(claim, before)
                 raise
         return claim, before
@@ -281,7 +286,7 @@ class _Driver:
             await self._heed_engine()
             await self._applying.apply(claim)
             await self._keep_spec(claim, leave=claim == before)
-        except NvshimError:
+        except Exception:
             if claim != before:
                 await self._put_back(claim, before)
             raise
@@ -327,7 +332,10 @@ class _Driver:
     async def _read(self, reference: Reference) -> dict[str, Any] | None:
         """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            return await self._reader.read(reference)
+            found = await self._reader.read(reference)
+            served = [each.name for each in self._board.resources]
+            await self._reader.refuse_clash(found, served)
+            return found  # noqa: TRY300 - what is raised is of all of it
         except (ApiServerRefused, ApiServerSilent) as error:
             if is_away(error) and reference.uid in self._claims:
                 return None
@@ -339,6 +347,7 @@ class _Driver:
         Raises:
             ResourceClaimUnusable: it has been taken back just now.
             EngineReadsNoCdi: the engine would not give it.
+            MpsNotReady: its MPS control daemon does not serve now.
         """
         gpus = self.on_demand.gpus_of(reference.uid)
         async with self.on_demand.alone(gpus), self._one_at_a_time:
@@ -348,6 +357,7 @@ class _Driver:
                     f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
                 )
             await self._heed_engine()
+            await self._applying.apply(claim)
             await self._keep_spec(claim, leave=True)
             return claim
 
@@ -467,5 +477,5 @@ def _of_checkpoint(content: bytes) -> dict[str, str]:
             for name in names
             if str(name).startswith(_UUIDS)
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

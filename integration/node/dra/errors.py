@@ -5,7 +5,8 @@ Leaves of :class:`~integration.node.errors.DraError`::
     DraError
     ├── …                    E2772 to E2779  see integration.node.errors
     ├── TimeSliceFailed      E2788
-    └── SharingConflict      E2789
+    ├── SharingConflict      E2789
+    └── ExtendedResourceClash  E2796
 """
 
 from __future__ import annotations
@@ -28,3 +29,12 @@ class SharingConflict(DraError):
     code = "NVSHIM-E2789"
     status = Status.FAILED_PRECONDITION
     remedy = "give both claims the same configuration, or wait for the end of the other"
+
+
+class ExtendedResourceClash(DraError, code="NVSHIM-E2796", status=Status.FAILED_PRECONDITION):
+    """A pod asked for a resource that the scheduler makes claims for and a device plugin serves.
+
+    A node can have it in one of the two ways only: the scheduler and the kubelet count it apart.
+    """
+
+    remedy = "run the agent with --device-plugin no on nodes with that DeviceClass"

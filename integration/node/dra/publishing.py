@@ -10,6 +10,8 @@ Rules
 - Where somebody else changes what we publish each time, it is written a few times at once, so that
   what a kubelet deletes is there again, and after that now and then.
 - What a server keeps of what it was sent may be less. That is noted of each slice.
+- Devices are published with taints if the server keeps them, and are left out if not. That is tried
+  before (``dryRun``): a device that lost its taint would be given in the meantime.
 - Devices that exclude each other by counters are published as the server takes them: in slices of
   their own, beside the devices, or not at all. That is tried in turn; it is learned anew with
   the version.
@@ -50,17 +52,18 @@ from integration.node.dra.slices import (
     key_of,
     lost_counters,
 )
+from integration.node.dra.taints import with_times
 from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from integration.node.api_server import ApiServer, Watch
     from integration.node.components import Context
     from integration.node.dra.devices import Device
     from integration.node.dra.slices import Change
 
-__all__ = ["Publisher", "claim_path"]
+__all__ = ["Publisher", "claim_path", "class_path"]
 
 _NOT_FOUND, _CONFLICT, _GONE, _INVALID = 404, 409, 410, 422
 _LIST_AGAIN: Final = frozenset({_NOT_FOUND, _CONFLICT, _GONE})
@@ -76,6 +79,11 @@ def claim_path(version: str, namespace: str, name: str) -> str:
     """Where the API server has a claim."""
     where = f"/apis/{GROUP}/{version}/namespaces/{quote(namespace, safe='')}"
     return f"{where}/resourceclaims/{quote(name, safe='')}"
+
+
+def class_path(version: str, name: str) -> str:
+    """Where the API server has a DeviceClass."""
+    return f"/apis/{GROUP}/{version}/deviceclasses/{quote(name, safe='')}"
 
 
 class _Uncounted(Exception):
@@ -113,6 +121,7 @@ class Publisher:
         self._refused: tuple[Device, ...] | None = None
         self._written: tuple[Device, ...] | None = None
         self._rewritten: deque[float] = deque(maxlen=_WRITES)
+        self._tainting: bool | None = None
         self._counting = Counting.APART
         self._owner = Owner(driver, node, "")
         self._wake = anyio.Event()
@@ -156,7 +165,7 @@ class Publisher:
                 pause = min(pause, _PAUSE) if self._there else pause
             except (ApiServerRefused, ApiServerSilent) as error:
                 self._fault("slices", str(error))
-                self._version = ""  # it may be another server by then
+                self._version, self._tainting = "", None  # it may be another server by then
                 pause = backoff.pause(time.monotonic() - begun)
                 if isinstance(error, ApiServerRefused) and error.retry_after:
                     pause = min(error.retry_after, _LONGEST_PAUSE)
@@ -252,7 +261,12 @@ class Publisher:
         Returns:
             Seconds until they may be made; 0 if they were; None if they are others by now.
         """
-        lists = contents(wanted, self._owner.version, self._counting)
+        told = wanted
+        if not await self._keeps_taints(path, wanted):
+            told = tuple(each for each in wanted if not each.taints)
+        there = self._there.values()
+        found = contents(told, self._owner.version, self._counting)
+        lists = [with_times(content, there) for content in found]
         self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
         due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
@@ -299,6 +313,27 @@ class Publisher:
             self._rewritten.append(now)
         return 0.0
 
+    async def _keeps_taints(self, path: str, wanted: Iterable[Device]) -> bool:
+        """Whether the server keeps taints, if there are any. Nothing is made to find out."""
+        one = next((each for each in wanted if each.taints), None)
+        if one is None:
+            return True
+        if self._tainting is None:
+            alone = contents((replace(one, counters=None),), self._owner.version)
+            (create,) = changes((), alone, self._owner)
+            try:
+                found = await self._call("POST", path, create.body, {"dryRun": "All"})
+                with _understood("a slice that was tried"):
+                    (device,) = found["spec"]["devices"]
+                    self._tainting = bool(device.get("basic", device).get("taints"))
+            except ApiServerRefused as error:
+                if error.http != _INVALID:
+                    raise
+                self._tainting = False
+            if not self._tainting:
+                self._say("warning", "the API server keeps no taints: such devices are left out")
+        return self._tainting
+
     async def _node_uid(self) -> str:
         node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
         with _understood("the Node"):
@@ -318,7 +353,7 @@ class Publisher:
             name, has = _name_of(found), content_of(found["spec"])
         if name not in self._gone:
             self._there[name] = found
-        sent = content_of(change.body["spec"])
+        sent = with_times(content_of(change.body["spec"]), (found,))
         if lost_counters(sent, has):
             raise _Uncounted
         if has != sent and self._kept.get(key_of(sent)) != has:

@@ -7,6 +7,8 @@ Rules
 - Threads that wait for the server are few, and nobody else's: taking a claim back, and writing down
   what is prepared, need threads too.
 - A server that is busy (429) and says when to ask again is asked again, if that is soon.
+- A claim that the scheduler has made for an extended resource is refused where our device plugin
+  serves that resource on this node. Who may not read DeviceClasses (a kubelet) cannot tell.
 - A claim that is prepared does not need the server: its UID is that of what was prepared.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin (45 s); API concepts, "429".
@@ -20,17 +22,23 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
-from integration.node.dra.publishing import claim_path
-from integration.node.errors import ApiServerRefused, ApiServerSilent, ResourceClaimUnusable
+from integration.node.dra.errors import ExtendedResourceClash
+from integration.node.dra.publishing import claim_path, class_path
+from integration.node.errors import (
+    ApiServerRefused,
+    ApiServerSilent,
+    ResourceClaimUnusable,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from integration.node.api_server import ApiServer
     from integration.node.dra.claims import Reference
 
 __all__ = ["ClaimReader", "is_away"]
 
+_EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 _NOT_FOUND: Final = 404
 _BUSY: Final = 429
 _FIRST_FAILURE: Final = 500
@@ -68,25 +76,66 @@ class ClaimReader:
             ApiServerRefused: it says no.
             ResourceClaimUnusable: it has no such claim.
         """
+        version = await self._spoken()
+        path = claim_path(version, reference.namespace, reference.name)
+        try:
+            return await self._asked(path)
+        except ApiServerRefused as error:
+            if error.http != _NOT_FOUND:
+                raise
+            raise ResourceClaimUnusable(
+                f"the claim {reference.namespace}/{reference.name}", found="does not exist"
+            ) from error
+
+    async def refuse_clash(self, found: Mapping[str, Any], served: Collection[str]) -> None:
+        """See that a claim is not for a resource that a device plugin serves.
+
+        Args:
+            found: the claim, as the API server has it.
+            served: the resources that our device plugin serves here.
+
+        Raises:
+            ExtendedResourceClash: it is.
+            ApiServerSilent: the server does not answer.
+        """
+        metadata = found.get("metadata") or {}
+        if not served or (metadata.get("annotations") or {}).get(_EXTENDED) != "true":
+            return
+        version = await self._spoken()
+        requests = ((found.get("spec") or {}).get("devices") or {}).get("requests") or ()
+        classes = {(each.get("exactly") or each).get("deviceClassName") for each in requests}
+        for name in sorted(filter(None, classes)):
+            try:
+                spec = (await self._asked(class_path(version, name))).get("spec") or {}
+            except ApiServerRefused as error:
+                if is_away(error):
+                    raise
+                continue  # it is gone, or not ours to read
+            if (resource := spec.get("extendedResourceName")) in served:
+                raise ExtendedResourceClash(
+                    f"the claim {metadata.get('namespace')}/{metadata.get('name')}",
+                    found=f"the DeviceClass {name} and the device plugin both serve {resource}",
+                )
+
+    async def _spoken(self) -> str:
         asked = time.monotonic()
         async with self._finding:
             self._refuse(asked)
             try:
-                version = await self._version()
+                return await self._version()
             except ApiServerSilent as error:
                 self._note(error)
                 raise
-        path = claim_path(version, reference.namespace, reference.name)
+
+    async def _asked(self, path: str) -> dict[str, Any]:
+        """What the server has at a path."""
+        asked = time.monotonic()
         for attempt in range(_ATTEMPTS):
             try:
                 return await anyio.to_thread.run_sync(
                     self._get, path, asked, limiter=self._threads, abandon_on_cancel=True
                 )
             except ApiServerRefused as error:
-                if error.http == _NOT_FOUND:
-                    raise ResourceClaimUnusable(
-                        f"the claim {reference.namespace}/{reference.name}", found="does not exist"
-                    ) from error
                 is_last = attempt + 1 == _ATTEMPTS
                 if error.http != _BUSY or is_last or not 0 < error.retry_after <= _SOON:
                     raise

@@ -166,6 +166,8 @@ def _told(device: Device, version: str) -> dict[str, Any]:
     if device.counters is not None:
         takes = {name: {"value": value} for name, value in device.counters.takes.items()}
         what["consumesCounters"] = [{"counterSet": device.counters.of, "counters": takes}]
+    if device.taints:
+        what["taints"] = [taint._asdict() for taint in device.taints]
     return {"name": device.name, **({"basic": what} if version == _BASIC else what)}
 
 

@@ -218,5 +218,5 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                 yield Claim(
                     str(each["ClaimUID"]), str(each["Namespace"]), str(each["ClaimName"]), devices
                 )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return

@@ -1,11 +1,10 @@
 """The child that talks with NVML for the agent: a program of its own, run by path.
 
-    python3 -I -S child.py EVENTS|SAMPLES LIBRARY MODULES PARENT BEAT
+    python3 -I -S child.py EVENTS|SAMPLES LIBRARY MODULES PARENT
 
 It ends with the agent, whose process id PARENT is, however that ends. It says one JSON object a
 line; the last one may be ``{"error": …}``. What else it says, and what it is asked, is in
-:mod:`.watching` (EVENTS) and :mod:`.answering` (SAMPLES). BEAT is how many milliseconds the first
-may be silent.
+:mod:`.watching` (EVENTS) and :mod:`.answering` (SAMPLES).
 
 LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. glibc then answers
 pynvml's request for "libnvidia-ml.so.1" with it, for it has that soname. MODULES is the directory
@@ -33,7 +32,7 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3
 _MOST_MEMORY = 4 << 30
 
 
-def main(what: str, library: str, modules: str, parent: str, beat: str) -> None:
+def main(what: str, library: str, modules: str, parent: str) -> None:
     """Talks until it is ended. Does not return."""
     die_with(int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -55,7 +54,7 @@ def main(what: str, library: str, modules: str, parent: str, beat: str) -> None:
         if what == EVENTS:
             from integration.node.monitor.watching import watch  # noqa: PLC0415 - likewise
 
-            watch(pynvml, say, int(beat))
+            watch(pynvml, say)
         else:
             from integration.node.monitor.answering import answer  # noqa: PLC0415 - likewise
 

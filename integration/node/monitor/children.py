@@ -86,13 +86,12 @@ class Children:
         self._abandoned = [each for each in self._abandoned if each.poll() is None]
         return len(self._abandoned)
 
-    def start(self, what: str, library: str, beat: float = 0.0) -> Child:
+    def start(self, what: str, library: str) -> Child:
         """Start one.
 
         Args:
             what: :data:`.child.EVENTS` or :data:`.child.SAMPLES`.
             library: the path of NVML's.
-            beat: seconds that the first may be silent.
 
         Raises:
             ChildFailed: it could not be started, or too many cannot be ended.
@@ -105,7 +104,7 @@ class Children:
             )
         argv = [
             *(sys.executable, "-I", "-S", program.__file__),
-            *(what, library, modules_directory(), str(os.getpid()), str(int(beat * 1000))),
+            *(what, library, modules_directory(), str(os.getpid())),
         ]
         try:
             process = subprocess.Popen(

@@ -114,7 +114,7 @@ class Watch:
         Raises:
             ChildFailed: there is nothing more to hear from it.
         """
-        child = self._children.start(EVENTS, library_of(seen), self._beat)
+        child = self._children.start(EVENTS, library_of(seen))
         self._said_lost = math.inf
         try:
             await first_of(
@@ -142,7 +142,7 @@ class Watch:
     async def _hear(self, child: Child, seen: Seen) -> None:
         patience = self._to_answer + _TO_BEGIN
         begun, count = time.monotonic(), 0
-        child.ask(uuids_of(seen))
+        child.ask({"gpus": uuids_of(seen), "beat": self._beat})
         while not (self._board.unwatched and time.monotonic() - begun > self._retry):
             word = await child.word(patience)
             patience = self._beat + self._to_answer + _LATE

@@ -1,7 +1,7 @@
 """Waiting for NVML's events, and seeing that the GPUs still answer, in the child.
 
-It reads a line, ``{INDEX: UUID, …}``, which the node's GPUs are by the inventory. Then it says, a
-line each:
+It reads a line, ``{"gpus": {INDEX: UUID, …}, "beat": SECONDS}``: which the node's GPUs are by the
+inventory, and for how long it may be silent. Then it says, a line each:
 
 - ``{"lost": {UUID: WHY, …}}`` at first, and whenever that has changed: those that do not answer;
 - ``{"unwatched": {UUID: WHY, …}}`` likewise: those whose events cannot be had. A GPU is watched
@@ -52,18 +52,16 @@ _HIGHEST_XID = 100_000
 _NO_INSTANCE = 0xFFFFFFFF
 
 
-def watch(nvml: Any, say: Callable[[dict[str, Any]], None], beat: int) -> NoReturn:
+def watch(nvml: Any, say: Callable[[dict[str, Any]], None]) -> NoReturn:
     """Say what happens, until it cannot be known any more.
-
-    Args:
-        beat: milliseconds of silence at most.
 
     Raises:
         NVMLError: the wait cannot go on.
     """
-    known = {int(index): uuid for index, uuid in json.loads(sys.stdin.readline()).items()}
+    asked = json.loads(sys.stdin.readline())
+    known = {int(index): uuid for index, uuid in asked["gpus"].items()}
     nvml.nvmlInit()
-    watcher = _Watcher(nvml, say, beat / 1000, known)
+    watcher = _Watcher(nvml, say, asked["beat"], known)
     failures = 0
     while True:
         watcher.register()

@@ -3,8 +3,8 @@
 Rules
 - A claim says nothing of devices that others have. Of a daemon that serves MIG devices no compute
   mode is set: those have none.
-- A device that is lost is left out, as for a resource. One that is out of service is not: who has
-  it, keeps it.
+- A device that is lost is left out, as for a resource, and so is one that is not seen: a MIG device
+  that was just made will be. One that is out of service is not: who has it, keeps it.
 - A daemon stays when the agent ends: containers of the claim may be started meanwhile.
 - Not every driver's control program can serve several users at once. Whether one can is asked of
   the program's file: an option that it does not know it would ignore.
@@ -81,7 +81,7 @@ def plan_of_claim(name: str, daemon: ClaimDaemon, inventory: Inventory) -> Plan:
         name: what it is called.
 
     Raises:
-        MpsImpossible: its devices are gone, or the driver cannot do what is asked for.
+        MpsImpossible: the driver cannot do what is asked for.
         MpsProgramMissing: the driver has not all of MPS.
     """
     gpus = {gpu.index: gpu for gpu in inventory.gpus}
@@ -91,14 +91,7 @@ def plan_of_claim(name: str, daemon: ClaimDaemon, inventory: Inventory) -> Plan:
         for mig in inventory.mig_devices
         if mig.gpu in gpus
     }
-    for uuid in daemon.limits:
-        if uuid not in there:
-            raise MpsImpossible(
-                f"to share {uuid} by MPS for a claim",
-                found="no such device of the node, or a GPU in MIG mode",
-                do="see `nvshim list` on the node",
-            )
-    devices = sorted(daemon.limits, key=lambda uuid: there[uuid][:2])
+    devices = sorted(there.keys() & daemon.limits, key=lambda uuid: there[uuid][:2])
     plan = Plan(
         resource=name,
         devices=tuple(uuid for uuid in devices if not there[uuid][2]),

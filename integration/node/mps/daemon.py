@@ -31,8 +31,6 @@ from integration.node.mps.places import shm
 from shim.causes.agent import is_locked
 
 if TYPE_CHECKING:
-    from threading import Event
-
     from hooks.config import Config
     from integration.node.mps.places import Places
     from integration.node.mps.plan import Plan, Programs
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Daemon", "Found"]
 
 _POLL: Final = 0.02
-_TO_START: Final = 10.0
 _TO_NOTE: Final = 1.0
 _MOST_LOG: Final = 4 << 20
 _TAIL: Final = 4096
@@ -111,15 +108,14 @@ class Daemon:
 
     # -- started ----------------------------------------------------------------------------------
 
-    def start(self, plan: Plan, stop: Event) -> int:
-        """Start the daemon, and wait until it answers.
+    def start(self, plan: Plan) -> int:
+        """Start the daemon, which answers a moment later.
 
         Args:
             plan: what it is to be like. Nobody has the lock.
-            stop: set when it is to be waited for no longer.
 
         Raises:
-            NodeAgentError: it does not start, or what it needs cannot be had. Then there is none.
+            NodeAgentError: what it needs cannot be had.
             DriverNotFound: there is no driver any more.
             DriverMismatch: the driver's files are of another version.
         """
@@ -143,7 +139,7 @@ class Daemon:
             record={"devices": plan.devices, "driver": plan.driver},
         )
         append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        pid = os.posix_spawn(
+        return os.posix_spawn(
             argv[0],
             argv,
             {},
@@ -154,12 +150,6 @@ class Daemon:
             ],
             setsid=True,  # what is said to the agent's group is not said to it
         )
-        try:
-            self._await(pid, plan, stop)
-        except BaseException:
-            self.kill(pid)
-            raise
-        return pid
 
     def _refuse_strangers(self, plan: Plan) -> None:
         """Leave a daemon alone that serves here and is none of ours: NVIDIA's plugin has them too.
@@ -177,27 +167,20 @@ class Daemon:
                 do="end it, or what keeps it: it may be NVIDIA's mps-control-daemon",
             )
 
-    def _await(self, pid: int, plan: Plan, stop: Event) -> None:
-        control = self.control(plan.programs)
-        deadline = time.monotonic() + _TO_START
-        socket = os.path.join(self._places.pipe, _SOCKET)
-        while True:
-            ended = self.ended(pid)
-            if ended:
-                raise self._failed(ended)
-            if stop.is_set():
-                raise self._failed("the agent ends before it answers")
-            if os.path.exists(socket):
-                try:
-                    control.percentage()
-                except MpsDaemonFailed:
-                    if time.monotonic() > deadline:
-                        raise
-                else:
-                    return
-            elif time.monotonic() > deadline:
-                raise self._failed(f"no socket within {_TO_START:g} s")
-            stop.wait(_POLL)
+    def answers(self, pid: int, plan: Plan) -> bool:
+        """Whether one that was started answers by now.
+
+        Raises:
+            MpsDaemonFailed: it has ended.
+        """
+        if ended := self.ended(pid):
+            raise self._failed(ended)
+        if not os.path.exists(os.path.join(self._places.pipe, _SOCKET)):
+            return False
+        with suppress(MpsDaemonFailed):
+            self.control(plan.programs).percentage()
+            return True
+        return False
 
     def configure(self, plan: Plan, devices: tuple[str, ...]) -> None:
         """Give the daemon its limits, and see that it has them.

@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import threading
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -66,6 +65,7 @@ _AGAIN: Final = 20.0
 """Seconds between two requests to quit."""
 _LOG_LOOK: Final = 900.0
 _MOST_SILENT: Final = 2
+_TO_START: Final = 10.0
 _TO_LEAVE: Final = 12.0
 _TO_END: Final = 1.0
 _POLL: Final = 0.05
@@ -108,7 +108,6 @@ class Keeper:
         self._programs: Programs | None = None
         self._news = anyio.Event()
         self._silent = 0
-        self._ending = threading.Event()
 
     def want(self, plan: Plan | None, programs: Programs | None) -> None:
         """Say what the daemon is to be like.
@@ -128,19 +127,6 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep it so; ends when none is wanted, and there is none any more."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell_of_end)
-            await self._keep()
-            tasks.cancel_scope.cancel()
-
-    async def _tell_of_end(self) -> None:
-        """Tell the thread that starts a daemon when this is cancelled."""
-        try:
-            await anyio.sleep_forever()
-        finally:
-            self._ending.set()
-
-    async def _keep(self) -> None:
         backoff = Backoff()
         while True:
             self._news = anyio.Event()
@@ -149,8 +135,7 @@ class Keeper:
                 if await self._turn(self.plan):
                     return
             except NvshimError as error:
-                if self._ending.is_set():
-                    await anyio.lowlevel.checkpoint()  # it is cancelled
+                await anyio.lowlevel.checkpoint()  # what fails at the agent's end is not said
                 pause = backoff.pause(anyio.current_time() - begun)
                 self._post(unready=error.found, pid=0, has_failed=True)
                 self._say_fault(str(error), again_in=pause)
@@ -216,9 +201,23 @@ class Keeper:
                 f"its GPUs are still those of {holder}",
                 "it begins when that one's clients have ended",
             )
-        pid = await _aside(self._daemon.start, plan, self._ending)
+        pid = await _aside(self._daemon.start, plan)
+        try:
+            await self._until_it_answers(pid, plan)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await _aside(self._daemon.kill, pid)
+            raise
         self._context.say("info", "MPS control daemon started", resource=plan.resource, pid=pid)
         return pid
+
+    async def _until_it_answers(self, pid: int, plan: Plan) -> None:
+        deadline = anyio.current_time() + _TO_START
+        while not await _aside(self._daemon.answers, pid, plan):
+            if anyio.current_time() > deadline:
+                found = f"no answer within {_TO_START:g} s"
+                raise self._failed(found, f"see {self.places.log_file}")
+            await anyio.sleep(_POLL)
 
     async def _living(self) -> Found | None:
         """The daemon that lives, if there is one.

@@ -12,6 +12,8 @@ import click
 
 from integration.cli import exits
 from integration.cli.app import COMMANDS, GROUPS, HIDDEN, nvshim
+from integration.cli.node_options import parameter_of
+from integration.node.plugin.table import FLAGS
 from tests.tools.reference.markdown import code, prose, table
 
 __all__ = ["exit_statuses", "page", "statuses", "walk"]
@@ -39,6 +41,13 @@ _SHARED: Final = """\
 Commands that answer have `-o`; those that list things have `-q` and `--no-headers`, too.
 
 """
+# NVIDIA's own, of its device plugin: another page has what differs, and --help has all of them.
+_PLUGINS: Final = frozenset(map(parameter_of, FLAGS))
+_OF_PLUGIN: Final = (
+    "And the flags of NVIDIA's device plugin (`--help`); [what differs]"
+    "(../node-agent.md#the-device-plugin).\n"
+)
+
 # Commands that have the same option, for it to be told once; and commands of one group.
 _MANY: Final = 4
 _MANY_OF_GROUP: Final = 2
@@ -89,7 +98,7 @@ def page() -> str:
                 told = _shared_within(name, every, shared)
                 text += table(("option of several", "meaning"), told) if told else ""
             else:
-                text += _told(rows, [*shared, *told])
+                text += _told(command, rows, [*shared, *told])
         if name == _NVIDIAS.strip():
             nvidias = [(code(each), _help(c)) for each, c, _ in every if each.startswith(_NVIDIAS)]
             text += table(("command", "as the original, with its options (`--help`)"), nvidias)
@@ -108,11 +117,15 @@ def _shared_within(
     return [row for row, count in counted.items() if count >= _MANY_OF_GROUP]
 
 
-def _told(rows: list[tuple[str, str]], shared: list[tuple[str, str]]) -> str:
+def _told(
+    command: click.Command, rows: list[tuple[str, str]], shared: list[tuple[str, str]]
+) -> str:
     """A command's own options as a table, and the names of those it shares."""
     own = [row for row in rows if row not in shared]
     text = table(("option", "meaning"), own) if own else ""
     others = [_name(row[0]) for row in rows if row in shared and "-headers" not in row[0]]
+    if any(option.name in _PLUGINS for option in command.params):
+        text += f"\n{_OF_PLUGIN}"
     if told := [name for name in others if name != "`-o`"]:
         text += f"\n[Also](#options-of-many-commands) {', '.join(told)}.\n"
     return text
@@ -165,7 +178,7 @@ def _options(command: click.Command) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     context = click.Context(command)
     for option in command.params:
-        if isinstance(option, click.Option) and not option.hidden:
+        if isinstance(option, click.Option) and not option.hidden and option.name not in _PLUGINS:
             record = option.get_help_record(context)
             if record is not None:
                 rows.append((code(record[0]), prose(_meant(option)) + _said(option)))

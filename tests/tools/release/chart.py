@@ -44,6 +44,7 @@ OPTIONS: Final = {
     "device-plugin-config": ".Values.devicePlugin.config",
     "mps": ".Values.mps",
     "dra": ".Values.dra",
+    "dra-extended-resource": "and .Values.dra .Values.draExtendedResource",
     "node-condition": ".Values.nodeCondition",
     "metrics": "or .Values.metrics.enabled .Values.metrics.prometheusOperator",
     "prometheus-operator": ".Values.metrics.prometheusOperator",
@@ -98,6 +99,10 @@ _TABLE: Final[tuple[tuple[str, Any, dict[str, Any], str], ...]] = (
     (
         "dra", False, _BOOLEAN,
         "Be a driver of dynamic resource allocation, too (Kubernetes 1.34 and newer).",
+    ),
+    (
+        "draExtendedResource", False, _BOOLEAN,
+        "Pods that ask for nvidia.com/gpu get it by claims, and no device plugin serves it.",
     ),
     (
         "nodeCondition", False, _BOOLEAN,

@@ -243,6 +243,7 @@ def test_with_an_agent_that_knows_nothing_nothing_is_told(case: Case) -> None:
         ("", "85", {"whose": Whose.NEIGHBOUR}, 134),
         ("", "85", {"whose": Whose.APPLICATION}, 134),
         ("", "85", {"whose": Whose.UNCLEAR}, 134),
+        ("", "85", {"when": 1e9}, 134),
     ],
 )
 def test_the_exit_code(
@@ -252,7 +253,8 @@ def test_the_exit_code(
     if wish is not None:
         case.spec["annotations"] = {"io.containerd.nvidia.v1.fault-exit-code": wish}
     fault = {"whose": Whose.DEVICE, "sure": True, **more}
-    write_causes(str(case.state), "k8s.io", "c1", [Fault(time.time(), "xid", 79, **fault)])
+    when = fault.pop("when", time.time())
+    write_causes(str(case.state), "k8s.io", "c1", [Fault(when, "xid", 79, **fault)])
     found = case.tell()
     assert found["status"] == status
     assert ("The exit code was 134." in found["cause"]) is (status != 134)

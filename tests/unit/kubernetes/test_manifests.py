@@ -476,6 +476,7 @@ def test_the_driver_may_read_claims_and_write_its_nodes_slices(
     rules = documents["ClusterRole", "containerd-shim-nvidia-dra"]["rules"]
     assert {(resource, *rule["verbs"]) for rule in rules for resource in rule["resources"]} == {
         ("resourceclaims", "get"),
+        ("deviceclasses", "get"),
         ("resourceslices", "list", "watch", "create", "update", "delete"),
         ("nodes", "get"),
     }

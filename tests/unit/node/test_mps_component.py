@@ -15,11 +15,12 @@ import pytest
 from hooks.config import Config
 from integration.node.components import Context, Options
 from integration.node.mps import component
+from integration.node.mps.claims import CLAIMS, ClaimDaemon
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.places import Places
 from integration.node.plugin.values import MPS, Settings, SharedResource, Sharing
 from integration.node.refresh import Seen
-from tests.unit.node.test_mps_plan import gpu, inventory_of, shared
+from tests.unit.node.test_mps_plan import gpu, inventory_of, shared, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,3 +174,50 @@ async def test_what_a_predecessor_has_left_is_taken_away(context: Context) -> No
         assert Kept.all[NAME].plan is not None
         tasks.cancel_scope.cancel()
     assert Kept.all[NAME].left
+
+
+async def test_daemons_of_claims_are_kept_beside_those_of_resources(context: Context) -> None:
+    board, name = context.board, f"{CLAIMS}/uid-1234"
+    daemon = ClaimDaemon({uuid(1): 0}, 50, multi_user=False)
+    board.post(claim_daemons={name: daemon})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await settled()
+        # What was just made is not seen yet, and is no failure.
+        assert set(Kept.all) == {NAME}
+        assert board.mps.keys() == {NAME}
+        board.post(seen=Seen(inventory=inventory_of("", gpu(0), gpu(1))))
+        await settled()
+        plan = Kept.all[name].plan
+        assert plan is not None
+        assert (plan.devices, plan.percentage, plan.stays) == ((uuid(1),), 50, True)
+        assert plan.others == {uuid(0)}
+        Kept.all[NAME].say("")
+        ready = Path(board.settings.mps_root if board.settings else "", ".ready")
+        assert ready.exists(), "it is said of resources alone"
+        # The control program here has no such option.
+        board.post(claim_daemons={f"{name}5": replace(daemon, multi_user=True)})
+        await settled()
+        assert board.mps[f"{name}5"].has_failed
+        assert not wanted(Kept.all[name])
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("dra", [True, False])
+async def test_what_a_predecessor_has_left_of_claims_stays_until_they_are_known(
+    context: Context, *, dra: bool
+) -> None:
+    context = replace(context, options=replace(context.options, dra=dra))
+    board, name = context.board, f"{CLAIMS}/uid-1234"
+    root = Path(board.settings.mps_root if board.settings else "")
+    for left in (name, "nvidia.com/left"):
+        (root / left).mkdir(parents=True)
+        (root / left / ".lock").touch()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        await settled()
+        assert set(Kept.all) == {NAME, "nvidia.com/left"} | (set() if dra else {name})
+        board.post(claim_daemons={})
+        await settled()
+        assert not wanted(Kept.all[name])
+        tasks.cancel_scope.cancel()

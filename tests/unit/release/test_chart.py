@@ -45,10 +45,10 @@ SAME: Final[tuple[tuple[tuple[str, ...], dict[str, Any]], ...]] = (
     (
         (
             *("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "dra"),
-            *("node-condition", "metrics"),
+            *("dra-extended-resource", "node-condition", "metrics"),
         ),
         {
-            "dra": True, "nodeCondition": True,
+            "dra": True, "draExtendedResource": True, "nodeCondition": True,
             "driver": "container", "restart": "signal", "removeOnExit": True,
             "devicePlugin": {"enabled": False}, "metrics": {"enabled": True},
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -16,19 +17,23 @@ from shim.runtime.options import RuntimeOptions, read_options, with_cgroup_drive
 _RUNC = "containerd.runc.v1.Options"
 _TOML = "runtimeoptions.v1.Options"
 
-_ALL = RuntimeOptions(
-    binary_name="/usr/bin/crun",
-    root="/run/x",
-    systemd_cgroup=True,
-    no_pivot_root=True,
-    no_new_keyring=True,
-    io_uid=1000,
-    io_gid=1001,
-    criu_path="/opt/criu",
-    criu_image_path="/checkpoints/c1",
-    criu_work_path="/var/log/criu",
-    shim_cgroup="/shims",
-)
+# What clients of containerd 1 set for runtimes that they do not know, and what there is beside.
+_SOME: dict[str, Any] = {
+    "no_pivot_root": True,
+    "no_new_keyring": True,
+    "io_uid": 1000,
+    "io_gid": 1001,
+    "criu_image_path": "/checkpoints/c1",
+    "criu_work_path": "/var/log/criu",
+    "shim_cgroup": "/shims",
+}
+_MORE: dict[str, Any] = {
+    "binary_name": "/usr/bin/crun",
+    "root": "/run/x",
+    "systemd_cgroup": True,
+    "criu_path": "/opt/criu",
+}
+_ALL = RuntimeOptions(**_SOME, **_MORE)
 
 _ALL_TOML = """
 BinaryName = "/usr/bin/crun"
@@ -56,42 +61,14 @@ def test_no_options_are_the_defaults(message: AnyMessage | None) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "type.googleapis.com/"])
 def test_options_of_runc_are_taken_whole(prefix: str) -> None:
-    options = runc_options_pb2.Options(
-        binary_name="/usr/bin/crun",
-        root="/run/x",
-        systemd_cgroup=True,
-        no_pivot_root=True,
-        no_new_keyring=True,
-        io_uid=1000,
-        io_gid=1001,
-        criu_path="/opt/criu",
-        criu_image_path="/checkpoints/c1",
-        criu_work_path="/var/log/criu",
-        shim_cgroup="/shims",
-    )
+    options = runc_options_pb2.Options(**_SOME, **_MORE)
     assert read_options(_any(prefix + _RUNC, options.SerializeToString())) == _ALL
 
 
 def test_options_that_clients_of_containerd_1_send_to_runtimes_they_do_not_know() -> None:
-    options = linux_runc_pb2.CreateOptions(
-        no_pivot_root=True,
-        no_new_keyring=True,
-        io_uid=1000,
-        io_gid=1001,
-        criu_image_path="/checkpoints/c1",
-        criu_work_path="/var/log/criu",
-        shim_cgroup="/shims",
-    )
+    options = linux_runc_pb2.CreateOptions(**_SOME)
     url = "containerd.linux.runc.CreateOptions"
-    assert read_options(_any(url, options.SerializeToString())) == RuntimeOptions(
-        no_pivot_root=True,
-        no_new_keyring=True,
-        io_uid=1000,
-        io_gid=1001,
-        criu_image_path="/checkpoints/c1",
-        criu_work_path="/var/log/criu",
-        shim_cgroup="/shims",
-    )
+    assert read_options(_any(url, options.SerializeToString())) == RuntimeOptions(**_SOME)
     with pytest.raises(InvalidRuntimeOptions):
         read_options(_any(url, b"\xff"))
 

@@ -115,8 +115,19 @@ def test_gpu_in_mig_mode_without_devices_is_noted(mixed: Node) -> None:
 @pytest.mark.parametrize("node_name", ["nvidia0", "nvidiactl"])
 def test_named_gpu_without_its_nodes_is_an_error(mixed: Node, node_name: str) -> None:
     (mixed.dev / node_name).unlink()
-    with pytest.raises(DeviceNodeMissing, match=node_name):
+    with pytest.raises(DeviceNodeMissing, match=node_name) as caught:
         granted(taken(mixed), "0")
+    assert "make its nodes" in caught.value.do
+
+
+def test_a_lost_gpu_is_an_error_that_advises_a_reset(mixed: Node) -> None:
+    inventory = taken(mixed)
+    path = inventory.gpus[0].path
+    usable = {name: node for name, node in inventory.nodes.usable.items() if name != path}
+    nodes = replace(inventory.nodes, usable=usable, faults={path: "lost"}, lost=frozenset({path}))
+    with pytest.raises(DeviceNodeMissing) as caught:
+        granted(replace(inventory, nodes=nodes), "0")
+    assert caught.value.do.startswith("reset the GPU")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hooks.edits.planning import arches_of, make_plan
 from hooks.image.layout import Layout, Libc, Loader
 from hooks.node.capabilities import FILES, NODES, Library, every_row, rows_of
 from hooks.node.inventory import take_inventory
-from hooks.plan import Plan
+from hooks.plan import Bounds, Plan
 from hooks.requests.request import read_request
 from hooks.words import CAPABILITIES, Arch
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig
@@ -231,3 +231,15 @@ def test_gpus_that_are_not_granted_are_in_no_link_and_no_mask(full: Node) -> Non
     assert plan.link_directories == ()
     assert b"0x1]" in plan.files[0].content
     assert planned(full, "graphics", devices="none").files == ()
+
+
+def test_bounds_of_two_vendors_are_what_either_may() -> None:
+    none = Bounds(mount_kinds=frozenset())
+    majors, programs = frozenset({195}), frozenset({"/bin/hook"})
+    one = Bounds(majors, ("/a",), frozenset({8}), frozenset({"bind"}), programs, host_settings=True)
+    other = Bounds(frozenset({235}), ("/b",), frozenset({9}), frozenset({"tmpfs"}), programs)
+    assert one | none == none | one == one
+    assert one | other == Bounds(
+        frozenset({195, 235}), ("/a", "/b"), frozenset({8, 9}), frozenset({"bind", "tmpfs"}),
+        programs, host_settings=True,
+    )  # fmt: skip

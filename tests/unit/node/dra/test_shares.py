@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from hooks.config import Config
 from integration.inspection.shares import Share, shares_in
+from integration.node.dra import cdi, state
 from integration.node.dra.claims import refuse_taken
 from integration.node.dra.devices import Device
 from integration.node.dra.errors import SharingConflict
@@ -33,6 +35,7 @@ from tests.unit.node.dra.test_slices import DEVICES, GPUS, NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 ID, SECOND = (f"{n}b1f5c5e-7d47-4c3c-9f0d-5f4b4a3d2c1b" for n in range(2))
 SHARED: Final = {
@@ -158,6 +161,21 @@ def test_who_has_no_share_has_the_whole_gpu() -> None:
 )
 def test_what_part_an_allocation_is(result: Any, expected: tuple[str, int, int]) -> None:
     assert consumed(result) == expected
+
+
+def test_the_kubelets_record_tells_of_shares(tmp_path: Path) -> None:
+    device = {
+        "PoolName": POOL, "DeviceName": GPU.lower(), "ShareID": ID, "RequestNames": ["gpu"],
+        "CDIDeviceIDs": ["odd"],
+    }  # fmt: skip
+    info = {"ClaimUID": "UID", "ClaimName": "one", "Namespace": "default"}
+    info["DriverState"] = {DRIVER: {"Devices": [device, device]}}  # type: ignore[assignment]
+    data = json.dumps({"ClaimInfoStateList": [info]})
+    (tmp_path / "dra_manager_state").write_text(json.dumps({"Data": data}), "ascii")
+    config = Config(state=str(tmp_path), proc=str(tmp_path), kubelet_root=str(tmp_path))
+    (claim,) = state.load(config, DRIVER).values()
+    assert [(each.uuid, each.share) for each in claim.devices] == [(GPU, ID)]
+    assert cdi.name_of(DRIVER, "UID", claim.devices[0]).endswith(f"=UID-{GPU.lower()}-{ID}")
 
 
 def test_only_the_first_version_of_the_kubelets_api_has_shares() -> None:

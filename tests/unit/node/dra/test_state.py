@@ -70,5 +70,7 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(tmp_path: Path, text: st
     path = tmp_path / "state" / "dra.json"
     boot = path.read_text().partition('"boot": "')[2].partition('"')[0]
     path.write_text(text.replace("BOOT", boot))
+    (tmp_path / "kubelet").mkdir()
+    (tmp_path / "kubelet" / "dra_manager_state").write_text("[" * 100_000)
     assert load(config, "driver") == {}
     assert held(config) == ()

@@ -18,7 +18,7 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RuntimeOptions:
     """What is wanted of an engine.
 
     What is None, and has no other meaning then, stays as it was configured before: so an installer
