@@ -1,7 +1,6 @@
 """Running the driver's nvidia-smi, for what NVML has no function for.
 
-A driver root that is a system of its own, as in a driver container, is the program's root. It ends
-with whoever has started it, as what it would do then is no longer what is wanted.
+A driver root that is a system of its own, as in a driver container, is the program's root.
 
 Source: nvidia-smi(1).
 """
@@ -43,13 +42,20 @@ class SmiFailed(Exception):
 
 
 def run_nvidia_smi(
-    driver: Driver, config: Config, arguments: Sequence[str], timeout: float
+    driver: Driver,
+    config: Config,
+    arguments: Sequence[str],
+    timeout: float,
+    *,
+    ends_with_us: bool = False,
 ) -> None:
     """Run it, until it has ended.
 
     Args:
         driver: whose it is.
         timeout: seconds after which it is killed.
+        ends_with_us: whether it is killed, too, once we are no more: what it would do then is no
+            longer wanted. A reset goes on, as a GPU is better reset than half reset.
 
     Raises:
         SmiFailed: it is not there, does not end, or ends with another status than 0.
@@ -62,10 +68,12 @@ def run_nvidia_smi(
         )
     root, libraries = where_programs_run(driver)
     environment = {"PATH": _PATH} | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
-    argv = launch_line(
-        program.removeprefix(root), root, environment,
-        arguments=list(arguments), dev=config.dev, ends_with=os.getpid(),
-    )  # fmt: skip
+    argv = [program, *arguments]
+    if root or ends_with_us:
+        argv = launch_line(
+            program.removeprefix(root), root, environment, arguments=list(arguments),
+            dev=config.dev, ends_with=os.getpid() if ends_with_us else 0,
+        )  # fmt: skip
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

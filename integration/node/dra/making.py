@@ -280,7 +280,7 @@ class Making:
         return parts
 
     def _smi(self, inventory: Inventory, *arguments: str) -> None:
-        run_nvidia_smi(inventory.driver, self._config, arguments, _TO_ACT)
+        run_nvidia_smi(inventory.driver, self._config, arguments, _TO_ACT, ends_with_us=True)
 
     @property
     def _path(self) -> str:
