@@ -17,6 +17,7 @@ import os
 import socket
 import ssl
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
@@ -105,11 +106,16 @@ class Kept:
 
     def __init__(self) -> None:
         self._idle: list[tuple[float, Connection]] = []
+        self._most = _MOST_IDLE
         self._trust: tuple[Access, ssl.SSLContext] | None = None
 
-    def __del__(self) -> None:  # whoever asks a server just stops
-        while self._idle:
-            self._idle.pop()[1].close()
+    def close(self) -> None:
+        """Keep nothing any more, nor from now on."""
+        self._most = 0
+        self._drop()
+
+    def __del__(self) -> None:  # who has not closed it just stops
+        self.close()
 
     def trust(self, access: Access) -> ssl.SSLContext:
         """What is trusted: read anew where the authority, or the client's certificate, is new."""
@@ -121,8 +127,12 @@ class Kept:
     def keep(self, connection: Connection) -> None:
         """Have a connection be there for the next call."""
         self._idle.append((time.monotonic(), connection))
-        while len(self._idle) > _MOST_IDLE:
-            self._idle.pop(0)[1].close()
+        self._drop()
+
+    def _drop(self) -> None:
+        with suppress(IndexError):  # another thread was faster
+            while len(self._idle) > self._most:
+                self._idle.pop(0)[1].close()
 
     def idle(self, access: Access) -> Connection | None:
         """A connection that is not in use; None if there is none."""

@@ -137,6 +137,10 @@ class ApiServer:
             raise self.silent(asked, error) from error
         return Watch(self, asked, connection, answer)
 
+    def close(self) -> None:
+        """Close the connections that were kept; a call after that has one of its own."""
+        self._kept.close()
+
     def _ask(
         self, method: str, path: str, body: Any, query: Mapping[str, str], timeout: float
     ) -> tuple[Connection, http.client.HTTPResponse]:

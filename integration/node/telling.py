@@ -6,6 +6,7 @@ What the API server does not take is said once, and tried again after a while.
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
@@ -31,14 +32,14 @@ async def keep_told(context: Context, tell: Callable[[ApiServer], None], *names:
         names: of the board, by which it goes.
     """
     options, board, failed = context.options, context.board, ""
-    api = api_server_of(options)
-    while True:
-        version, line = board.version(*names), ""
-        try:
-            await anyio.to_thread.run_sync(tell, api, abandon_on_cancel=True)
-        except NvshimError as error:
-            line = str(error)
-        if line and line != failed:
-            context.say("warning", line)
-        failed = line
-        await board.change(*names, since=version, timeout=_AGAIN if line else math.inf)
+    with closing(api_server_of(options)) as api:
+        while True:
+            version, line = board.version(*names), ""
+            try:
+                await anyio.to_thread.run_sync(tell, api, abandon_on_cancel=True)
+            except NvshimError as error:
+                line = str(error)
+            if line and line != failed:
+                context.say("warning", line)
+            failed = line
+            await board.change(*names, since=version, timeout=_AGAIN if line else math.inf)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 
     from hooks.cdi.spec import SpecFile
     from hooks.node.inventory import Inventory
+    from integration.node.api_server import ApiServer
     from integration.node.components import Context
     from integration.node.dra.devices import Device
     from integration.node.dra.state import Claim
@@ -89,21 +91,22 @@ async def drive(context: Context) -> None:
     """Be the driver, until cancelled."""
     for part in [name for name in context.board.faults if name.startswith(f"{_NAME} ")]:
         context.board.fault(part, "")
-    async with anyio.create_task_group() as tasks:
-        driver = _Driver(context)
-        await driver.begin()
-        serving = Serving(context, tasks, context.options.dra_driver, driver, driver.fault)
-        tasks.start_soon(driver.keep)
-        tasks.start_soon(driver.hear_specs)
-        tasks.start_soon(driver.on_demand.tidy)
-        tasks.start_soon(driver.publisher.run)
-        await serving.run()
+    with closing(api_server_of(context.options)) as api:
+        async with anyio.create_task_group() as tasks:
+            driver = _Driver(context, api)
+            await driver.begin()
+            serving = Serving(context, tasks, context.options.dra_driver, driver, driver.fault)
+            tasks.start_soon(driver.keep)
+            tasks.start_soon(driver.hear_specs)
+            tasks.start_soon(driver.on_demand.tidy)
+            tasks.start_soon(driver.publisher.run)
+            await serving.run()
 
 
 class _Driver:
     """The driver of this node."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, api: ApiServer) -> None:
         options = context.options
         self._context = context
         self._board = context.board
@@ -111,9 +114,8 @@ class _Driver:
         self._name = options.dra_driver
         self._effect = EFFECTS[options.dra_unhealthy]
         self._pool = options.node_name
-        self._api = api_server_of(options)
-        self.publisher = Publisher(context, self._api, self._name, self._pool, self.fault)
-        self._reader = ClaimReader(self._api, self.publisher.version)
+        self.publisher = Publisher(context, api, self._name, self._pool, self.fault)
+        self._reader = ClaimReader(api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
         self._looking = Looking(context, self.fault)
         self._looks = anyio.Lock()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hooks.config import Config
+from integration.node.api_server import ApiServer
 from integration.node.components import DRA_DRIVER, Context, Options
 from integration.node.dra.claims import Reference
 from integration.node.dra.driving import _Driver
@@ -24,7 +25,8 @@ async def test_what_fails_leaves_a_claim_what_it_had(
 ) -> None:
     config = Config(state=str(tmp_path), kubelet_root=str(tmp_path))
     options = Options("", 60, node_name="node-1", pod_resources="", cri_sockets=())
-    driver = _Driver(Context(config, options, lambda *_, **__: None))
+    api = ApiServer("", 0, "")
+    driver = _Driver(Context(config, options, lambda *_, **__: None), api)
     driver._devices = {device.name: device for device in DEVICES}
     result = {"driver": DRA_DRIVER, "pool": "node-1", "device": DEVICES[0].name, "request": "gpu"}
     devices = {"devices": {"results": [result]}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -72,10 +72,11 @@ async def publishing(
     publisher = Publisher(context, api, DRA_DRIVER, node, faults.__setitem__)
     if issubclass(kind, Wiped):
         kind.cluster, kind.publisher = cluster, publisher
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(publisher.run)
-        yield publisher, faults
-        tasks.cancel_scope.cancel()
+    with closing(api):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publisher.run)
+            yield publisher, faults
+            tasks.cancel_scope.cancel()
 
 
 async def test_a_slice_that_is_deleted_before_it_is_heard_to_be_made_is_made_again(
