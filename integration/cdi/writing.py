@@ -46,12 +46,13 @@ def text_of(tree: Any, form: str) -> str:
     return f"---\n{text}"
 
 
-def write(path: str, text: str) -> None:
+def write(path: str, text: str, *, durable: bool = True) -> None:
     """Put a file in place.
 
     Args:
         path: where; missing directories are made.
         text: its content.
+        durable: as :func:`~integration.files.replace_file` has it.
 
     Raises:
         CdiSpecUnwritten: it cannot be done. Nothing has changed.
@@ -61,7 +62,7 @@ def write(path: str, text: str) -> None:
             with open(path, "wb") as stream:
                 stream.write(text.encode())
         else:
-            replace_file(path, text.encode())
+            replace_file(path, text.encode(), durable=durable)
     except OSError as error:
         raise CdiSpecUnwritten(
             f"to write {path}",

@@ -377,7 +377,7 @@ def _note(context: Context, looked: float) -> None:
     path = status_path(context.config)
     try:
         if read_file(path) != content:
-            replace_file(path, content)
+            replace_file(path, content, durable=False)  # it is true of an agent that runs
         with suppress(FileNotFoundError):  # somebody removed it; the next look writes it anew
             os.utime(path, (looked, looked))
     except OSError as error:

@@ -117,7 +117,7 @@ def keep(
             return False
     except OSError as error:
         raise DraStateUnwritten(f"to keep {path}", found=error.strerror or str(error)) from error
-    write(path, text)
+    write(path, text, durable=False)  # after a boot nothing is prepared
     return True
 
 

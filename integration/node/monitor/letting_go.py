@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from api.errors import one_line
 from hooks.node.drained import read_drains
 from integration.files import read_some
-from integration.node.watcher import ANY, Watcher
+from integration.node.watcher import ANY, Interest, Watcher
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -31,6 +31,7 @@ FAULT: Final = "monitor.let-go"
 """What the fault is called that the file is only looked for every now and then."""
 
 _LONGEST: Final = 200
+_FILE: Final = Interest(frozenset({FILE}))
 
 
 async def follow(context: Context) -> NoReturn:
@@ -47,7 +48,7 @@ async def follow(context: Context) -> NoReturn:
                 else:
                     context.say("info", "NVML is asked again")
                     board.want_look()
-            await watcher.change({directory: ANY, config.drained: ANY})
+            await watcher.change({directory: _FILE, config.drained: ANY})
             line = f"{directory} is not watched: {watcher.deaf}" if watcher.deaf else ""
             context.fault(FAULT, line, level="warning")
 
