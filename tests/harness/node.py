@@ -103,17 +103,20 @@ class Node:
 
     def close(self) -> None:
         told: set[int] = set()
+        seen = [True, True]
 
         def ended() -> bool:
             # Looked for again each time: a spare, or a fork server, may just be on its way into
-            # the world.
+            # the world. Twice, since one that forks and ends while it is looked for is seen by
+            # neither of its names.
             living = {pid for pid in (*self._family(), *self.pids) if is_alive(pid)}
             for pid in living - told:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
                     os.kill(pid, signal.SIGTERM)
             told.update(living)
-            return not living
+            seen[:] = [*seen[1:], bool(living)]
+            return not any(seen)
 
         settled(ended, expected=True)
         self.shims.clean()
