@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -48,6 +49,8 @@ SHIM: Final = os.environ.get("NVSHIM_TEST_SHIM", "checkout")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give workers that run side by side short directories: addresses of sockets lie in them."""
+    # A shell's job in the background begins without it, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and config.option.basetemp:
         run = os.path.dirname(config.option.basetemp)
