@@ -308,12 +308,12 @@ class _Driver:
         """Have it be written that a claim has what it had before; nobody else may change any."""
         if before is None:
             del self._claims[claim.uid]
-            # It may have been written since an inventory was new.
-            await anyio.to_thread.run_sync(partial(cdi.remove, self._config, self._name, claim.uid))
         else:
             self._claims[claim.uid] = before
         self._tell()
         await self._save()
+        if before is None:  # it may have been written since an inventory was new
+            await anyio.to_thread.run_sync(partial(cdi.remove, self._config, self._name, claim.uid))
 
     async def unprepare(self, reference: Reference) -> None:
         """Take back what was prepared for a claim; nothing if nothing was.
