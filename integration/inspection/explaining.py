@@ -20,11 +20,11 @@ from api.errors import printable
 from hooks import engine
 from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.requests.request import read_request
-from hooks.story import tell
 from integration.inspection.differences import differences, tell_differences
 from integration.inspection.ended import end_of, newest_of_each
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.given import given_in, given_to
+from integration.inspection.story import tell
 from integration.inventory import look_at_node
 from shim import bundle as bundle_files
 
