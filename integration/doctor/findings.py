@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from api.errors import one_line
 from integration.doctor.facts import Unseen
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from integration.doctor.facts import Node
 
-    Look = Callable[..., Iterable["Trouble | Unseen"]]
+    Told: TypeAlias = "str | Trouble | Unseen"
+    """What a check yields; a text is a :class:`Trouble` of which its row says the rest."""
+    Look = Callable[..., Iterable[Told]]
 
 TABLE: Final = os.path.join(os.path.dirname(__file__), "checks", "checks.toml")
 """What checks say, by their codes."""
@@ -98,7 +100,7 @@ class Check:
         facts = {name: getattr(node, name) for name in self.needs}
         there = {name: fact for name, fact in facts.items() if fact is not None}
         parameters = signature(self.look).parameters.values()
-        told: Iterable[Trouble | Unseen] = ()
+        told: Iterable[Told] = ()
         if unseen := [fact for fact in facts.values() if isinstance(fact, Unseen)]:
             told = unseen[:1]
         elif all(each.name in there for each in parameters if each.default is each.empty):
@@ -149,8 +151,9 @@ class Finding:
     line: str = ""
 
     @classmethod
-    def of(cls, check: Check, trouble: Trouble | Unseen) -> Finding:
+    def of(cls, check: Check, told: Told) -> Finding:
         """What a check has found, or that it could not look, in one line for each part."""
+        trouble = Trouble(told) if isinstance(told, str) else told
         if isinstance(trouble, Unseen):
             return cls(
                 code=check.code,

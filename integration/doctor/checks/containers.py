@@ -24,19 +24,19 @@ def _denied(containers: tuple[Container, ...]) -> Iterator[Trouble]:
 
 
 @check("D101")
-def _changed(containers: tuple[Container, ...]) -> Iterator[Trouble]:
+def _changed(containers: tuple[Container, ...]) -> Iterator[str]:
     for container in containers:
         if container.changed:
-            yield Trouble(f"{container.namespace}/{container.id}: {container.changed}")
+            yield f"{container.namespace}/{container.id}: {container.changed}"
 
 
 @check("D102")
-def _gone(containers: tuple[Container, ...], driver: Driver) -> Iterator[Trouble]:
+def _gone(containers: tuple[Container, ...], driver: Driver) -> Iterator[str]:
     present = {gpu.uuid.lower() for gpu in driver.gpus}
     for container in containers:
         gone = [uuid for uuid in container.gpus if uuid.lower() not in present]
         if gone:
-            yield Trouble(f"{container.namespace}/{container.id}: {listed(gone)}")
+            yield f"{container.namespace}/{container.id}: {listed(gone)}"
 
 
 @check("D103")
