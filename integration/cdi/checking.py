@@ -50,21 +50,13 @@ _KINDS: Final = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong.
+    """Something that is wrong."""
 
-    Attributes:
-        what: a word of this module's head.
-        weight: :data:`ERROR` or :data:`WARNING`.
-        device: whose edit it is, by its full name; "" for all of the file's devices.
-        subject: the path, or the device.
-        found: what is wrong with it, for people.
-    """
-
-    what: str
-    weight: str
-    device: str
-    subject: str
-    found: str
+    what: str  # a word of this module's head
+    weight: str  # ERROR or WARNING
+    device: str  # whose edit it is, by its full name; "" for all of the file's devices
+    subject: str  # the path, or the device
+    found: str  # what is wrong with it, for people
 
 
 @dataclass(slots=True)

@@ -124,29 +124,18 @@ def _block(titles: Iterable[str], values: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What ``list`` is to list.
+    """What ``list`` is to list."""
 
-    Attributes:
-        devices: comma lists of devices; None for no device nodes at all.
-        libraries: the driver's libraries.
-        binaries: its programs.
-        ipcs: the sockets of its services.
-        firmwares: its firmware.
-        compat32: 32-bit libraries as well.
-        mig_config: comma lists of GPUs whose MIG devices may be configured.
-        mig_monitor: likewise, be monitored.
-        imex_channels: numbers of IMEX channels.
-    """
-
+    # comma lists of devices; None for no device nodes at all
     devices: tuple[str, ...] | None = None
-    libraries: bool = False
-    binaries: bool = False
-    ipcs: bool = False
-    firmwares: bool = False
-    compat32: bool = False
-    mig_config: tuple[str, ...] = ()
-    mig_monitor: tuple[str, ...] = ()
-    imex_channels: tuple[str, ...] = ()
+    libraries: bool = False  # the driver's libraries
+    binaries: bool = False  # its programs
+    ipcs: bool = False  # the sockets of its services
+    firmwares: bool = False  # its firmware
+    compat32: bool = False  # 32-bit libraries as well
+    mig_config: tuple[str, ...] = ()  # comma lists of GPUs whose MIG devices may be configured
+    mig_monitor: tuple[str, ...] = ()  # likewise, be monitored
+    imex_channels: tuple[str, ...] = ()  # numbers of IMEX channels
 
     @classmethod
     def everything(cls) -> Listed:

@@ -33,23 +33,14 @@ _STAGES: Final = {"alpha": 0, "beta": 1, "rc": 2, None: 3}
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """A vulnerability.
+    """A vulnerability."""
 
-    Attributes:
-        cve: its number.
-        program: whose.
-        fixed: the first version of each branch that has the fix.
-        what: what an attacker gets, in some words.
-        severe: whether it lets a container out, or into another.
-        since: the first version that has it; "" for all.
-    """
-
-    cve: str
-    program: str
-    fixed: tuple[str, ...]
-    what: str
-    severe: bool = False
-    since: str = ""
+    cve: str  # its number
+    program: str  # whose
+    fixed: tuple[str, ...]  # the first version of each branch that has the fix
+    what: str  # what an attacker gets, in some words
+    severe: bool = False  # whether it lets a container out, or into another
+    since: str = ""  # the first version that has it; "" for all
 
 
 OLDEST: Final = {"runc": "1.1.0", "crun": "1.8.0", "containerd": "1.6.0"}

@@ -24,18 +24,12 @@ _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was asked, seen and found.
+    """What was asked, seen and found."""
 
-    Attributes:
-        checks: that were made, in their order.
-        node: the facts that they needed.
-        findings: the worst first, then by code.
-        skipped: codes of the checks that were left out, by the command or the configuration.
-    """
-
-    checks: tuple[Check, ...]
-    node: Node
-    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]  # that were made, in their order
+    node: Node  # the facts that they needed
+    findings: tuple[Finding, ...]  # the worst first, then by code
+    # codes of the checks that were left out, by the command or the configuration
     skipped: tuple[str, ...] = ()
 
     def count(self, severity: Severity) -> int:

@@ -45,46 +45,28 @@ ERROR, WARNING, NOTE = Severity
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What a check has found.
+    """What a check has found."""
 
-    Attributes:
-        found: what is there, with its names and numbers.
-        remedy: what to do, where it is not what the check's row says.
-        command: what to type, where it is not what the check's row says.
-        severity: where it is not that of the check's row.
-        line: all that a person needs at first, in place of the other texts; "" for these.
-    """
-
-    found: str
-    remedy: str = ""
-    command: str = ""
-    severity: Severity | None = None
-    line: str = ""
+    found: str  # what is there, with its names and numbers
+    remedy: str = ""  # what to do, where it is not what the check's row says
+    command: str = ""  # what to type, where it is not what the check's row says
+    severity: Severity | None = None  # where it is not that of the check's row
+    line: str = ""  # all that a person needs at first, in place of the other texts; "" for these
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the table: a pure function of facts, with what it stands for.
+    """A row of the table: a pure function of facts, with what it stands for."""
 
-    Attributes:
-        code: stable, and never given to another check.
-        severity: of what it finds, unless a finding says otherwise.
-        title: what is wrong, in some words.
-        why: what comes of it.
-        remedy: what to do about it.
-        command: what to type, if the remedy is a command.
-        reference: where to read more.
-        look: finds it. Its parameters are named after the facts that it needs
-            (:class:`~integration.doctor.facts.Node`).
-    """
-
-    code: str
-    severity: Severity
-    title: str
-    why: str
-    remedy: str
-    command: str
-    reference: str
+    code: str  # stable, and never given to another check
+    severity: Severity  # of what it finds, unless a finding says otherwise
+    title: str  # what is wrong, in some words
+    why: str  # what comes of it
+    remedy: str  # what to do about it
+    command: str  # what to type, if the remedy is a command
+    reference: str  # where to read more
+    # finds it. Its parameters are named after the facts that it needs
+    # (integration.doctor.facts.Node).
     look: Look
 
     @property
@@ -126,29 +108,17 @@ def _rows() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is told.
+    """What is told."""
 
-    Attributes:
-        code: of the check.
-        severity: how bad it is.
-        title: what is wrong, in some words.
-        found: what is there.
-        remedy: what to do.
-        command: what to type; "" if no command does it.
-        reference: where to read more; "" for nowhere.
-        unseen: whether the check could not look.
-        line: all of it in one line, where that is enough at first; "" for what has none.
-    """
-
-    code: str
-    severity: Severity
-    title: str
-    found: str
-    remedy: str
-    command: str = ""
-    reference: str = ""
-    unseen: bool = False
-    line: str = ""
+    code: str  # of the check
+    severity: Severity  # how bad it is
+    title: str  # what is wrong, in some words
+    found: str  # what is there
+    remedy: str  # what to do
+    command: str = ""  # what to type; "" if no command does it
+    reference: str = ""  # where to read more; "" for nowhere
+    unseen: bool = False  # whether the check could not look
+    line: str = ""  # all of it in one line, where that is enough at first; "" for what has none
 
     @classmethod
     def of(cls, check: Check, told: Told) -> Finding:

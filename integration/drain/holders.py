@@ -79,21 +79,13 @@ _ANSWER: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One who holds something of what is taken out of service.
+    """One who holds something of what is taken out of service."""
 
-    Attributes:
-        kind: of the table above.
-        name: what people call it.
-        pid: a process of it; 0 for none, or none yet.
-        devices: names of what it holds.
-        container: the container that it is, or is a process of.
-    """
-
-    kind: str
-    name: str
-    pid: int = 0
-    devices: tuple[str, ...] = ()
-    container: Container | None = None
+    kind: str  # of the table above
+    name: str  # what people call it
+    pid: int = 0  # a process of it; 0 for none, or none yet
+    devices: tuple[str, ...] = ()  # names of what it holds
+    container: Container | None = None  # the container that it is, or is a process of
 
     @property
     def do(self) -> str:

@@ -33,38 +33,23 @@ _TO_LET_GO: Final = 10.0 * PATIENCE
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the commands are told.
+    """What the commands are told."""
 
-    Attributes:
-        reason: why, for people; "" if nobody said.
-        seconds: to wait at most; None not to wait.
-        grace: seconds that containers have to end; None to end none.
-        lets_go: whether the node agent is to close NVML.
-        states: containerd's state directories; none for those that are known.
-        proc: where the node's processes are shown.
-    """
-
-    reason: str = ""
-    seconds: float | None = None
-    grace: float | None = None
-    lets_go: bool = False
-    states: tuple[str, ...] = ()
-    proc: str = "/proc"
+    reason: str = ""  # why, for people; "" if nobody said
+    seconds: float | None = None  # to wait at most; None not to wait
+    grace: float | None = None  # seconds that containers have to end; None to end none
+    lets_go: bool = False  # whether the node agent is to close NVML
+    states: tuple[str, ...] = ()  # containerd's state directories; none for those that are known
+    proc: str = "/proc"  # where the node's processes are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What is out of service, and who holds it still.
+    """What is out of service, and who holds it still."""
 
-    Attributes:
-        targets: what was taken out of service, each with its mark.
-        holders: of any of them, whether they are waited for or not.
-        free: whether none of them has to be waited for.
-    """
-
-    targets: tuple[tuple[Target, Drain], ...]
-    holders: tuple[Holder, ...]
-    free: bool
+    targets: tuple[tuple[Target, Drain], ...]  # what was taken out of service, each with its mark
+    holders: tuple[Holder, ...]  # of any of them, whether they are waited for or not
+    free: bool  # whether none of them has to be waited for
 
 
 def drain(config: Config, names: Sequence[str], wish: Wish, say: Say) -> Drained:

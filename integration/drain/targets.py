@@ -23,19 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is taken out of service.
+    """What is taken out of service."""
 
-    Attributes:
-        device: what its mark is called.
-        name: what people call it ("GPU 3", "MIG device 3:0", "the driver").
-        gpu: the GPU that it is, or is a part of; None for the driver.
-        mig: the MIG device that it is; None for a GPU, and for the driver.
-    """
-
-    device: str
-    name: str
-    gpu: Gpu | None = None
-    mig: MigDevice | None = None
+    device: str  # what its mark is called
+    name: str  # what people call it ("GPU 3", "MIG device 3:0", "the driver")
+    gpu: Gpu | None = None  # the GPU that it is, or is a part of; None for the driver
+    mig: MigDevice | None = None  # the MIG device that it is; None for a GPU, and for the driver
 
     @property
     def words(self) -> str:

@@ -55,15 +55,10 @@ def not_by_themselves(holders: Iterable[Holder]) -> tuple[Holder, ...]:
 
 @dataclass
 class Force:
-    """Ends containers in order.
+    """Ends containers in order."""
 
-    Attributes:
-        grace: seconds from SIGTERM to SIGKILL.
-        say: told in one line what is done.
-    """
-
-    grace: float
-    say: Callable[[str], None]
+    grace: float  # seconds from SIGTERM to SIGKILL
+    say: Callable[[str], None]  # told in one line what is done
     _told: dict[str, float] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
 

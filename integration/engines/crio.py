@@ -49,18 +49,14 @@ SHIM: Final = "containerd-shim-nvidia-v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted.
-
-    Attributes:
-        config: CRI-O's own file, which is only read unless the handler is replaced in it.
-        drop_in: where the handler is written.
-    """
+    """What is wanted."""
 
     engine = ENGINE
     named_by = ("--drop-in", "drop_in", DEFAULT_DROP_IN)
 
+    # CRI-O's own file, which is only read unless the handler is replaced in it
     config: str = DEFAULT_CONFIG
-    drop_in: str = DEFAULT_DROP_IN
+    drop_in: str = DEFAULT_DROP_IN  # where the handler is written
 
 
 def plan(options: Options) -> Change:

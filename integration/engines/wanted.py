@@ -57,14 +57,10 @@ _Table = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What containerd would read differently only because a handler is named.
+    """What containerd would read differently only because a handler is named."""
 
-    Attributes:
-        handlers: built-in ones that it would forget.
-        settings: of images, as it reads them without us.
-    """
-
-    handlers: Mapping[str, Any] = field(default_factory=dict)
+    handlers: Mapping[str, Any] = field(default_factory=dict)  # built-in ones that it would forget
+    # of images, as it reads them without us
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

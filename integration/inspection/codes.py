@@ -29,25 +29,15 @@ _PREFIX: Final = "NVSHIM-"
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a code means.
+    """What a code means."""
 
-    Attributes:
-        code: in full.
-        name: in some words.
-        meaning: what it stands for.
-        causes: what is found where it is said; ``…`` is what depends on the case.
-        remedies: what to do; likewise.
-        command: what to type; "" if no command does it.
-        reference: where to read more; "" for nowhere.
-    """
-
-    code: str
-    name: str
-    meaning: str
-    causes: tuple[str, ...]
-    remedies: tuple[str, ...]
-    command: str = ""
-    reference: str = ""
+    code: str  # in full
+    name: str  # in some words
+    meaning: str  # what it stands for
+    causes: tuple[str, ...]  # what is found where it is said; ``…`` is what depends on the case
+    remedies: tuple[str, ...]  # what to do; likewise
+    command: str = ""  # what to type; "" if no command does it
+    reference: str = ""  # where to read more; "" for nowhere
 
     def to_json(self) -> dict[str, Any]:
         """As an answer has it."""

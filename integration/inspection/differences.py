@@ -32,19 +32,12 @@ _SIGNS: Final = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs.
+    """One thing that differs."""
 
-    Attributes:
-        path: of the object's key or of the list, with dots ("process.env").
-        kind: :data:`ADDED`, :data:`REMOVED` or :data:`CHANGED`.
-        before: the value, or the list's entry; None if it was added.
-        after: likewise; None if it was removed.
-    """
-
-    path: str
-    kind: str
-    before: Any = None
-    after: Any = None
+    path: str  # of the object's key or of the list, with dots ("process.env")
+    kind: str  # ADDED, REMOVED or CHANGED
+    before: Any = None  # the value, or the list's entry; None if it was added
+    after: Any = None  # likewise; None if it was removed
 
     def to_json(self) -> dict[str, Any]:
         """As an answer has it."""

@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended.
+    """How a container ended."""
 
-    Attributes:
-        container: which; it has a bundle only if that is there still.
-        at: when, in seconds since the epoch.
-        document: all that is remembered.
-    """
-
-    container: Container
-    at: float
-    document: Mapping[str, Any]
+    container: Container  # which; it has a bundle only if that is there still
+    at: float  # when, in seconds since the epoch
+    document: Mapping[str, Any]  # all that is remembered
 
     @property
     def cause(self) -> str:

@@ -25,16 +25,12 @@ _NODES: Final = "/dev/nvidia"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a container has, and by whom.
+    """What a container has, and by whom."""
 
-    Attributes:
-        devices: GPUs and MIG devices, as a record's grant has them, with their ``kind``.
-        nodes: the paths of NVIDIA's nodes in its spec.
-        unknown: the UUIDs of what it has and the node has not, or not as far as is known.
-    """
-
+    # GPUs and MIG devices, as a record's grant has them, with their ``kind``
     devices: tuple[dict[str, Any], ...]
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # the paths of NVIDIA's nodes in its spec
+    # the UUIDs of what it has and the node has not, or not as far as is known
     unknown: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -29,19 +29,12 @@ _FORM: Final = re.compile(
 
 
 class Share(NamedTuple):
-    """A part of a GPU.
+    """A part of a GPU."""
 
-    Attributes:
-        id: the share's.
-        device: UUID of the GPU.
-        memory: MiB; 0 if it is not known.
-        shares: how many of the GPU's; 0 if it is not known.
-    """
-
-    id: str
-    device: str
-    memory: int
-    shares: int
+    id: str  # the share's
+    device: str  # UUID of the GPU
+    memory: int  # MiB; 0 if it is not known
+    shares: int  # how many of the GPU's; 0 if it is not known
 
 
 def variable_of(share: Share) -> str:

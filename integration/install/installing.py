@@ -31,25 +31,15 @@ _POLL: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What a person wants installed.
+    """What a person wants installed."""
 
-    Attributes:
-        place: where.
-        source: a tree or an archive of one; empty for the tree that this program is part of.
-        use: the version of an installed tree instead; empty for none.
-        rollback: the one before instead.
-        test: whether it has to start a container first.
-        keep: how many other trees stay that nothing uses.
-        workshop: how steps are taken.
-    """
-
-    place: Place
-    source: str = ""
-    use: str = ""
-    rollback: bool = False
-    test: bool = True
-    keep: int = planning.KEEP
-    workshop: Workshop = field(default_factory=lambda: Workshop(Place()))
+    place: Place  # where
+    source: str = ""  # a tree or an archive of one; empty for the tree that this program is part of
+    use: str = ""  # the version of an installed tree instead; empty for none
+    rollback: bool = False  # the one before instead
+    test: bool = True  # whether it has to start a container first
+    keep: int = planning.KEEP  # how many other trees stay that nothing uses
+    workshop: Workshop = field(default_factory=lambda: Workshop(Place()))  # how steps are taken
 
 
 def install(wanted: Installation, *, dry_run: bool = False) -> dict[str, Any]:

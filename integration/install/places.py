@@ -37,14 +37,10 @@ _NAME: Final = re.compile(r"[0-9][0-9A-Za-z.+~_]*-[0-9a-f]{8}(\.[1-9][0-9]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An installation's directories.
+    """An installation's directories."""
 
-    Attributes:
-        prefix: below it are the trees; absolute.
-        bindir: where containerd and people find the programs; absolute. Empty for nowhere.
-    """
-
-    prefix: str = PREFIX
+    prefix: str = PREFIX  # below it are the trees; absolute
+    # where containerd and people find the programs; absolute. Empty for nowhere.
     bindir: str = BINDIR
 
     @classmethod

@@ -40,21 +40,13 @@ KEEP = 1
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an installation is to come to.
+    """What an installation is to come to."""
 
-    Attributes:
-        tree: what is to be in effect.
-        source: where it is to be copied from; empty if it is installed.
-        name: of the installed one.
-        test: whether it has to start a container before it is in effect.
-        keep: how many others stay that nothing uses.
-    """
-
-    tree: Tree | None = None
-    source: str = ""
-    name: str = ""
-    test: bool = True
-    keep: int = KEEP
+    tree: Tree | None = None  # what is to be in effect
+    source: str = ""  # where it is to be copied from; empty if it is installed
+    name: str = ""  # of the installed one
+    test: bool = True  # whether it has to start a container before it is in effect
+    keep: int = KEEP  # how many others stay that nothing uses
 
 
 def plan_installation(survey: Survey, wish: Wish) -> list[steps.Step]:

@@ -48,17 +48,11 @@ _LONGEST_PID: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program of the node ended.
+    """How a program of the node ended."""
 
-    Attributes:
-        code: its exit status; negative for a signal.
-        stdout: what it wrote there.
-        stderr: likewise.
-    """
-
-    code: int
-    stdout: str
-    stderr: str
+    code: int  # its exit status; negative for a signal
+    stdout: str  # what it wrote there
+    stderr: str  # likewise
 
     @property
     def last_words(self) -> str:

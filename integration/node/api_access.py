@@ -39,23 +39,14 @@ _OF_USER: Final = ("exec", "auth-provider", "username", "password", "as", "as-ui
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A server, and who asks it.
+    """A server, and who asks it."""
 
-    Attributes:
-        host: its address; IPv6 without brackets.
-        port: likewise.
-        name: in its certificate, if that is another than the address; "" if not.
-        authority: PEM certificates of who signs its certificate.
-        token: of who asks; "" for none.
-        certificate: PEM certificate and key of who asks; "" for none.
-    """
-
-    host: str
-    port: int
-    authority: str
-    name: str = ""
-    token: str = ""
-    certificate: str = ""
+    host: str  # its address; IPv6 without brackets
+    port: int  # likewise
+    authority: str  # PEM certificates of who signs its certificate
+    name: str = ""  # in its certificate, if that is another than the address; "" if not
+    token: str = ""  # of who asks; "" for none
+    certificate: str = ""  # PEM certificate and key of who asks; "" for none
 
 
 def of_pod(host: str, port: int, directory: str) -> Access:

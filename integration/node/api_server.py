@@ -51,19 +51,12 @@ _NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """The cluster's API server.
+    """The cluster's API server."""
 
-    Attributes:
-        host: its address.
-        port: likewise.
-        service_account: the directory that has the token, and the certificate of who signs.
-        kubeconfig: the path of one, in place of all of that; "" for none.
-    """
-
-    host: str
-    port: int
-    service_account: str
-    kubeconfig: str = ""
+    host: str  # its address
+    port: int  # likewise
+    service_account: str  # the directory that has the token, and the certificate of who signs
+    kubeconfig: str = ""  # the path of one, in place of all of that; "" for none
     _kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
     def call(

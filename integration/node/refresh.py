@@ -60,19 +60,12 @@ _WISH: Final = generating.Wish(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the node was like at one look.
+    """What the node was like at one look."""
 
-    Attributes:
-        inventory: what the node has; None if that could not be told.
-        faults: what is wrong, a line each.
-        spec: the path of the CDI spec; "" if there is none.
-        written: whether the spec was written or removed this time.
-    """
-
-    inventory: Inventory | None = None
-    faults: tuple[str, ...] = ()
-    spec: str = ""
-    written: bool = False
+    inventory: Inventory | None = None  # what the node has; None if that could not be told
+    faults: tuple[str, ...] = ()  # what is wrong, a line each
+    spec: str = ""  # the path of the CDI spec; "" if there is none
+    written: bool = False  # whether the spec was written or removed this time
 
     @property
     def driver(self) -> str:

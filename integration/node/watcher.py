@@ -48,15 +48,11 @@ _LONGEST_SWARM: Final = 5.0
 
 
 class Interest(NamedTuple):
-    """What matters in a directory.
+    """What matters in a directory."""
 
-    Attributes:
-        names: of files; None for all.
-        content: whether it matters that a file is written. Where device nodes are, that happens
-            with every line for /dev/null.
-    """
-
-    names: frozenset[str] | None = None
+    names: frozenset[str] | None = None  # of files; None for all
+    # whether it matters that a file is written. Where device nodes are, that happens with every
+    # line for /dev/null.
     content: bool = True
 
 

@@ -101,19 +101,12 @@ _POLL: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        argv: what was run.
-        code: its exit code; negative for a signal.
-        stdout: what it wrote there, decoded as UTF-8.
-        stderr: likewise.
-    """
-
-    argv: tuple[str, ...]
-    code: int
-    stdout: str
-    stderr: str
+    argv: tuple[str, ...]  # what was run
+    code: int  # its exit code; negative for a signal
+    stdout: str  # what it wrote there, decoded as UTF-8
+    stderr: str  # likewise
 
     @property
     def lines(self) -> list[str]:

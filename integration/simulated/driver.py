@@ -107,17 +107,11 @@ _DEBIAN_RULES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
-    """The driver's packages, unpacked.
+    """The driver's packages, unpacked."""
 
-    Attributes:
-        directory: where.
-        version: the driver's full version, from the name of its CUDA library.
-        triplet: the multiarch name its libraries lie below.
-    """
-
-    directory: str
-    version: str
-    triplet: str
+    directory: str  # where
+    version: str  # the driver's full version, from the name of its CUDA library
+    triplet: str  # the multiarch name its libraries lie below
 
     @classmethod
     def fetch(

@@ -51,16 +51,11 @@ class SimulatedNode:
     """A directory that looks like a node with GPUs.
 
     As a context manager it removes itself at the end.
-
-    Attributes:
-        directory: where it is; an absolute path.
-        scenario: what it has.
-        driver_version: the full version of its driver.
     """
 
-    directory: str
-    scenario: Scenario
-    driver_version: str
+    directory: str  # where it is; an absolute path
+    scenario: Scenario  # what it has
+    driver_version: str  # the full version of its driver
 
     @property
     def driver_root(self) -> str:

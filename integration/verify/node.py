@@ -22,20 +22,14 @@ _FAULTS: Final = "nvml-faults"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What checks look at.
-
-    Attributes:
-        inventory: taken at the beginning.
-        engine: as it described itself then.
-        restart_agent: whether a check may restart the node agent.
-    """
+    """What checks look at."""
 
     config: Config
-    inventory: Inventory
-    engine: Engine
+    inventory: Inventory  # taken at the beginning
+    engine: Engine  # as it described itself then
     pods: Pods
     kubelet: Kubelet
-    restart_agent: bool = False
+    restart_agent: bool = False  # whether a check may restart the node agent
 
     @property
     def handler(self) -> str:

@@ -24,19 +24,14 @@ _CHECKOUT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a container sees.
+    """What a container sees."""
 
-    Attributes:
-        nodes: the character devices below its /dev: number and errno of an attempt to open it, 0
-            for success, by path.
-        numbers: the errno of opening a device by its number alone. What is not here could not even
-            be made.
-        mounts: the names of what is mounted, without their directories.
-    """
-
+    # the character devices below its /dev: number and errno of an attempt to open it, 0 for
+    # success, by path
     nodes: dict[str, tuple[Number, int]] = field(default_factory=dict)
+    # the errno of opening a device by its number alone. What is not here could not even be made.
     numbers: dict[Number, int] = field(default_factory=dict)
-    mounts: frozenset[str] = frozenset()
+    mounts: frozenset[str] = frozenset()  # the names of what is mounted, without their directories
 
 
 def find_program() -> str:

@@ -40,34 +40,21 @@ _SYSTEMD: Final = "SystemdCgroup"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a node is verified.
+    """How a node is verified."""
 
-    Attributes:
-        handler: the engine's.
-        cri_socket: where it serves the CRI; "" for the first place that has one.
-        checks: which, in their order.
-        restart_agent: whether the node agent may be restarted.
-    """
-
-    handler: str
-    cri_socket: str = ""
-    checks: Sequence[Check] = CHECKS
-    restart_agent: bool = False
+    handler: str  # the engine's
+    cri_socket: str = ""  # where it serves the CRI; "" for the first place that has one
+    checks: Sequence[Check] = CHECKS  # which, in their order
+    restart_agent: bool = False  # whether the node agent may be restarted
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        node: which node it is, as values that JSON has.
-        results: one for each check.
-        seconds: that it took.
-    """
-
-    node: dict[str, Any]
-    results: tuple[Result, ...]
-    seconds: float
+    node: dict[str, Any]  # which node it is, as values that JSON has
+    results: tuple[Result, ...]  # one for each check
+    seconds: float  # that it took
 
     def count(self, outcome: Outcome) -> int:
         """How many checks ended so."""

@@ -36,19 +36,12 @@ _NOT_RUN: Final = frozenset({126, 127})
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of the node.
+    """A process of the node."""
 
-    Attributes:
-        pid: its number.
-        name: the kernel's short name of it.
-        words: its command line. For looking at, not for keeping.
-        procfs: what else the kernel says of it.
-    """
-
-    pid: int
-    name: str
-    words: list[str]
-    procfs: Procfs
+    pid: int  # its number
+    name: str  # the kernel's short name of it
+    words: list[str]  # its command line. For looking at, not for keeping.
+    procfs: Procfs  # what else the kernel says of it
 
     def option(self, *names: str) -> str:
         """The value of an option of its command line; "" if it is not given."""

@@ -47,15 +47,10 @@ _KNOWN: Final = frozenset({How.PROCESS, How.ENDED})
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A fault that a container had to do with.
+    """A fault that a container had to do with."""
 
-    Attributes:
-        container: which.
-        fault: as that one is told of it.
-    """
-
-    container: Container
-    fault: Fault
+    container: Container  # which
+    fault: Fault  # as that one is told of it
 
 
 def hits_of(

@@ -42,18 +42,13 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of one container.
+    """What is known of one container."""
 
-    Attributes:
-        faults: the oldest first.
-        pod: its pod's namespace, name and uid, and its name there; empty without a pod.
-        pid: its first process; 0 if that is not known. Another one is another container.
-        gone: when it was seen to be gone, in seconds since boot; None if it is there.
-    """
-
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] = ()  # the oldest first
+    # its pod's namespace, name and uid, and its name there; empty without a pod
     pod: Mapping[str, str] = field(default_factory=dict)
-    pid: int = 0
+    pid: int = 0  # its first process; 0 if that is not known. Another one is another container.
+    # when it was seen to be gone, in seconds since boot; None if it is there
     gone: float | None = None
 
 

@@ -43,15 +43,10 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Whose an error is.
+    """Whose an error is."""
 
-    Attributes:
-        container: whose; None if it is nobody's, or nobody knows.
-        how: how it is known.
-    """
-
-    container: Container | None = None
-    how: How = How.UNKNOWN
+    container: Container | None = None  # whose; None if it is nobody's, or nobody knows
+    how: How = How.UNKNOWN  # how it is known
 
     @property
     def titles(self) -> tuple[str, ...]:

@@ -35,15 +35,10 @@ _MODE: Final = 0o600  # it names containers
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the file says.
+    """What the file says."""
 
-    Attributes:
-        book: what was known; empty if it is of another boot, or unusable.
-        fault: what is wrong with it; "" for nothing.
-    """
-
-    book: Book
-    fault: str = ""
+    book: Book  # what was known; empty if it is of another boot, or unusable
+    fault: str = ""  # what is wrong with it; "" for nothing
 
 
 def path_of(config: Config) -> str:

@@ -58,16 +58,11 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid(xids.Xid):
-    """One number.
+    """One number."""
 
-    Attributes:
-        severity: what it makes of a device. A number that the tables do not have makes it
-            unhealthy.
-        scope: what of a GPU in MIG mode it is about that names an instance.
-    """
-
+    # what it makes of a device. A number that the tables do not have makes it unhealthy.
     severity: Severity = Severity.UNHEALTHY
-    scope: Scope = Scope.GPU
+    scope: Scope = Scope.GPU  # what of a GPU in MIG mode it is about that names an instance
 
 
 # Exceptions of engines that are there several times. NVIDIA's plugin ignores the first decoder's

@@ -62,18 +62,14 @@ def _make_event(api: ApiServer, namespace: str, event: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Notice:
-    """What is said on a pod.
-
-    Attributes:
-        cause: what it is about: two that differ in nothing but their message are one.
-    """
+    """What is said on a pod."""
 
     namespace: str
     pod: str
     pod_uid: str
     container: str
     reason: str
-    cause: str
+    cause: str  # what it is about: two that differ in nothing but their message are one
     message: str = field(compare=False)
 
     def event(self, now: str) -> dict[str, Any]:

@@ -66,19 +66,12 @@ _INDEX: Final = b"""<!doctype html>
 
 @dataclass(slots=True)
 class _Told:
-    """What a scrape was told.
+    """What a scrape was told."""
 
-    Attributes:
-        until: how long it is told to others, by the monotonic clock.
-        waited: seconds that NVML was given to answer; inf if it did.
-        text: of the metrics.
-        packed: the same by gzip; empty as long as nobody wanted that.
-    """
-
-    until: float
-    waited: float
-    text: bytes
-    packed: bytes = b""
+    until: float  # how long it is told to others, by the monotonic clock
+    waited: float  # seconds that NVML was given to answer; inf if it did
+    text: bytes  # of the metrics
+    packed: bytes = b""  # the same by gzip; empty as long as nobody wanted that
 
 
 class Scrapes:

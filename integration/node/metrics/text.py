@@ -33,15 +33,10 @@ LONGEST: Final = 256
 
 
 class Form(NamedTuple):
-    """A way to write metrics.
+    """A way to write metrics."""
 
-    Attributes:
-        encode: prometheus-client's writer.
-        type: its media type.
-    """
-
-    encode: Callable[[Collector], bytes]
-    type: str
+    encode: Callable[[Collector], bytes]  # prometheus-client's writer
+    type: str  # its media type
 
 
 _OPENMETRICS: Final = "application/openmetrics-text"

@@ -46,17 +46,11 @@ _SOCKET: Final = "control"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Who has the lock.
+    """Who has the lock."""
 
-    Attributes:
-        pid: the daemon; 0 if it has died, and only servers of it are left.
-        devices: UUIDs of the GPUs that it serves.
-        driver: version of the driver that it is of.
-    """
-
-    pid: int
-    devices: tuple[str, ...]
-    driver: str
+    pid: int  # the daemon; 0 if it has died, and only servers of it are left
+    devices: tuple[str, ...]  # UUIDs of the GPUs that it serves
+    driver: str  # version of the driver that it is of
 
 
 class Daemon:

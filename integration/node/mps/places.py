@@ -35,15 +35,10 @@ _SHM: Final = "shm"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the files of one resource are.
+    """Where the files of one resource are."""
 
-    Attributes:
-        root: the host's directory of MPS.
-        resource: the resource's name.
-    """
-
-    root: str
-    resource: str
+    root: str  # the host's directory of MPS
+    resource: str  # the resource's name
 
     @property
     def directory(self) -> str:

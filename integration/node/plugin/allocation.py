@@ -74,21 +74,14 @@ _CONTROL_NODES: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What answers go by.
+    """What answers go by."""
 
-    Attributes:
-        settings: what the plugin is to do.
-        inventory: what the node has now; None if that cannot be told.
-        config: what the shim goes by, and where the host's device nodes are.
-        cdi_devices: the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…").
-        channels: the IMEX channels that the node has.
-    """
-
-    settings: Settings
-    inventory: Inventory | None
-    config: Config
+    settings: Settings  # what the plugin is to do
+    inventory: Inventory | None  # what the node has now; None if that cannot be told
+    config: Config  # what the shim goes by, and where the host's device nodes are
+    # the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…")
     cdi_devices: frozenset[str] = frozenset()
-    channels: tuple[int, ...] = ()
+    channels: tuple[int, ...] = ()  # the IMEX channels that the node has
 
 
 def allocate(

@@ -53,17 +53,11 @@ KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channe
 
 @dataclass(frozen=True, slots=True)
 class Specs:
-    """What the specs have now.
+    """What the specs have now."""
 
-    Attributes:
-        devices: the full names.
-        fault: why something of it could not be written; "" if all is well.
-        written: the paths of those that were written or removed this time.
-    """
-
-    devices: frozenset[str] = frozenset()
-    fault: str = ""
-    written: tuple[str, ...] = ()
+    devices: frozenset[str] = frozenset()  # the full names
+    fault: str = ""  # why something of it could not be written; "" if all is well
+    written: tuple[str, ...] = ()  # the paths of those that were written or removed this time
 
 
 def directory_of(config: Config) -> str:

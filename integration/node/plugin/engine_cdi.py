@@ -30,15 +30,10 @@ ENABLE: Final = "nvshim configure containerd --enable-cdi"
 
 
 class Told(NamedTuple):
-    """How containers are told what they have.
+    """How containers are told what they have."""
 
-    Attributes:
-        strategies: what answers have.
-        why: why there are more than the settings ask for; "" if there are not.
-    """
-
-    strategies: tuple[DeviceList, ...]
-    why: str = ""
+    strategies: tuple[DeviceList, ...]  # what answers have
+    why: str = ""  # why there are more than the settings ask for; "" if there are not
 
 
 def told_by(settings: Settings, engine: Engine | None) -> Told:

@@ -104,15 +104,10 @@ def known_key(key: str, names: Iterable[str], at: Place) -> str:
 
 
 class Kind(NamedTuple):
-    """What a setting may be.
+    """What a setting may be."""
 
-    Attributes:
-        read: checks a value and converts it.
-        metavar: what stands for it in the help of its flag.
-    """
-
-    read: Callable[[Any, Place], Any]
-    metavar: str = "TEXT"
+    read: Callable[[Any, Place], Any]  # checks a value and converts it
+    metavar: str = "TEXT"  # what stands for it in the help of its flag
 
 
 def _read_ignored(value: Any, at: Place) -> None:

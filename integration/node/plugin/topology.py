@@ -67,19 +67,14 @@ _OF_NVML: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What NVML said; GPUs are called by their PCI addresses.
+    """What NVML said; GPUs are called by their PCI addresses."""
 
-    Attributes:
-        gpus: of each GPU, to where how many of its NVLinks lead.
-        hubs: of these places, those that are switches.
-        between: what is between two GPUs, the smaller address first.
-        failure: why there is nothing else in it; "" if NVML answered.
-    """
-
+    # of each GPU, to where how many of its NVLinks lead
     gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    hubs: frozenset[str] = frozenset()
+    hubs: frozenset[str] = frozenset()  # of these places, those that are switches
+    # what is between two GPUs, the smaller address first
     between: Mapping[tuple[str, str], Between] = field(default_factory=dict)
-    failure: str = ""
+    failure: str = ""  # why there is nothing else in it; "" if NVML answered
 
     def count(self, one: str, other: str) -> int:
         """How many NVLinks there are between two GPUs."""
@@ -92,17 +87,13 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How near the GPUs of a node are to each other, by UUID.
+    """How near the GPUs of a node are to each other, by UUID."""
 
-    Attributes:
-        nearness: what is between two GPUs; each pair once, in order of their UUIDs.
-        nvlinks: how many NVLinks are between them, likewise; none is left out.
-        failure: why NVML's word is not in it; "" if it is.
-    """
-
+    # what is between two GPUs; each pair once, in order of their UUIDs
     nearness: Mapping[tuple[str, str], Between] = field(default_factory=dict)
+    # how many NVLinks are between them, likewise; none is left out
     nvlinks: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    failure: str = ""
+    failure: str = ""  # why NVML's word is not in it; "" if it is
 
     def score(self, one: str, other: str) -> int:
         """What it is worth to have two GPUs together; 0 if nothing is known of them."""
