@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 __all__ = [
     "Kind",

@@ -29,13 +29,11 @@ import re
 import shutil
 import signal
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
 SOCKETS: Final = "/run/containerd/s"

@@ -17,13 +17,11 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.errors import TreeDamaged, TreeUnreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["ARCHITECTURES", "MANIFEST", "Tree", "own_tree", "read_tree", "verify", "write_tree"]
 

@@ -26,21 +26,18 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.cdi import files, schema
 from hooks.cdi.applying import MOUNT_KINDS
 from hooks.cdi.errors import CdiFileUnusable, CdiSpecInvalid
+from hooks.cdi.registry import Registry
+from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecMount
+from hooks.config import Config
 from hooks.node.roots import DRIVER_CONTAINER
 from integration.cdi.listing import CONFLICT, HIDDEN, list_devices
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hooks.cdi.registry import Registry
-    from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecMount
-    from hooks.config import Config
 
 ERROR: Final = "error"
 WARNING: Final = "warning"

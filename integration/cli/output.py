@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -22,8 +23,6 @@ from integration.cli.kinds import API_VERSION
 from integration.cli.tables import tabulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     Source = str | Callable[[Mapping[str, Any]], Any]
 
 _WIDTH: Final = 80

@@ -13,9 +13,11 @@ Source: libnvidia-container, src/cli/info.c, src/cli/list.c and src/nvc_info.c; 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from hooks.edits.grant import decide
 from hooks.errors import ImexChannelMissing, NvmlFailed
 from hooks.node.capabilities import (
@@ -30,17 +32,12 @@ from hooks.node.capabilities import (
     every_row,
 )
 from hooks.node.device_nodes import cap_minors, cap_path
+from hooks.node.driver import DriverFile
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
 from hooks.requests.naming import items_of, parse_names
 from hooks.requests.request import Request
 from hooks.words import CAPABILITIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from hooks.config import Config
-    from hooks.node.driver import DriverFile
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
 
 _PROGRAMS: Final = (
     "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager",

@@ -28,14 +28,13 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.handlers import calls_our_shim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from api.proto import cri_pb2 as pb
 
 CRI_SOCKETS: Final = (

@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from hooks.node.device_nodes import look_at_node, read_majors
 from hooks.node.host_setup import (
     DRIVER,
     TIMEOUT,
+    Wanted,
     is_linked,
     is_loaded,
     link_nodes,
@@ -36,12 +39,6 @@ from hooks.plan import Device
 from hooks.words import CAPABILITIES, Node
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import MODULES, expected_nodes, is_forbidden
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from hooks.config import Config
-    from hooks.node.host_setup import Wanted
 
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHORT: Final = 200

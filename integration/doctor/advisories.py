@@ -18,11 +18,9 @@ Source: CHANGELOG of runc; NEWS and security advisories of crun; security adviso
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Final
 
 Version = tuple[int, int, int, int, int]
 """Major, minor, patch, stage (alpha 0, beta 1, candidate 2, release 3), number of the stage."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.errors import ConfigError
 from integration.doctor.checks import CHECKS
 from integration.doctor.errors import CheckUnknown
-from integration.doctor.findings import Severity
+from integration.doctor.facts import Node
+from integration.doctor.findings import Check, Finding, Severity
 from integration.doctor.observing import observe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from integration.doctor.facts import Node
-    from integration.doctor.findings import Check, Finding
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 _PREFIX: Final = "NVSHIM-"
 _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -12,13 +13,9 @@ from inspect import signature
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from api.errors import one_line
-from integration.doctor.facts import Unseen
+from integration.doctor.facts import Node, Unseen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from integration.doctor.facts import Node
-
     Told: TypeAlias = "str | Trouble | Unseen"
     """What a check yields; a text is a :class:`Trouble` of which its row says the rest."""
     Look = Callable[..., Iterable[Told]]

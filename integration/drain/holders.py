@@ -31,12 +31,16 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.config import Config
 from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, read_majors
+from hooks.node.inventory import Inventory
 from hooks.node.witness import read_text
+from integration.inspection.bundles import Container
 from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.processes import all_containers
 from integration.inspection.procfs import Procfs
@@ -44,12 +48,7 @@ from integration.node.ledger.cgroups import Owners
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
     from integration.drain.targets import Target
-    from integration.inspection.bundles import Container
 
 CONTAINER: Final = "container"
 AGENT: Final = "agent"

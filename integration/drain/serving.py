@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
+from hooks.config import Config
 from hooks.errors import InventoryError
 from hooks.node.drained import DRIVER, Drain, read_drains
+from hooks.node.inventory import Inventory
 from integration.drain import marks
 from integration.drain.errors import TargetUnknown
-from integration.drain.holders import find_holders
+from integration.drain.holders import Holder, find_holders
 from integration.drain.resetting import Reset
-from integration.drain.targets import THE_DRIVER, drained_of, targets_of
+from integration.drain.targets import THE_DRIVER, Target, drained_of, targets_of
 from integration.drain.waiting import Force, blocking, not_by_themselves, wait_until_free
 from integration.inventory import look_at_node
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.drain.holders import Holder
-    from integration.drain.targets import Target
-
     Say = Callable[[str], None]
 
 _TO_LET_GO: Final = 10.0 * PATIENCE

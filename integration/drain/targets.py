@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hooks.config import Config
 from hooks.edits.grant import gpus_named, mig_devices_named
 from hooks.errors import RequestError
 from hooks.node.drained import DRIVER, Drain, read_drains
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
 from hooks.requests.naming import parse_names
 from hooks.sharing import id_of
 from hooks.words import AllDevices, NamedDevices
 from integration.drain.errors import NotDrained, TargetUnknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
 
 
 @dataclass(frozen=True, slots=True)

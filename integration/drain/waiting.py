@@ -17,23 +17,19 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from api.errors import NvshimError
-from integration.drain.holders import AGENT, CONTAINER, MPS
+from integration.drain.holders import AGENT, CONTAINER, MPS, Holder
+from integration.inspection.bundles import Container
 from integration.shim_client import kill
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from integration.drain.holders import Holder
-    from integration.inspection.bundles import Container
 
 _LOOK: Final = 0.5
 _TO_ANSWER: Final = 5.0 * PATIENCE

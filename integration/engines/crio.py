@@ -20,8 +20,9 @@ import os
 import shutil
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import tomltext
 from integration.engines.errors import (
@@ -37,9 +38,6 @@ from integration.engines.files import Change, Need
 from integration.engines.programs import PATH, find_program, run
 from integration.engines.runtime_options import RuntimeOptions
 from integration.engines.undo import HEAD, Record, View, changes, read_record, without
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ENGINE: Final = "crio"
 DEFAULT_CONFIG: Final = "/etc/crio/crio.conf"

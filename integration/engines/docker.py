@@ -22,8 +22,9 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.engines import jsontext
 from integration.engines.errors import (
@@ -48,9 +49,6 @@ from integration.engines.undo import (
     without,
 )
 from integration.handlers import RUNTIME_TYPE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"

@@ -21,9 +21,10 @@ import errno
 import fcntl
 import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.engines.errors import (
     ChangedMeanwhile,
@@ -32,9 +33,6 @@ from integration.engines.errors import (
     WriteFailed,
 )
 from integration.files import remove_file, replace_file, sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _MODE: Final = 0o644
 

@@ -18,16 +18,13 @@ import fnmatch
 import glob
 import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import tomltext
 from integration.engines.errors import ConfigInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.engines.undo import View
+from integration.engines.undo import View
 
 _VERSIONS: Final = range(1, 5)
 

@@ -22,14 +22,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from integration.engines.errors import ChangedByHand, RecordInvalid
 from integration.engines.files import FileChange, missing_directories, read, read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
 """How each file begins that is ours."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import tomltext
-from integration.engines.dump import IMAGES, cri, differences, handlers, pruned
+from integration.engines.dump import IMAGES, Containerd, cri, differences, handlers, pruned
 from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs, ShimNotFound
 from integration.engines.imports import File, covers, imports_value, load, parse
 from integration.engines.options import (
@@ -23,15 +24,9 @@ from integration.engines.options import (
     handlers_path,
 )
 from integration.engines.programs import PATH
-from integration.engines.undo import HEAD
+from integration.engines.undo import HEAD, Record, View
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE, calls_our_shim
 from shim import PROGRAM
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from integration.engines.dump import Containerd
-    from integration.engines.undo import Record, View
 
 _IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
 

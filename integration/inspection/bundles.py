@@ -17,8 +17,9 @@ Source: containerd docs/runtime-v2.md; internal/cri/annotations; nerdctl pkg/lab
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.procfs import Procfs
@@ -26,9 +27,6 @@ from shim import bundle as bundle_files
 from shim import files
 from shim.errors import BundleUnusable
 from shim.sockets import SCHEME
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 

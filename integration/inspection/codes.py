@@ -11,13 +11,11 @@ import ast
 import inspect
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.inspection.errors import CodeUnknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 ROOMS: Final = ("api", "hooks", "shim", "integration")
 """The directories that are installed."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from integration.inspection.bundles import Container, Pod
 from shim import bundle as bundle_files
 from shim.causes.ended import list_ended
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,29 +13,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import printable
 from hooks import engine
+from hooks.config import Config
 from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.requests.request import read_request
 from hooks.story import tell
-from integration.inspection.differences import differences, tell_differences
-from integration.inspection.ended import end_of, newest_of_each
+from integration.inspection.bundles import Container
+from integration.inspection.differences import Difference, differences, tell_differences
+from integration.inspection.ended import End, end_of, newest_of_each
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
-from integration.inspection.given import given_in, given_to
+from integration.inspection.given import Given, given_in, given_to
 from integration.inventory import look_at_node
 from shim import bundle as bundle_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hooks.config import Config
-    from integration.inspection.bundles import Container
-    from integration.inspection.differences import Difference
-    from integration.inspection.ended import End
-    from integration.inspection.given import Given
 
 _LONGEST_SPEC: Final = 16 << 20
 _MOST_NAMED: Final = 5

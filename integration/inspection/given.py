@@ -7,17 +7,16 @@ shim sees it. The shim is not asked then, and writes no record.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.config import Config
+from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
 from integration.inspection.holding import Holders, by_nodes_of, inventory_for, nodes_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
 
 _NODES: Final = "/dev/nvidia"

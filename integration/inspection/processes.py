@@ -29,12 +29,15 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.config import Config
 from integration.inspection.bundles import (
     TASKS,
+    Container,
     find_containers,
     read_container,
     state_directories,
@@ -42,18 +45,12 @@ from integration.inspection.bundles import (
 from integration.inspection.ended import causes_of, find_ends
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.holding import Holders, indexes_of, inventory_for
-from integration.inspection.procfs import Procfs
+from integration.inspection.procfs import Procfs, Status
 from integration.inspection.records import entries, strings
 from integration.inspection.trees import DELETED, Tree, is_current, tree_of
 from shim import PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hooks.config import Config
-    from integration.inspection.bundles import Container
-    from integration.inspection.procfs import Status
-
     _Servers = Sequence[tuple["OurProcess", "_Candidate"]]
 
 SHIM: Final = "shim"

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.memory import pss_and_uss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
 _STATE, _PARENT, _THREADS, _START_TIME, _START_STACK = 0, 1, 17, 19, 25

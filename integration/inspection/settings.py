@@ -18,8 +18,9 @@ import difflib
 import json
 import os
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.config import TABLES, Config, find_files, parse_config, parse_toml
@@ -34,9 +35,6 @@ from integration.inspection.errors import (
     SettingsNotWritten,
     SettingUnknown,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DEFAULT: Final = "default"
 OURS: Final = "file"

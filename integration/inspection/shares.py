@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shim import bundle as bundle_files
@@ -16,8 +17,6 @@ from shim import files
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from integration.inspection.bundles import Container
 
 __all__ = ["Share", "shares_in", "shares_of", "variable_of"]

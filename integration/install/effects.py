@@ -16,9 +16,10 @@ import signal
 import stat
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.install import copying, selftest, steps, usage
 from integration.install.errors import (
@@ -32,6 +33,7 @@ from integration.install.places import (
     INCOMING,
     REMOVING,
     SELF_TEST,
+    Place,
     new_link,
     working_name,
 )
@@ -39,11 +41,6 @@ from integration.install.trees import known_tree
 from integration.install.usage import Role
 from integration.timeouts import PATIENCE
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from integration.install.places import Place
 
 # Seconds that fork servers get to end.
 _END: Final = 3.0 * PATIENCE

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from integration.install import checks, copying, leaving, planning, steps
-from integration.install.effects import Workshop, locked
+from integration.install.effects import Done, Workshop, locked
 from integration.install.errors import SourceBroken
 from integration.install.places import Place
 from integration.install.selftest import find_runtime
-from integration.install.survey import look
+from integration.install.survey import Survey, look
 from integration.install.trees import own_tree, problem_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hooks.config import Config
-    from integration.install.effects import Done
-    from integration.install.survey import Survey
-    from integration.tree import Tree
+from integration.tree import Tree
 
 _POLL: Final = 0.5
 

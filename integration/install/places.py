@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Final
 
 PREFIX: Final = "/opt/containerd-shim-nvidia"
 BINDIR: Final = "/usr/local/bin"

@@ -21,6 +21,7 @@ Rules of an uninstallation
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
 from integration.install.places import CURRENT, PREVIOUS, SHIM, is_directory_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from integration.install.survey import Installed, Survey
     from integration.tree import Tree
 

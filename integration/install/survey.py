@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.install import usage
 from integration.install.places import (
     CURRENT,
     PREVIOUS,
+    Place,
     is_directory_name,
     is_leftover_name,
     new_link,
 )
 from integration.install.trees import known_tree
 from integration.install.usage import Role, User
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.install.places import Place
-    from integration.tree import Tree
+from integration.tree import Tree
 
 _ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})
 

@@ -20,6 +20,7 @@ import re
 import socket
 import stat
 import struct
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,8 +30,6 @@ from integration.inspection.procfs import Procfs
 from integration.install.places import PROGRAMS, SHIM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     Identity = tuple[int, int]
 
 PROC: Final = "/proc"

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.kubernetes.errors import VariableUnusable
 from integration.kubernetes.settings import ENGINES, RESTARTS, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})

@@ -22,16 +22,14 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from hooks.image.openat2 import open_in_root
 from integration.kubernetes.errors import HostCommandFailed, HostUnusable, InstallerRunning
 from integration.kubernetes.settings import STATE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY
 ENVIRONMENT: Final = {

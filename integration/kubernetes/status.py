@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -21,8 +22,6 @@ from api.errors import one_line
 from integration.kubernetes.errors import InstallerUnwell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from integration.kubernetes.host import Host
 
 FILE: Final = "node-installer.json"

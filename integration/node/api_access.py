@@ -20,15 +20,13 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from hooks.cdi.tree import BadTree, of_yaml
 from integration.node.errors import KubeconfigUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Access", "of_kubeconfig", "of_pod"]
 

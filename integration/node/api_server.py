@@ -20,19 +20,17 @@ import http.client
 import json
 import socket
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from api.errors import one_line, printable
-from integration.node.api_access import of_kubeconfig, of_pod
+from integration.node.api_access import Access, of_kubeconfig, of_pod
 from integration.node.api_connection import IDLE_TIMEOUT, TIMEOUT, Connection, Kept
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.node.api_access import Access
     from integration.node.components import Options
 
 __all__ = ["TIMEOUT", "ApiServer", "Watch", "api_server_of"]

@@ -19,22 +19,19 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.cdi import files, generating, schema
+from hooks.config import Config
 from hooks.errors import CdiError
 from hooks.node.drained import driver_of, read_drains
-from hooks.node.inventory import load_inventory
+from hooks.node.inventory import Inventory, load_inventory
 from hooks.sharing import by_name
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, replace_file
 from integration.inventory import inventory_of
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
 
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
 """The first line of the spec; without it, a file is somebody else's."""

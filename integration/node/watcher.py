@@ -23,15 +23,13 @@ import math
 import os
 import select
 import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import anyio
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 # struct inotify_event: wd, mask, cookie, len; then the name.
 _EVENT: Final = struct.Struct("iIII")

@@ -29,13 +29,11 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 GLIBC: Final = "nvshim.local/glibc:latest"
 

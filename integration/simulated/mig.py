@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.simulated.catalogue import MigProfile, Model
 from integration.simulated.errors import invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from integration.simulated.catalogue import MigProfile, Model
 
 _COMPUTE: Final = re.compile(r"([1-7])c", re.ASCII)
 

@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import tomllib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from integration.simulated.beside import BESIDE
 from integration.simulated.driver import (
@@ -25,9 +26,6 @@ from integration.simulated.platforms import make_platform
 from integration.simulated.scenario import Scenario
 from integration.simulated.tree import NodeTree
 from integration.simulated.vendors import add_vendors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Parts of a node, by the key that the configuration has for each.
 _ROOTS: Final = {

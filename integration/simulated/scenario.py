@@ -40,19 +40,15 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.simulated.beside import BESIDE
 from integration.simulated.catalogue import MODELS, Model
 from integration.simulated.errors import ScenarioInvalid, invalid
 from integration.simulated.mig import GpuInstance, layout, made_uuid, mig_entry
-from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, parse_vendors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from integration.simulated.vendors import VendorGpu
+from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, VendorGpu, parse_vendors
 
 SHIPPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scenarios")
 

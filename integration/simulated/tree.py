@@ -18,13 +18,11 @@ import grp
 import os
 import re
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.errors import DevicesForbidden
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 DRM_MAJOR: Final = 226
 MISC_MAJOR: Final = 10

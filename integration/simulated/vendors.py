@@ -14,8 +14,9 @@ Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c, drivers/gpu/drm/amd/amdxcp/am
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.errors import invalid
 from integration.simulated.tree import (
@@ -27,9 +28,6 @@ from integration.simulated.tree import (
     group_of,
     video_group,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MOST: Final = 8
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from integration.verify.sight import wanted_of
+from integration.verify.sight import Wanted, wanted_of
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from integration.cri.engine import Engine
     from integration.verify.kubelet import Kubelet
     from integration.verify.pods import Pods
-    from integration.verify.sight import Wanted
 
 _SCENARIO: Final = "scenario.toml"
 _FAULTS: Final = "nvml-faults"

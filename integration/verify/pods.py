@@ -20,22 +20,21 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from api.proto import cri_pb2 as pb
+from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
 from integration.cri.errors import CriError, CriRefused
 from integration.timeouts import PATIENCE
 from integration.verify.errors import ImageMissing
+from integration.verify.interrupts import Interrupts
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import END, NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
     from integration.cri.client import Cri
-    from integration.verify.interrupts import Interrupts
 
 LABEL: Final = "containerd-shim-nvidia/verify"
 """Of every pod, so that the next run finds what this one could not remove."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.tree import own_tree
 from integration.verify.errors import ProbeMissing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 NAME: Final = "nvshim-probe"
 END: Final = "end"

@@ -7,16 +7,17 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
-from hooks.config import Mode
+from hooks.config import Config, Mode
 from integration.cri.client import Cri
-from integration.cri.engine import CRI_SOCKETS
+from integration.cri.engine import CRI_SOCKETS, Engine
 from integration.cri.errors import CriError
 from integration.inventory import inventory_of
-from integration.verify.checks import CHECKS
+from integration.verify.checks import CHECKS, Check
 from integration.verify.errors import EngineMissing, NothingVerified, VerifyRunning, VerifyUnusable
 from integration.verify.interrupts import Interrupts
 from integration.verify.kubelet import Kubelet
@@ -25,13 +26,6 @@ from integration.verify.outcomes import NotAsExpected, NotMade, Outcome, Result
 from integration.verify.pods import Place, Pods, find_image
 from integration.verify.program import find_program
 from shim import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hooks.config import Config
-    from integration.cri.engine import Engine
-    from integration.verify.checks import Check
 
 _NAMESPACE: Final = "nvshim-verify"
 _DIRECTORY: Final = "verify"

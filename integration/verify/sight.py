@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from hooks.node.inventory import Inventory
     from integration.verify.program import Number, Report
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from hooks.config import Mode
+from integration.doctor.facts import Driver, NodeAgent, Plugins, Policy
 from integration.doctor.findings import Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.facts import Driver, NodeAgent, Plugins, Policy
 
 
 @check("D104")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
+from integration.doctor.facts import Cdi, CdiFile, Containerd, Docker, Driver
 from integration.doctor.findings import WARNING, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.facts import Cdi, CdiFile, Containerd, Docker, Driver
 
 _GPU: Final = "nvidia.com/gpu"
 

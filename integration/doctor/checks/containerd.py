@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
+from integration.doctor.facts import Containerd, Docker, Kubernetes
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
 from shim import RUNTIME_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.facts import Containerd, Docker, Kubernetes
 
 _BUILT_IN: Final = "runc"
 _CONFIGURE: Final = "nvshim configure containerd"

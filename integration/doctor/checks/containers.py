@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from integration.doctor.facts import Unseen
+from integration.doctor.facts import Container, Driver, Unseen
 from integration.doctor.findings import Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Container, Driver
 
 
 @check("D100")

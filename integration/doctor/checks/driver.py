@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from hooks.node.drained import DRIVER
+from integration.doctor.facts import Driver, Machine, Nvml, Policy
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.facts import Driver, Machine, Nvml, Policy
 
 # A GPU whose driver has to wake it answers after this many seconds.
 _SLOW: Final = 2.0

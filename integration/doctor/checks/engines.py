@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-from integration.doctor.facts import NVIDIAS
+from integration.doctor.facts import NVIDIAS, Cdi, Containerd, Crio, Docker, Injector
 from integration.doctor.findings import ERROR, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.facts import Cdi, Containerd, Crio, Docker, Injector
 
 
 @check("D050")

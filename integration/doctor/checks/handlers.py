@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
+from integration.doctor.facts import Containerd, Handler, Kubernetes
 from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
 from integration.handlers import RUNC_TYPE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Containerd, Handler, Kubernetes
 
 # The releases that ask no handler but runc's type what it can do: from the first to before the
 # second.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
+from integration.doctor.facts import Machine
 from integration.doctor.findings import ERROR, WARNING, Trouble, check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Machine
 
 _FEW_INSTANCES: Final = 64
 

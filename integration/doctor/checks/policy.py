@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from hooks.config import Mode
+from integration.doctor.facts import Policy
 from integration.doctor.findings import check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from integration.doctor.facts import Policy
 
 
 @check("D070")

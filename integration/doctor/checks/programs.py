@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from integration.doctor.advisories import OLDEST, affecting, parse_version
+from integration.doctor.facts import Program
 from integration.doctor.findings import ERROR, WARNING, Check, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.facts import Program
 
 
 def _vulnerable(program: Program, called: str) -> Iterator[Trouble]:

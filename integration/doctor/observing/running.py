@@ -12,17 +12,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import one_line
 from integration.doctor.facts import CouldNotLook, ProgramFailed
+from integration.doctor.places import Places
 from integration.inspection.procfs import Procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from integration.doctor.places import Places
 
 SYSTEM_PATH: Final = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",

@@ -16,18 +16,16 @@ Pure but for what it remembers: times are given, and nothing is read or written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from integration.node.causes.hits import GPU_LOST, XID
+from integration.node.causes.hits import GPU_LOST, XID, Hit
 from shim.causes.record import MOST, Fault, Whose, by_weight
 from shim.causes.xids import Action, about, heed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from integration.inspection.bundles import Container
-    from integration.node.causes.hits import Hit
 
 GPU_MEMORY: Final = "gpu-memory"
 KEPT: Final = 600.0

@@ -19,18 +19,17 @@ Pure. Amounts are bytes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from integration.node.causes.hits import Hit
 from integration.node.causes.journal import GPU_MEMORY
+from integration.node.ledger.values import DeviceUse, Ledger
 from shim.causes.record import Fault, Whose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from integration.inspection.bundles import Container
-    from integration.node.ledger.values import DeviceUse, Ledger
     from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
 ANNOTATION: Final = "io.containerd.nvidia.v1.gpu-memory-limit"

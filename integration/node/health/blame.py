@@ -15,19 +15,18 @@ not make it their fault.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from integration.node.ledger.cgroups import cgroups_in, own_cgroup
+from integration.node.ledger.lately import Lately
+from integration.node.ledger.values import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from integration.inspection.bundles import Container
     from integration.node.health.policy import Verdict
-    from integration.node.ledger.lately import Lately
-    from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import GpuEvent
 
 

@@ -20,6 +20,7 @@ All is pure; :mod:`integration.node.health.machine` knows one device.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +31,10 @@ from integration.node.health.machine import (
     Contained,
     Error,
     Lost,
+    Moment,
     Reset,
+    Rules,
+    Signal,
     Silence,
     Watch,
     due,
@@ -42,10 +46,7 @@ from integration.node.health.xids import Scope, Severity, about
 from shim.causes.xids import RECOVERY_ACTIONS, Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from hooks.node.inventory import Inventory
-    from integration.node.health.machine import Moment, Rules, Signal
     from integration.node.monitor.values import GpuEvent, GpuSample, Sample
 
 _CONTAINED: Final = 94

@@ -33,15 +33,13 @@ All is pure: the time is given, and what holds a device back is in its :class:`C
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from integration.node.health.values import State
 from integration.node.health.xids import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Cause(StrEnum):

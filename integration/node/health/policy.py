@@ -20,6 +20,7 @@ Source: internal/rm/health.go of NVIDIA's device plugin.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -28,8 +29,6 @@ from integration.node.health.xids import Severity, Xid, about
 from shim.causes.xids import RECOVERY, Action, Remedy, recovery_asked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hooks.config import Config
     from integration.node.monitor.values import GpuEvent
 

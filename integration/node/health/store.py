@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +25,6 @@ from integration.node.health.machine import Condition, Need
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from hooks.config import Config
 
 _NAME: Final = "health.json"

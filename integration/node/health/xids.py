@@ -25,14 +25,12 @@ modules; internal/rm/health.go of NVIDIA's device plugin for what that one ignor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shim.causes import xids
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Severity(StrEnum):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.errors import InventoryError
+from hooks.node.inventory import Inventory
 from integration.inventory import look_at_node
 from integration.node.ledger.component import known_states, look_and_ask
 from integration.node.ledger.kubelet import allocated_by
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.node.ledger.values import Ledger
+from integration.node.ledger.values import Ledger
 
 # Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
 _TO_ANSWER: Final = 10.0

@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from integration.node.causes.journal import GPU_MEMORY, told
+from integration.node.api_server import ApiServer
+from integration.node.causes.journal import GPU_MEMORY, Entry, Key, told
 from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
+from integration.node.ledger.values import Ledger
 from integration.node.telling import keep_told
 from shim.causes.record import Whose
 from shim.causes.sentence import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.node.api_server import ApiServer
-    from integration.node.causes.journal import Entry, Key
     from integration.node.components import Context
-    from integration.node.ledger.values import Ledger
 
 _RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
 _COMPONENT: Final = "nvshim-node"

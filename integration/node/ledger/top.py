@@ -6,17 +6,16 @@ What the agent alone knows (health) is in it if there is one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
+from integration.node.ledger.values import DeviceUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from hooks.node.inventory import Inventory
-    from integration.node.ledger.values import DeviceUse
     from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
 

@@ -15,15 +15,11 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from integration.node.monitor.values import now
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.node.monitor.values import GpuEvent
+from integration.node.monitor.values import GpuEvent, now
 
 OK: Final = "ok"
 REFUSED: Final = "refused"

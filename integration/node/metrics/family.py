@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from integration.node.metrics.counters import Durations
-
-if TYPE_CHECKING:
-    from integration.node.metrics.moment import Moment
+from integration.node.metrics.moment import Moment
 
 GPU: Final = ("gpu", "uuid", "pci_bus_id", "model")
 MIG: Final = ("gpu", "uuid", "mig", "mig_uuid", "profile")

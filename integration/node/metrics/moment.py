@@ -8,13 +8,12 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hooks.node.gpus import Gpu
     from integration.node.board import Board
     from integration.node.monitor.values import GpuSample, Sample

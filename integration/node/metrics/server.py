@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import io
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,14 +23,12 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
+from anyio.abc import SocketStream
 
 from integration.node.errors import MetricsAddressUnusable
 from integration.node.metrics.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from anyio.abc import SocketStream
     from anyio.streams.stapled import MultiListener
 
 LONGEST: Final = 8192

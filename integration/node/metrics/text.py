@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client.core import Metric
@@ -25,8 +26,6 @@ from prometheus_client.samples import Sample
 from integration.node.metrics.counters import SECONDS, Durations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from integration.node.metrics.family import Family, Rows
 
 LONGEST: Final = 256

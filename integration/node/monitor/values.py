@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final, Protocol
 
 COMPUTE: Final = "compute"
 GRAPHICS: Final = "graphics"

@@ -14,21 +14,16 @@ Source: nvidia-cuda-mps-control(1), of newer drivers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.node.inventory import Inventory
 from integration.files import read_file
-from integration.node.components import NO
+from integration.node.components import NO, Context
 from integration.node.errors import MpsImpossible
-from integration.node.mps.plan import Plan, programs_of
+from integration.node.mps.plan import Plan, Programs, programs_of
 from integration.node.plugin.values import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hooks.node.inventory import Inventory
-    from integration.node.components import Context
-    from integration.node.mps.plan import Programs
 
 __all__ = ["CLAIMS", "SHARES", "ClaimDaemon", "is_of_claims", "plan_of_claim", "settings_of"]
 

@@ -17,6 +17,7 @@ Source: k8s-device-plugin, cmd/mps-control-daemon; "Multi-Process Service", NVID
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from integration.node.errors import MpsNotReady
 from integration.node.mps.places import SHM, Places, shm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from api.proto import deviceplugin_pb2 as pb
     from integration.node.plugin.values import Resource, Settings
 

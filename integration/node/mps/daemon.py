@@ -19,21 +19,18 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import one_line
+from hooks.config import Config
 from integration.files import read_file, replace_file
 from integration.inspection.procfs import Procfs
 from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
 from integration.node.mps.control import TIMEOUT, Control, command_line
-from integration.node.mps.places import shm
+from integration.node.mps.places import Places, shm
+from integration.node.mps.plan import Plan, Programs
 from shim.causes.agent import is_locked
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.node.mps.places import Places
-    from integration.node.mps.plan import Plan, Programs
 
 __all__ = ["Daemon", "Found"]
 

@@ -19,11 +19,9 @@ Source: k8s-device-plugin, cmd/mps-control-daemon/mps/root.go.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 CONTAINER_ROOT: Final = "/mps"
 """The directory that containers see the pipes below."""

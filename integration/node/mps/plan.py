@@ -21,6 +21,7 @@ Source: nvidia-cuda-mps-control(1); k8s-device-plugin, cmd/mps-control-daemon/mp
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -29,8 +30,6 @@ from hooks.words import Arch
 from integration.node.errors import MpsImpossible, MpsProgramMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hooks.node.driver import Driver
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory

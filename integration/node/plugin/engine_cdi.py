@@ -15,16 +15,14 @@ CDI info through CRI"; and :mod:`integration.cri.engine`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from integration.node.plugin.allocation import CDI, PLUGIN
-from integration.node.plugin.values import DeviceList
+from integration.node.plugin.values import DeviceList, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from integration.cri.engine import Engine
-    from integration.node.plugin.values import Settings
 
 ENABLE: Final = "nvshim configure containerd --enable-cdi"
 

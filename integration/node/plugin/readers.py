@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, NoReturn
 
 from api.errors import one_line
 from integration.node.errors import UnknownSetting, WrongSetting
 from integration.node.plugin.values import DeviceList
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from enum import StrEnum
 
 ASKED: Final = "the device plugin's settings"
 VERSION: Final = "v1"

@@ -21,21 +21,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError, one_line
+from hooks.config import Config
+from hooks.node.gpus import Gpu
+from hooks.node.inventory import Inventory
 from hooks.node.witness import read_text
 from integration.node.nvml import ask_nvml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu
-    from hooks.node.inventory import Inventory
 
 _MOST_LINKS: Final = 18
 _OF_A_LINK: Final = 100

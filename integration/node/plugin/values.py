@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.node.health.values import State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Mig(StrEnum):

@@ -7,15 +7,12 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.verify.checks import agent, containers, devices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.verify.node import Node
+from integration.verify.node import Node
 
 
 @dataclass(frozen=True, slots=True)
