@@ -22,12 +22,12 @@ from hooks import engine
 from hooks.config import Config
 from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.requests.request import read_request
-from hooks.story import tell
 from integration.inspection.bundles import Container
 from integration.inspection.differences import Difference, differences, tell_differences
 from integration.inspection.ended import End, end_of, newest_of_each
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.given import Given, given_in, given_to
+from integration.inspection.story import tell
 from integration.inventory import look_at_node
 from shim import bundle as bundle_files
 
