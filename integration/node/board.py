@@ -125,7 +125,8 @@ class Board:
         self.wanted: int = 0
         self.hangups: int = 0
         self._posted: dict[str, int] = {}
-        self._news = anyio.Event()
+        # Who waits for which of these to change.
+        self._waiting: dict[str, set[anyio.Event]] = {}
         self._listening: set[MemoryObjectSendStream[GpuEvent]] = set()
 
     def post(self, **known: Any) -> None:
@@ -135,15 +136,16 @@ class Board:
             known: the new values. One that equals the old wakes nobody.
         """
         for name, value in known.items():
-            if getattr(self, name) != value:
-                self._posted[name] = self._posted.get(name, 0) + 1
+            before = getattr(self, name)
             setattr(self, name, value)
+            if before is not value and before != value:
+                self._posted[name] = self._posted.get(name, 0) + 1
+                for waiter in self._waiting.pop(name, ()):
+                    waiter.set()
         if "ledger" in known:
             self.lately.saw(self.ledger, now())
         if "usage" in known:
             self.lately.used(self.usage, now())
-        self._news.set()
-        self._news = anyio.Event()
 
     def fault(self, part: str, line: str) -> None:
         """Say what is wrong with a part of the agent.
@@ -176,9 +178,16 @@ class Board:
         Returns:
             The version now; the same if the time is up.
         """
-        with anyio.move_on_after(timeout):
-            while self.version(*names) == since:
-                await self._news.wait()
+        if self.version(*names) == since:
+            news = anyio.Event()
+            for name in names:
+                self._waiting.setdefault(name, set()).add(news)
+            try:
+                with anyio.move_on_after(timeout):
+                    await news.wait()
+            finally:
+                for name in names:
+                    self._waiting.get(name, set()).discard(news)
         return self.version(*names)
 
     async def follow(
