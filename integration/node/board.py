@@ -58,12 +58,11 @@ if TYPE_CHECKING:
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
-    from integration.node.dra.serving import Health
-    from integration.node.dra.state import Claim, ClaimDevice
+    from integration.node.dra.values import Claim, ClaimDevice, Health
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
-    from integration.node.mps.claims import ClaimDaemon
     from integration.node.mps.containers import MpsDaemon
+    from integration.node.mps.plan import ClaimDaemon
     from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
 

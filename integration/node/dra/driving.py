@@ -49,9 +49,10 @@ from integration.node.dra.making import is_unmade
 from integration.node.dra.on_demand import OnDemand, gpus_of
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
-from integration.node.dra.serving import Health, Serving
+from integration.node.dra.serving import Serving
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.dra.taints import EFFECTS
+from integration.node.dra.values import Health
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from integration.node.api_server import ApiServer
     from integration.node.components import Context
     from integration.node.dra.devices import Device
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim
 
 __all__ = ["drive"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
     from integration.node.board import Board
-    from integration.node.dra.state import ClaimDevice
+    from integration.node.dra.values import ClaimDevice
     from integration.node.plugin.values import Device, Resource
 
 
