@@ -60,7 +60,6 @@ from integration.node.errors import (
     EngineReadsNoCdi,
     ResourceClaimUnusable,
 )
-from integration.node.ledger.kubelet import allocated_by
 from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
@@ -464,7 +463,8 @@ class _Driver:
 
     async def _plugin_gave(self) -> dict[str, str]:
         """Who has been given what by a device plugin, by the device's UUID."""
-        allocated = await allocated_by(self._context.options.pod_resources)
+        context = self._context
+        allocated = await context.kubelet.allocated(context.options.pod_resources)
         gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
             checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)
