@@ -33,7 +33,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -96,8 +96,8 @@ async def serve(
         AgentStateUnusable: its directory cannot be used.
     """
     with _alone(config), Watcher(_QUIET) as watcher, announced(watcher) as unannounced:
-        async with anyio.create_task_group() as tasks:
-            context = Context(config, options, say)
+        context = Context(config, options, say)
+        async with aclosing(context.kubelet), anyio.create_task_group() as tasks:
             if not once:
                 await tasks.start(_do_as_told, tasks.cancel_scope, context)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")

@@ -20,6 +20,7 @@ from api.errors import NvshimError, one_line
 from integration.cri.engine import CRI_SOCKETS
 from integration.node.backoff import Backoff
 from integration.node.board import Board
+from integration.node.ledger.kubelet import PodResources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,12 +106,14 @@ class Context:
         options: what the agent is to do.
         say: takes the log's lines: level, event, fields.
         board: what the parts tell each other.
+        kubelet: says what it has given to whom.
     """
 
     config: Config
     options: Options
     say: Callable[..., None]
     board: Board = field(default_factory=Board)
+    kubelet: PodResources = field(default_factory=PodResources)
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Post what is wrong with a part, and say it once.

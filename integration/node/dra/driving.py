@@ -49,9 +49,10 @@ from integration.node.dra.making import is_unmade
 from integration.node.dra.on_demand import OnDemand, gpus_of
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
-from integration.node.dra.serving import Health, Serving
+from integration.node.dra.serving import Serving
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.dra.taints import EFFECTS
+from integration.node.dra.values import Health
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -59,7 +60,6 @@ from integration.node.errors import (
     EngineReadsNoCdi,
     ResourceClaimUnusable,
 )
-from integration.node.ledger.kubelet import allocated_by
 from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from integration.node.api_server import ApiServer
     from integration.node.components import Context
     from integration.node.dra.devices import Device
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim
 
 __all__ = ["drive"]
 
@@ -463,7 +463,8 @@ class _Driver:
 
     async def _plugin_gave(self) -> dict[str, str]:
         """Who has been given what by a device plugin, by the device's UUID."""
-        allocated = await allocated_by(self._context.options.pod_resources)
+        context = self._context
+        allocated = await context.kubelet.allocated(context.options.pod_resources)
         gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
             checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)

@@ -29,7 +29,6 @@ import os
 import time
 import traceback
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -52,9 +51,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from integration.node.components import Context
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim, Health
 
-__all__ = ["Answers", "Health", "Serving", "answer_of_claim"]
+__all__ = ["Answers", "Serving", "answer_of_claim"]
 
 _PACKAGES: Final = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
 _HEALTH: Final = ("v1", "v1alpha1")
@@ -68,20 +67,6 @@ _TOLD_AGAIN: Final = 10.0
 _FORGOTTEN_AFTER: Final = 30
 _LONGEST_MESSAGE: Final = 1024
 _DIRECTORY_MODE: Final = 0o750
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What is thought of a device.
-
-    Attributes:
-        message: why it is not healthy; "" if it is.
-    """
-
-    pool: str
-    name: str
-    is_healthy: bool
-    message: str = ""
 
 
 class Answers(Protocol):

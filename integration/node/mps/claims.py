@@ -14,18 +14,16 @@ Source: nvidia-cuda-mps-control(1), of newer drivers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from hooks.node.inventory import Inventory
 from integration.files import read_file
 from integration.node.components import NO, Context
 from integration.node.errors import MpsImpossible
-from integration.node.mps.plan import Plan, Programs, programs_of
+from integration.node.mps.plan import ClaimDaemon, Plan, Programs, programs_of
 from integration.node.plugin.values import Settings
 
-__all__ = ["CLAIMS", "SHARES", "ClaimDaemon", "is_of_claims", "plan_of_claim", "settings_of"]
+__all__ = ["CLAIMS", "SHARES", "is_of_claims", "plan_of_claim", "settings_of"]
 
 CLAIMS: Final = "claims"
 SHARES: Final = "shares"
@@ -33,15 +31,6 @@ SHARES: Final = "shares"
 claims have shares. No resource is called so."""
 
 MULTI_USER: Final = "-multiuser-server"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimDaemon:
-    """What claims need of a daemon."""
-
-    limits: Mapping[str, int]  # MiB that a client may have of each device, by UUID; 0 for no limit
-    threads: int  # percent of the threads that a client may have
-    multi_user: bool  # whether clients of several users may work at the same time
 
 
 def is_of_claims(name: str) -> bool:
