@@ -37,6 +37,7 @@ from integration.node.monitor.values import DeviceSample, GpuSample, ProcessUse,
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
+    from hooks.config import Config
     from integration.node.monitor.children import Child
     from integration.node.refresh import Seen
 
@@ -231,14 +232,14 @@ class NvmlSampler:
 
 @asynccontextmanager
 async def sampling(
-    look: Callable[[], Seen], say: Callable[..., None], *, to_answer: float
+    look: Callable[[], Seen], say: Callable[..., None], config: Config
 ) -> AsyncIterator[NvmlSampler]:
     """Sample in a program that is not the agent.
 
     Args:
-        to_answer: seconds that NVML may take.
+        config: where the lock of NVML is, and how long that may take to answer.
     """
-    sampler = NvmlSampler(look, Children(say), to_answer=to_answer)
+    sampler = NvmlSampler(look, Children(say, config.state), to_answer=config.nvml_timeout)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.serve)
         yield sampler
