@@ -36,8 +36,8 @@ __all__ = ["CLAIMS", "SHARES", "ClaimDaemon", "is_of_claims", "plan_of_claim", "
 
 CLAIMS: Final = "claims"
 SHARES: Final = "shares"
-"""What comes before the slash in the names of daemons: of a claim's devices, and of a GPU of which
-claims have shares. No resource is called so."""
+"""What comes before the slash in the names of daemons: of a claim's devices, and of a device of
+which claims have shares. No resource is called so."""
 
 MULTI_USER: Final = "-multiuser-server"
 _VOLTA: Final = 7
