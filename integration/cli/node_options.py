@@ -246,8 +246,8 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "dra_shares": click.option(
         "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
-        help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
-        " whole GPUs.",
+        help="Publish each GPU and MIG device with N shares, so that so many claims can have a part"
+        " of it; 0 for whole ones.",
     ),
     "dra_mig": click.option(
         "--dra-mig", is_flag=True,
