@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
-    from integration.node.dra.serving import Health
+    from integration.node.dra.answering import Health
     from integration.node.dra.state import Claim, ClaimDevice
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler

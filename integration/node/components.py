@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hooks.config import Config
+    from integration.node.dra.serving import Serving
     from integration.node.plugin.settings import Source
 
 AUTO: Final = "auto"
@@ -65,6 +66,8 @@ class Options:
         dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
+        pod_uid: of the pod that the agent runs in, which may run beside another's for a while; ""
+            for none.
         states: containerd's state directories; none for those that are known.
         ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
         heeded_xids: what ``DP_ENABLE_HEALTHCHECKS`` says.
@@ -90,6 +93,7 @@ class Options:
     dra_mig: bool = False
     node_condition: bool = False
     node_name: str = ""
+    pod_uid: str = ""
     states: tuple[str, ...] = ()
     ignored_xids: str = ""
     heeded_xids: str = ""
@@ -105,12 +109,14 @@ class Context:
         options: what the agent is to do.
         say: takes the log's lines: level, event, fields.
         board: what the parts tell each other.
+        serving: what has served the kubelet since before the node was ours, if it was not at first.
     """
 
     config: Config
     options: Options
     say: Callable[..., None]
     board: Board = field(default_factory=Board)
+    serving: Serving | None = None
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Post what is wrong with a part, and say it once.
