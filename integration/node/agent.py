@@ -32,7 +32,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -97,8 +97,8 @@ async def serve(
     with NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced:
         if not (is_ours := lock.take()) and (once or not _may_wait(options)):
             raise lock.held()
-        async with anyio.create_task_group() as tasks:
-            context = Context(config, options, say)
+        context = Context(config, options, say)
+        async with aclosing(context.kubelet), anyio.create_task_group() as tasks:
             if not once:
                 await tasks.start(_do_as_told, tasks.cancel_scope, context)
                 if not is_ours:

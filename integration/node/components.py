@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
 
@@ -20,12 +20,12 @@ from api.errors import NvshimError, one_line
 from integration.cri.engine import CRI_SOCKETS
 from integration.node.backoff import Backoff
 from integration.node.board import Board
+from integration.node.ledger.kubelet import PodResources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hooks.config import Config
-    from integration.node.dra.serving import Serving
     from integration.node.plugin.settings import Source
 
 AUTO: Final = "auto"
@@ -100,6 +100,13 @@ class Options:
     kernel_log: str = "/dev/kmsg"
 
 
+class Serves(Protocol):
+    """What serves the kubelet as a driver (:mod:`integration.node.dra.serving`)."""
+
+    async def work(self, answers: Any) -> None:
+        """Have the answers be ours from now on, until cancelled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a part is given.
@@ -110,13 +117,15 @@ class Context:
         say: takes the log's lines: level, event, fields.
         board: what the parts tell each other.
         serving: what has served the kubelet since before the node was ours, if it was not at first.
+        kubelet: says what it has given to whom.
     """
 
     config: Config
     options: Options
     say: Callable[..., None]
     board: Board = field(default_factory=Board)
-    serving: Serving | None = None
+    serving: Serves | None = None
+    kubelet: PodResources = field(default_factory=PodResources)
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Post what is wrong with a part, and say it once.

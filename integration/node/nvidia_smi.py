@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
@@ -16,8 +17,6 @@ from integration.node.mps.control import launch_line
 from integration.node.mps.plan import where_programs_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hooks.config import Config
     from hooks.node.driver import Driver
 

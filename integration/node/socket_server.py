@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -20,11 +21,7 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from integration.node.errors import PluginSocketUnusable
 from integration.node.plugin import sockets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.node.plugin.sockets import Identity
+from integration.node.plugin.sockets import Identity
 
 CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 """gRPC's own values by the numbers of :class:`api.errors.Status`."""

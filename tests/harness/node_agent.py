@@ -54,7 +54,9 @@ class NodeAgent:
     ) -> None:
         self.node = node
         self.config_file = os.path.join(directory, "plugin.yaml")
-        self._log = os.path.join(directory, log)
+        # Not beside the configuration: that directory is watched.
+        os.makedirs(os.path.join(directory, "log"), exist_ok=True)
+        self._log = os.path.join(directory, "log", log)
         # A poll that does not come: what follows is heard.
         self._argv = [
             *(sys.executable, "-m", "integration.cli", "node", "--config", node.config_path),

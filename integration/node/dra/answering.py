@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
     from integration.node.components import Context
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim, Health
 
-__all__ = ["TO_FINISH", "Answering", "Answers", "Ended", "Health", "answer_of_claim"]
+__all__ = ["TO_FINISH", "Answering", "Answers", "Ended", "answer_of_claim"]
 
 TO_FINISH: Final = 5.0
 """Seconds that what was begun may take after the driver was told to end."""
@@ -50,20 +50,6 @@ TO_FINISH: Final = 5.0
 _TOLD_AGAIN: Final = 10.0
 _FORGOTTEN_AFTER: Final = 30
 _LONGEST_MESSAGE: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What is thought of a device.
-
-    Attributes:
-        message: why it is not healthy; "" if it is.
-    """
-
-    pool: str
-    name: str
-    is_healthy: bool
-    message: str = ""
 
 
 class Answers(Protocol):

@@ -39,7 +39,6 @@ from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
 from integration.node.dra import cdi, state
-from integration.node.dra.answering import Health
 from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
 from integration.node.dra.devices import publishable
@@ -50,6 +49,7 @@ from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.dra.taints import EFFECTS
+from integration.node.dra.values import Health
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -57,7 +57,6 @@ from integration.node.errors import (
     EngineReadsNoCdi,
     ResourceClaimUnusable,
 )
-from integration.node.ledger.kubelet import allocated_by
 from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
     from integration.node.api_server import ApiServer
     from integration.node.components import Context
     from integration.node.dra.devices import Device
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim
 
 __all__ = ["Driver"]
 
@@ -441,7 +440,8 @@ class Driver:
 
     async def _plugin_gave(self) -> dict[str, str]:
         """Who has been given what by a device plugin, by the device's UUID."""
-        allocated = await allocated_by(self._context.options.pod_resources)
+        context = self._context
+        allocated = await context.kubelet.allocated(context.options.pod_resources)
         gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
             checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
-    from integration.node.dra.state import Claim, ClaimDevice
+    from integration.node.dra.values import Claim, ClaimDevice
 
 __all__ = ["Making", "is_unmade"]
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.cache import boot_id_path
@@ -29,6 +29,7 @@ from hooks.node.kubelet import read_claims
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file, sweep
 from integration.node.dra.names import uuid_of
+from integration.node.dra.values import Claim, ClaimDevice, Sharing
 from integration.node.errors import DraStateUnwritten
 
 if TYPE_CHECKING:
@@ -36,73 +37,12 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Claim", "ClaimDevice", "Sharing", "held", "load", "save"]
+__all__ = ["held", "load", "save"]
 
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
 _MODE: Final = 0o600
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How the containers of a claim share a device, as its configuration asks.
-
-    Attributes:
-        time_slice: of :data:`~integration.node.dra.configuration.INTERVALS`; "" if it does not say.
-        daemon: what its MPS control daemon is called; "" for none.
-        threads: percent of the threads that a client of MPS may have.
-        memory: MiB that a client of MPS may have of the device; 0 for no limit.
-        multi_user: whether clients of several users may work at the same time.
-    """
-
-    time_slice: str = ""
-    daemon: str = ""
-    threads: int = 100
-    memory: int = 0
-    multi_user: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimDevice:
-    """A device that a claim has.
-
-    Attributes:
-        request: of the claim that asked for it, without the subrequest.
-        pool: of the device.
-        device: its name.
-        uuid: likewise.
-        gpu: UUID of the GPU that it is, or is a part of.
-        admin: whether the claim may only look after it (``adminAccess``): others may have it too.
-        sharing: what its configuration asks for.
-        share: the id of the share of it that the claim has; "" if it has all of it.
-        memory: MiB of the share; 0 if it does not say.
-        shares: how many of the device's the share is; 0 if it does not say.
-    """
-
-    request: str
-    pool: str
-    device: str
-    uuid: str
-    gpu: str
-    admin: bool = False
-    sharing: Sharing = Sharing()
-    share: str = ""
-    memory: int = 0
-    shares: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A claim that was prepared."""
-
-    uid: str
-    namespace: str
-    name: str
-    devices: tuple[ClaimDevice, ...]
-
-    def __str__(self) -> str:
-        return f"claim {self.namespace}/{self.name}"
 
 
 def load(config: Config, driver: str) -> dict[str, Claim]:

@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -30,8 +31,6 @@ from integration.node.errors import ChildFailed
 from integration.node.monitor import child as program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from integration.node.refresh import Seen
 
 CRASHED: Final = "NVML crashed"

@@ -19,12 +19,10 @@ import itertools
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator
+from typing import Final
 
 from integration.node.errors import OtherPlugin, PluginSocketUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 Identity = tuple[int, int]
 

@@ -26,7 +26,7 @@ from integration.node.dra.shares import (
 )
 from integration.node.dra.sharing import daemons_of, edits_of
 from integration.node.dra.slices import VERSIONS, contents
-from integration.node.dra.state import Claim, Sharing
+from integration.node.dra.values import Claim, Sharing
 from integration.node.errors import ClaimConfigUnknown, DeviceTaken
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, POOL, claim_of, having

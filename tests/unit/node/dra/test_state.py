@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import Config
-from integration.node.dra.state import Claim, ClaimDevice, held, load, save
+from integration.node.dra.state import held, load, save
+from integration.node.dra.values import Claim, ClaimDevice
 from integration.node.errors import DraStateUnwritten
 
 if TYPE_CHECKING:
