@@ -1,8 +1,8 @@
 """ttrpc for Python: the protocol that containerd speaks with its shims.
 
 ttrpc is gRPC for processes of one machine: the same services and protobuf messages, without
-HTTP/2, over a unix socket. This package speaks version 1.2 of the protocol, unary calls alone:
-nothing that containerd asks of a shim, or a shim of containerd, streams.
+HTTP/2, over a unix socket. This package speaks version 1.2 of the protocol (unary calls and
+streams).
 
 **Without sockets** (this module): :class:`ServerConnection` and :class:`ClientConnection` are the
 protocol alone, bytes in and events out, for any loop and for tests. With them come services,
@@ -35,9 +35,13 @@ Calls may run at the same time, and be cancelled. A lost connection fails all of
 :class:`ConnectionClosed`; ``client.closed`` says so, and reconnecting is the caller's decision.
 ``Client(await dial(path), task_group)`` does the same in an existing task group.
 
+**Streams**: a method that streams gets a :class:`Stream` in place of the request; a client
+opens one with ``async with client.stream(service, Method.of(descriptor))`` and then sends,
+finishes and receives.
+
 The rules are stated where they are implemented: errors in :mod:`api.ttrpc.errors`, protocol
-violations in :mod:`api.ttrpc.connection`, limits in :mod:`api.ttrpc.calls` and
-:mod:`api.ttrpc.transport`.
+violations in :mod:`api.ttrpc.connection`, stream states in :mod:`api.ttrpc.streams`, limits in
+:mod:`api.ttrpc.inbox` and :mod:`api.ttrpc.transport`.
 """
 
 from api.ttrpc.connection import ClientConnection, ServerConnection
@@ -60,6 +64,7 @@ from api.ttrpc.errors import (
     Unimplemented,
 )
 from api.ttrpc.events import (
+    DataReceived,
     Ended,
     Event,
     FrameIgnored,
@@ -74,6 +79,7 @@ from api.ttrpc.service import (
     ImmediateHandler,
     Method,
     Service,
+    Stream,
 )
 
 __all__ = [
@@ -82,6 +88,7 @@ __all__ = [
     "ConnectionClosed",
     "Context",
     "Credentials",
+    "DataReceived",
     "DeadlineExceeded",
     "Ended",
     "Event",
@@ -101,6 +108,7 @@ __all__ = [
     "ServerConnection",
     "Service",
     "ShuttingDown",
+    "Stream",
     "StreamClosed",
     "StreamFailed",
     "TtrpcError",

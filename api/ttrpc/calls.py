@@ -32,11 +32,13 @@ from api.ttrpc.errors import (
     MessageTooLarge,
     Overloaded,
     RemoteError,
+    RemoteProtocolError,
     ShuttingDown,
     UndecodableMessage,
     Unimplemented,
 )
 from api.ttrpc.service import Context
+from api.ttrpc.streams import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
     from api.ttrpc.service import Credentials, Handler, ImmediateHandler, Method, Service
 
     Log = Callable[[str, Mapping[str, object]], None]
-    Outcome = bytes | NvshimError
+    # A response, an error, or the end of a stream without a further message.
+    Outcome = bytes | NvshimError | None
     # Service, method and message of requests that are equal.
     Same = tuple[str, str, bytes]
 
@@ -55,7 +58,7 @@ MAX_CALLS: Final = 1024
 """Requests under way at once on one connection: far above what an honest peer needs."""
 
 MAX_BYTES: Final = 16 << 20
-"""Bytes of them, after which no more are accepted."""
+"""Bytes of them, and of messages that wait in streams."""
 
 TURN: Final = 64
 """After so many answers to one shared call the other tasks get a turn."""
@@ -66,6 +69,33 @@ _NANOSECONDS: Final = 10**9
 _LONGEST: Final = 9e9  # seconds, 285 years: about what an int64 of nanoseconds holds
 
 
+class ByteBudget:
+    """How many bytes of its peer's requests and messages a connection holds.
+
+    Args:
+        limit: in bytes; above it no more should be accepted.
+    """
+
+    __slots__ = ("_held", "_limit")
+
+    def __init__(self, limit: int = MAX_BYTES) -> None:
+        self._limit = limit
+        self._held = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether more is held than the limit."""
+        return self._held > self._limit
+
+    def take(self, size: int) -> None:
+        """More bytes are held."""
+        self._held += size
+
+    def release(self, size: int) -> None:
+        """Fewer bytes are held."""
+        self._held -= size
+
+
 class Call:
     """A request that is handled in a task.
 
@@ -74,17 +104,19 @@ class Call:
         service, method, handler: what is called.
         context: for the handler.
         payload: the request, encoded; empty once it is decoded.
-        size: bytes of the request.
+        size: bytes of the request; those of a stream are counted where they wait.
         counts: whether it counts against the limit of calls.
         shared: the request, if equal ones are to get its answer.
         others: their streams.
         scope: the server's, to cancel the task.
+        inbox: the server's, for the messages of a stream.
     """
 
     __slots__ = (
         "context",
         "counts",
         "handler",
+        "inbox",
         "method",
         "others",
         "payload",
@@ -109,11 +141,12 @@ class Call:
         self.method, self.handler = known
         self.context = context
         self.payload = event.payload
-        self.size = len(event.payload)
+        self.size = 0 if self.method.streaming else len(event.payload)
         self.counts = counts
         self.shared: Same | None = None
         self.others: list[int] | None = None
         self.scope: Any = None
+        self.inbox: Any = None
 
 
 class Calls:
@@ -125,6 +158,8 @@ class Calls:
         log: called with an event and its fields for what no client learns.
         now: the loop's clock, in seconds.
         max_calls: how many requests may be under way.
+        budget: how many bytes of them.
+        streams: whether methods that stream are served.
 
     Attributes:
         connection: the protocol.
@@ -133,14 +168,15 @@ class Calls:
     """
 
     __slots__ = (
+        "_budget",
         "_counted",
-        "_held",
         "_log",
         "_max_calls",
         "_now",
         "_peer",
         "_services",
         "_shared",
+        "_streams",
         "by_stream",
         "connection",
         "draining",
@@ -154,14 +190,17 @@ class Calls:
         *,
         now: Callable[[], float],
         max_calls: int = MAX_CALLS,
+        budget: ByteBudget | None = None,
+        streams: bool = False,
     ) -> None:
         self._services = services
         self._peer = peer
         self._log = log
         self._now = now
         self._max_calls = max_calls
+        self._budget = budget or ByteBudget()
+        self._streams = streams
         self._counted = 0
-        self._held = 0
         self._shared: dict[Same, Call] = {}
         self.connection = ServerConnection()
         self.draining = False
@@ -197,17 +236,24 @@ class Calls:
         except NvshimError as error:
             return self.answer(event.stream_id, error)
 
-    async def handle(self, call: Call) -> Outcome:
+    async def handle(self, call: Call, stream: object = None) -> Outcome:
         """Call the handler of a request.
+
+        Args:
+            call: the request.
+            stream: what the handler of a method that streams gets instead of the request.
 
         Returns:
             What the answer is to be. An exception is one, too, but not a cancellation.
         """
-        request = None
+        request = stream
         try:
-            request = decode(call.method.request, call.payload, call.context)
-            call.payload = b""
+            if request is None:
+                request = decode(call.method.request, call.payload, call.context)
+                call.payload = b""
             response = await call.service.call(call.handler, call.context, request)
+            if call.method.server_streaming and response is None:
+                return None
             return encode(response, call.method, call.context)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
             return self._failure(error, call.service, call.context, request)
@@ -232,7 +278,7 @@ class Calls:
         self.unshare(call)
         del self.by_stream[call.stream_id]
         self._counted -= call.counts
-        self._held -= call.size
+        self._budget.release(call.size)
 
     def broken(self, event: StreamFailed) -> Call | None:
         """The call to cancel when its client has broken its stream, which is answered already."""
@@ -244,6 +290,8 @@ class Calls:
         connection = self.connection
         if not connection.is_live(stream_id):
             return b""
+        if outcome is None:
+            return connection.send_end(stream_id)
         if not isinstance(outcome, NvshimError):
             try:
                 return connection.send_response(stream_id, outcome)
@@ -287,25 +335,29 @@ class Calls:
         if service is None:
             raise Unimplemented(asked, found=f"service {event.service} is not implemented")
         known = service.methods.get(event.method)
-        if known is None:
+        if known is None or (known[0].streaming and not self._streams):
             raise Unimplemented(asked, found=f"method {event.method} is not implemented")
         counts = event.method not in service.unlimited
         if counts:
             self._refuse_beyond_limit(asked)
+        if known[0].server_streaming and event.state is State.UNARY:
+            raise RemoteProtocolError(
+                asked, found="a unary call of a method that streams its answer"
+            )
         call = Call(event, service, known, self._context(event), counts=counts)
         if event.method in service.shared and not event.timeout_nano:
             call.shared = (event.service, event.method, event.payload)
             self._shared[call.shared] = call
         self.by_stream[call.stream_id] = call
         self._counted += counts
-        self._held += call.size
+        self._budget.take(call.size)
         return call
 
     def _refuse_beyond_limit(self, asked: str) -> None:
         found = ""
         if self._counted >= self._max_calls:
             found = f"{self._max_calls} requests under way on this connection"
-        elif self._held > MAX_BYTES:
+        elif self._budget.full:
             found = "too many bytes of this client's requests under way"
         if found:
             raise Overloaded(asked, found=found, do="wait for an answer first")

@@ -8,32 +8,29 @@ not reconnect by itself: only its owner knows which requests may be sent twice.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import anyio
 
 from api.ttrpc import sockets
-from api.ttrpc.calls import (
-    CLOSED_HERE,
-    check_status,
-    connection_closed,
-    decode,
-    nanoseconds,
-    no_answer,
-    why_ended,
-)
-from api.ttrpc.connection import ClientConnection
-from api.ttrpc.errors import ConnectionClosed, TtrpcError
-from api.ttrpc.events import Ended, ResponseReceived, StreamFailed
-from api.ttrpc.transport import Transport
+from api.ttrpc.calls import check_status, decode, nanoseconds, no_answer
+from api.ttrpc.errors import DeadlineExceeded, LocalProtocolError, Overloaded, TtrpcError
+from api.ttrpc.events import ResponseReceived, StreamFailed
+from api.ttrpc.inbox import PATIENCE, Inbox
+from api.ttrpc.multiplexer import Multiplexer, Request
+from api.ttrpc.streams import State
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
     from types import TracebackType
 
     from anyio.abc import TaskGroup
     from google.protobuf.message import Message
+
+    from api.ttrpc.errors import ConnectionClosed
+    from api.ttrpc.multiplexer import Answer
+    from api.ttrpc.service import Method
 
     R = TypeVar("R", bound=Message)
 
@@ -62,24 +59,6 @@ async def dial(path: str, *, timeout: float = _CONNECT) -> socket.socket:
     return sock
 
 
-class _Pending:
-    """A call that waits for its answer."""
-
-    __slots__ = ("asked", "done", "outcome")
-
-    outcome: ResponseReceived | TtrpcError
-
-    def __init__(self, asked: str) -> None:
-        self.asked = asked
-        self.done = anyio.Event()
-
-    def end(self, outcome: ResponseReceived | TtrpcError) -> None:
-        """It has ended; the first time counts."""
-        if not self.done.is_set():
-            self.outcome = outcome
-            self.done.set()
-
-
 class Client:
     """The client's end of a connection.
 
@@ -89,26 +68,20 @@ class Client:
     """
 
     def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
-        self._closed = anyio.Event()
-        self._connection = ClientConnection()
-        self._transport = Transport(sock, tasks)
-        self._calls: dict[int, _Pending] = {}
-        self._why = ""
-        self._reading = anyio.CancelScope()
-        tasks.start_soon(self._read)
+        self._multiplexer = Multiplexer(sock, tasks)
 
     @property
     def closed(self) -> bool:
         """Whether the connection has ended; then every call fails."""
-        return self._closed.is_set()
+        return self._multiplexer.closed.is_set()
 
     async def wait_closed(self) -> None:
         """Wait until the connection has ended, on either side."""
-        await self._closed.wait()
+        await self._multiplexer.closed.wait()
 
     def close(self) -> None:
         """End the connection; calls under way fail with ``ConnectionClosed``."""
-        self._close(CLOSED_HERE)
+        self._multiplexer.close()
 
     async def call(
         self,
@@ -120,7 +93,7 @@ class Client:
         timeout: float | None = None,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> R:
-        """Call a method.
+        """Call a unary method.
 
         A caller that is cancelled leaves the connection healthy: the server goes on (ttrpc has
         no message to stop it), and its answer is dropped when it comes.
@@ -143,80 +116,225 @@ class Client:
             MessageTooLarge: the request or the response is larger than 4 MiB.
             RemoteProtocolError: the answer was not what the protocol allows.
         """
-        asked = f"{service}/{method}"
+        asked = Request(
+            service,
+            method,
+            request.SerializeToString(),
+            nanoseconds(timeout),
+            tuple(metadata),
+            State.UNARY,
+        )
         answer: ResponseReceived | None = None
-        deadline = math.inf if timeout is None else anyio.current_time() + timeout
-        with anyio.CancelScope(deadline=deadline):
-            answer = await self._exchange(
-                asked,
-                (service, method, request.SerializeToString()),
-                nanoseconds(timeout),
-                metadata,
-            )
+        with anyio.CancelScope(deadline=_deadline(timeout)):
+            answer = await self._exchange(asked)
         if answer is None:
             raise no_answer(asked, timeout)
         check_status(answer, asked, timeout)
         return decode(response_type, answer.payload, asked)
 
-    async def _exchange(
+    def stream(
         self,
-        asked: str,
-        request: tuple[str, str, bytes],
-        timeout_nano: int,
-        metadata: Iterable[tuple[str, str]],
-    ) -> ResponseReceived:
-        if self.closed:
-            raise connection_closed(asked, self._why)
-        # A write that fails ends its own call only: the answers of others may have arrived
-        # already. It is for the reader, which finds the end after them, to end the connection.
-        try:
-            await self._transport.room()
-            # No await between taking an id and writing it: ids must grow on the wire.
-            stream_id, frame = self._connection.send_request(
-                *request, timeout_nano=timeout_nano, metadata=metadata
+        service: str,
+        method: Method,
+        request: Message | None = None,
+        *,
+        timeout: float | None = None,
+        metadata: Iterable[tuple[str, str]] = (),
+    ) -> ClientStream:
+        """Call a method that streams, in an ``async with``.
+
+        Args:
+            service: full name.
+            method: its name, classes and directions, see :meth:`Method.of`.
+            request: the request, if only the server streams. Else send it on the stream.
+            timeout: seconds for all of the ``async with``; None for no limit. When they are
+                over the block is cancelled and raises ``DeadlineExceeded``.
+            metadata: pairs of key and value; keys may repeat.
+
+        Returns:
+            The call, not yet made.
+
+        Raises:
+            LocalProtocolError: a request where the client streams, or none where it does not.
+        """
+        if (request is None) != method.client_streaming:
+            raise LocalProtocolError(
+                f"{service}/{method.name}",
+                found="a request is passed here only if the client does not stream",
             )
-            pending = self._calls[stream_id] = _Pending(asked)
-            try:
-                self._transport.write(frame)
-                await pending.done.wait()
-            finally:
-                self._connection.abandon(stream_id)
-                self._calls.pop(stream_id, None)
-        except ConnectionClosed as error:
-            raise connection_closed(asked, error.found) from None
-        if isinstance(pending.outcome, ResponseReceived):
-            return pending.outcome
-        raise pending.outcome
+        asked = Request(
+            service,
+            method.name,
+            b"" if request is None else request.SerializeToString(),
+            nanoseconds(timeout),
+            tuple(metadata),
+            State.OPEN if method.client_streaming else State.CLIENT_CLOSED,
+        )
+        return ClientStream(self._multiplexer, method, asked, timeout)
 
-    async def _read(self) -> None:
-        why = CLOSED_HERE
+    async def _exchange(self, asked: Request) -> ResponseReceived:
+        call = _UnaryCall()
+        stream_id = await self._multiplexer.open(asked, call)
         try:
-            with self._reading:
-                why = await self._hand_out()
+            await call.done.wait()
         finally:
-            self._close(why)
+            self._multiplexer.forget(stream_id)
+        if isinstance(call.outcome, ResponseReceived):
+            return call.outcome
+        raise call.outcome
 
-    async def _hand_out(self) -> str:
-        """Give every answer to its call, until the end; says why it ended."""
-        while True:
-            for event in self._connection.receive_data(await self._transport.receive()):
-                if isinstance(event, Ended):
-                    return why_ended(event)
-                if isinstance(event, (ResponseReceived, StreamFailed)):
-                    pending = self._calls.get(event.stream_id)
-                    if pending is not None:
-                        pending.end(event.error if isinstance(event, StreamFailed) else event)
 
-    def _close(self, why: str) -> None:
-        """End the connection, and every call under way; an answer that came before counts."""
-        if self.closed:
-            return
-        self._why = why
-        self._closed.set()
-        for pending in self._calls.values():
-            pending.end(connection_closed(pending.asked, why))
-        self._reading.cancel()
-        self._transport.close()
+class _UnaryCall:
+    """A call that waits for its one answer."""
+
+    __slots__ = ("done", "outcome")
+
+    outcome: ResponseReceived | TtrpcError
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+
+    async def take(self, answer: Answer) -> None:
+        """The answer; never data, which the core does not let through to a unary stream."""
+        if isinstance(answer, StreamFailed):
+            self.outcome = answer.error
+        elif isinstance(answer, ResponseReceived):
+            self.outcome = answer
+        self.done.set()
+
+    def lost(self, error: ConnectionClosed) -> None:
+        """The connection is gone; an answer that came before it still counts."""
+        if not self.done.is_set():
+            self.outcome = error
+            self.done.set()
+
+
+class ClientStream:
+    """A call that streams; made by :meth:`Client.stream`, opened by ``async with``.
+
+    Leaving the block forgets the call in any state: the server learns that we send no
+    more, and what it still sends is dropped.
+    """
+
+    def __init__(
+        self, multiplexer: Multiplexer, method: Method, asked: Request, timeout: float | None
+    ) -> None:
+        self._multiplexer = multiplexer
+        self._method = method
+        self._asked = asked
+        self._timeout = timeout
+        self._inbox = Inbox(multiplexer.budget)
+        self._stream_id = 0
+
+    async def __aenter__(self) -> Self:
+        self._scope = anyio.CancelScope(deadline=_deadline(self._timeout))
+        self._scope.__enter__()
+        try:
+            self._stream_id = await self._multiplexer.open(self._asked, self)
+        except BaseException as error:
+            if self._scope.__exit__(type(error), error, error.__traceback__):
+                raise self._too_late() from None
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool | None:
+        self._multiplexer.forget(self._stream_id)
+        self._inbox.clear()
+        swallowed = self._scope.__exit__(kind, error, where)
+        if self._scope.cancelled_caught:
+            raise self._too_late() from None
+        return swallowed
+
+    async def send(self, message: Message) -> None:
+        """Send a message; waits while the server does not read.
+
+        Args:
+            message: of the method's request type.
+
+        Raises:
+            LocalProtocolError: the client does not stream here, or has finished.
+            StreamClosed: the server has ended the stream; :meth:`receive` says how.
+            MessageTooLarge: nothing was sent, and the stream goes on.
+            ConnectionClosed: the connection was lost.
+        """
+        if not isinstance(message, self._method.request):
+            raise LocalProtocolError(
+                f"send on {self._asked}",
+                found=f"{type(message).__name__}, not {self._method.request.__name__}",
+            )
+        await self._multiplexer.send(self._stream_id, message.SerializeToString())
+
+    async def finish(self) -> None:
+        """Say that we send no more; the server's messages can still be received.
+
+        Raises:
+            LocalProtocolError: the client does not stream here, or has finished.
+            StreamClosed: the server has ended the stream; :meth:`receive` says how.
+            ConnectionClosed: the connection was lost.
+        """
+        await self._multiplexer.finish(self._stream_id)
+
+    async def receive(self) -> Any:
+        """The server's next message; of a method that does not stream its answer, the answer.
+
+        Raises:
+            anyio.EndOfStream: there are no more, and the call succeeded.
+            RemoteError: there are no more, and the call failed.
+            DeadlineExceeded: the server ran out of the call's time.
+            ConnectionClosed: the connection was lost.
+            Overloaded: messages were not received fast enough, and the stream was abandoned.
+        """
+        return decode(self._method.response, await self._inbox.get(), self._asked)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def take(self, answer: Answer) -> None:
+        """What the server says on this stream. For the multiplexer."""
+        inbox = self._inbox
+        if isinstance(answer, StreamFailed):
+            inbox.end(answer.error)
+        elif isinstance(answer, ResponseReceived):
+            try:
+                check_status(answer, self._asked, self._timeout)
+            except TtrpcError as error:
+                inbox.end(error)
+                return
+            # A server that streams has nothing more to say in an empty response; one that does
+            # not has said everything in it.
+            if answer.payload or not self._method.server_streaming:
+                inbox.put(answer.payload)
+            inbox.end()
+        else:
+            if answer.payload is not None:
+                inbox.put(answer.payload)
+            if answer.end:
+                inbox.end()
+            if inbox.full and not await inbox.room():
+                self._multiplexer.give_up(answer.stream_id)
+                inbox.end(
+                    Overloaded(
+                        str(self._asked), found=f"a stream that was not read for {PATIENCE:g} s"
+                    )
+                )
+
+    def lost(self, error: ConnectionClosed) -> None:
+        """The connection is gone. For the multiplexer."""
+        self._inbox.end(error)
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(str(self._asked), found=f"not done in {self._timeout:g} s")
 
 
 class _Connected:
@@ -260,3 +378,7 @@ def connect(path: str, *, timeout: float = _CONNECT) -> _Connected:
         Entering it raises :class:`~api.ttrpc.errors.ConnectFailed` if no server listens there.
     """
     return _Connected(path, timeout)
+
+
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else anyio.current_time() + timeout

@@ -1,4 +1,4 @@
-"""The protocol without sockets: bytes in, events out; calls in, bytes out. Unary calls alone.
+"""The protocol without sockets: bytes in, events out; calls in, bytes out.
 
 Feed :meth:`receive_data` whatever arrived and act on the events; call ``send_*`` and write the
 bytes they return, in the order of the calls. Nothing here blocks, and nothing is remembered
@@ -12,7 +12,8 @@ request with an id used before              the same, and a live stream of that 
 request both "remote open" and "… closed"   the same
 request that is no ``ttrpc.Request``        the same
 data before a request                       the same
-data after a request                        the same; the stream ends
+data on a unary stream, or after the end    the same; the stream ends
+"no data" with data                         the same; the stream ends
 more than 4 MiB                             RESOURCE_EXHAUSTED; the stream ends
 data after the stream's end                 ignored: the peer could not know yet
 response, unknown type                      ignored
@@ -22,10 +23,7 @@ A client judges in the same way, one call at a time, but for what it never asked
 a stream that it did not open, or a request, ends the connection, since no later answer could
 be trusted.
 
-A stream is one request and one response here. The data by which the protocol has either side go on
-streaming are nothing that containerd's services for shims send or take.
-
-How many requests may be under way is not judged here: see :mod:`api.ttrpc.calls`.
+How many requests may be under way is not judged here: see :mod:`api.ttrpc.session`.
 
 Source: ttrpc PROTOCOL.md; the order of checks follows the Go server, so that one peer sees the
 same of both.
@@ -39,6 +37,7 @@ from google.protobuf.message import DecodeError
 
 from api.errors import Status, one_line
 from api.proto import ttrpc_pb2
+from api.ttrpc import streams
 from api.ttrpc.errors import (
     ConnectionClosed,
     LocalProtocolError,
@@ -48,6 +47,7 @@ from api.ttrpc.errors import (
     UndecodableMessage,
 )
 from api.ttrpc.events import (
+    DataReceived,
     Ended,
     Event,
     FrameIgnored,
@@ -58,6 +58,7 @@ from api.ttrpc.events import (
 from api.ttrpc.frames import (
     DATA,
     DATA_MAX,
+    NO_DATA,
     REMOTE_CLOSED,
     REMOTE_OPEN,
     REQUEST,
@@ -66,6 +67,7 @@ from api.ttrpc.frames import (
     Oversized,
     encode,
 )
+from api.ttrpc.streams import TRANSITIONS, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,7 +78,12 @@ if TYPE_CHECKING:
     from api.ttrpc.frames import Frame
 
 _LAST_ID: Final = 2**32 - 1
-_BOTH: Final = REMOTE_OPEN | REMOTE_CLOSED
+
+_REQUEST_STATES: Final = {
+    0: streams.Event.REQUEST,
+    REMOTE_CLOSED: streams.Event.REQUEST_CLOSED,
+    REMOTE_OPEN: streams.Event.REQUEST_OPEN,
+}
 
 
 class _Connection:
@@ -86,7 +93,7 @@ class _Connection:
 
     def __init__(self) -> None:
         self._reader = FrameReader()
-        self._streams: set[int] = set()
+        self._streams: dict[int, State] = {}
         self._last_id = 0
         self._ended = False
 
@@ -101,7 +108,7 @@ class _Connection:
 
     def abandon(self, stream_id: int) -> None:
         """Forget a stream; late frames for it are ignored. No effect if it has ended."""
-        self._streams.discard(stream_id)
+        self._streams.pop(stream_id, None)
 
     def receive_data(self, data: bytes) -> list[Event]:
         """Take what the peer sent.
@@ -140,11 +147,46 @@ class _Connection:
     def _fail(self, stream_id: int, error: TtrpcError) -> StreamFailed:
         raise NotImplementedError
 
-    def _end(self, stream_id: int, frame: bytes) -> bytes:
-        """The frame that ends a stream."""
-        if stream_id not in self._streams:
-            raise StreamClosed(f"answer stream {stream_id}", found="it is not open")
-        self._streams.discard(stream_id)
+    def _receive(
+        self, frame: Frame | Oversized, data: streams.Event, end: streams.Event
+    ) -> DataReceived | StreamFailed:
+        """A data frame on a live stream."""
+        stream_id = frame.stream_id
+        if isinstance(frame, Oversized):
+            return self._fail(stream_id, _oversized(frame))
+        payload = frame.data
+        closing = frame.flags & REMOTE_CLOSED
+        following = TRANSITIONS.get((self._streams[stream_id], end if closing else data))
+        if following is None:
+            state = self._streams[stream_id].name
+            return self._fail(
+                stream_id, _broken(stream_id, f"data on a stream that is {state}, without a place")
+            )
+        if frame.flags & NO_DATA:
+            if payload:
+                return self._fail(stream_id, _broken(stream_id, 'data flagged "no data"'))
+            self._move(stream_id, following)
+            return DataReceived(stream_id, None, bool(closing))
+        self._move(stream_id, following)
+        return DataReceived(stream_id, payload, bool(closing))
+
+    def _move(self, stream_id: int, following: State) -> None:
+        if following is State.ENDED:
+            del self._streams[stream_id]
+        else:
+            self._streams[stream_id] = following
+
+    def _send(self, stream_id: int, event: streams.Event, frame: bytes) -> bytes:
+        """The frame, if the stream's state allows it now."""
+        state = self._streams.get(stream_id)
+        if state is None:
+            raise StreamClosed(f"send on stream {stream_id}", found="it is not open")
+        following = TRANSITIONS.get((state, event))
+        if following is None:
+            raise LocalProtocolError(
+                f"send {event.name} on stream {stream_id}", found=f"it is {state.name}"
+            )
+        self._move(stream_id, following)
         return frame
 
 
@@ -169,7 +211,7 @@ class ServerConnection(_Connection):
         """
         response = ttrpc_pb2.Response(payload=payload)
         frame = encode(stream_id, RESPONSE, 0, response.SerializeToString())
-        return self._end(stream_id, frame)
+        return self._send(stream_id, streams.Event.RESPONSE, frame)
 
     def send_error(
         self, stream_id: int, code: int, message: str, details: Iterable[Any] = ()
@@ -189,7 +231,41 @@ class ServerConnection(_Connection):
             StreamClosed: the stream has ended.
         """
         frame = _error_frame(stream_id, code, message, details)
-        return self._end(stream_id, frame)
+        return self._send(stream_id, streams.Event.RESPONSE, frame)
+
+    def send_data(self, stream_id: int, payload: bytes) -> bytes:
+        """Send one message of a stream.
+
+        Args:
+            stream_id: of a live stream that is not unary.
+            payload: the message, encoded.
+
+        Returns:
+            What to write.
+
+        Raises:
+            MessageTooLarge: the stream still lives.
+            LocalProtocolError: the stream is unary.
+            StreamClosed: the stream has ended.
+        """
+        frame = encode(stream_id, DATA, 0, payload)
+        return self._send(stream_id, streams.Event.SERVER_DATA, frame)
+
+    def send_end(self, stream_id: int) -> bytes:
+        """End a stream with success and without a further message.
+
+        Args:
+            stream_id: of a live stream that is not unary.
+
+        Returns:
+            What to write.
+
+        Raises:
+            LocalProtocolError: the stream is unary.
+            StreamClosed: the stream has ended.
+        """
+        frame = encode(stream_id, DATA, REMOTE_CLOSED | NO_DATA)
+        return self._send(stream_id, streams.Event.SERVER_END, frame)
 
     def _judge(self, frame: Frame | Oversized) -> Event:
         stream_id = frame.stream_id
@@ -200,7 +276,7 @@ class ServerConnection(_Connection):
         if frame.type == REQUEST:
             return self._open(frame)
         if stream_id in self._streams:
-            return self._fail(stream_id, _unwanted(frame))
+            return self._receive(frame, streams.Event.CLIENT_DATA, streams.Event.CLIENT_END)
         if stream_id <= self._last_id:
             return FrameIgnored(stream_id, DATA, "the stream has ended")
         return self._fail(stream_id, _broken(stream_id, "data before a request"))
@@ -212,13 +288,15 @@ class ServerConnection(_Connection):
         self._last_id = stream_id
         if isinstance(frame, Oversized):
             return self._fail(stream_id, _oversized(frame))
-        if frame.flags & _BOTH == _BOTH:
+        event = _REQUEST_STATES.get(frame.flags & (REMOTE_OPEN | REMOTE_CLOSED))
+        if event is None:
             return self._fail(stream_id, _broken(stream_id, "a request both open and closed"))
         try:
             request = ttrpc_pb2.Request.FromString(frame.data)
         except DecodeError:
             return self._fail(stream_id, _undecodable(stream_id, "ttrpc.Request"))
-        self._streams.add(stream_id)
+        state = TRANSITIONS[State.IDLE, event]
+        self._streams[stream_id] = state
         metadata = request.metadata
         return RequestReceived(
             stream_id,
@@ -227,6 +305,7 @@ class ServerConnection(_Connection):
             request.payload,
             request.timeout_nano,
             tuple([(pair.key, pair.value) for pair in metadata]) if metadata else (),
+            state,
         )
 
     def _fail(self, stream_id: int, error: TtrpcError) -> StreamFailed:
@@ -247,15 +326,18 @@ class ClientConnection(_Connection):
         *,
         timeout_nano: int = 0,
         metadata: Iterable[tuple[str, str]] = (),
+        state: State = State.UNARY,
     ) -> tuple[int, bytes]:
         """Open a stream.
 
         Args:
             service: full name of the service.
             method: name of the method.
-            payload: the request message, encoded.
+            payload: the request message, encoded; empty if all messages come as data.
             timeout_nano: nanoseconds until the answer is of no use, 0 for no limit.
             metadata: pairs of key and value; keys may repeat.
+            state: ``UNARY``, ``OPEN`` (we shall send data) or ``CLIENT_CLOSED`` (only the server
+                will).
 
         Returns:
             The stream's id and what to write. Ids must reach the wire in the order of the calls.
@@ -263,7 +345,11 @@ class ClientConnection(_Connection):
         Raises:
             MessageTooLarge: nothing was opened.
             ConnectionClosed: the ids of this connection are used up.
+            LocalProtocolError: no stream starts in that state.
         """
+        flags = _REQUEST_FLAGS.get(state)
+        if flags is None:
+            raise LocalProtocolError("open a stream", found=f"{state.name}, in which none starts")
         request = ttrpc_pb2.Request(
             service=service, method=method, payload=payload, timeout_nano=timeout_nano
         )
@@ -274,10 +360,48 @@ class ClientConnection(_Connection):
             raise ConnectionClosed(
                 f"{service}/{method}", found="no stream ids left", do="connect again"
             )
-        frame = encode(stream_id, REQUEST, 0, request.SerializeToString())
+        frame = encode(stream_id, REQUEST, flags, request.SerializeToString())
         self._last_id = stream_id
-        self._streams.add(stream_id)
+        self._streams[stream_id] = state
         return stream_id, frame
+
+    def send_data(self, stream_id: int, payload: bytes) -> bytes:
+        """Send one message of a stream.
+
+        Args:
+            stream_id: of a stream that was opened in state ``OPEN``.
+            payload: the message, encoded.
+
+        Returns:
+            What to write.
+
+        Raises:
+            MessageTooLarge: the stream still lives.
+            LocalProtocolError: we have ended our side, or the stream is unary.
+            StreamClosed: the stream has ended.
+        """
+        frame = encode(stream_id, DATA, 0, payload)
+        return self._send(stream_id, streams.Event.CLIENT_DATA, frame)
+
+    def send_end(self, stream_id: int) -> bytes:
+        """Say that we send no more on a stream; without a message, as the Go server insists.
+
+        Args:
+            stream_id: of a stream that was opened in state ``OPEN``.
+
+        Returns:
+            What to write.
+
+        Raises:
+            LocalProtocolError: we have ended our side, or the stream is unary.
+            StreamClosed: the stream has ended.
+        """
+        frame = encode(stream_id, DATA, REMOTE_CLOSED | NO_DATA)
+        return self._send(stream_id, streams.Event.CLIENT_END, frame)
+
+    def may_send(self, stream_id: int) -> bool:
+        """Whether we may send data on a stream."""
+        return self._streams.get(stream_id) is State.OPEN
 
     def _judge(self, frame: Frame | Oversized) -> Event:
         stream_id = frame.stream_id
@@ -287,7 +411,7 @@ class ClientConnection(_Connection):
             return FrameIgnored(stream_id, frame.type, "a type of a later protocol")
         if stream_id in self._streams:
             if frame.type == DATA:
-                return self._fail(stream_id, _unwanted(frame))
+                return self._receive(frame, streams.Event.SERVER_DATA, streams.Event.SERVER_END)
             return self._close(frame)
         if stream_id % 2 and stream_id <= self._last_id:
             return FrameIgnored(stream_id, frame.type, "the stream has ended")
@@ -303,7 +427,7 @@ class ClientConnection(_Connection):
             response = ttrpc_pb2.Response.FromString(frame.data)
         except DecodeError:
             return self._fail(stream_id, _undecodable(stream_id, "ttrpc.Response"))
-        self.abandon(stream_id)
+        self._move(stream_id, TRANSITIONS[self._streams[stream_id], streams.Event.RESPONSE])
         if not response.HasField("status"):
             return ResponseReceived(stream_id, response.payload, Status.OK, "", ())
         status = response.status
@@ -314,6 +438,13 @@ class ClientConnection(_Connection):
     def _fail(self, stream_id: int, error: TtrpcError) -> StreamFailed:
         self.abandon(stream_id)
         return StreamFailed(stream_id, error, b"")
+
+
+_REQUEST_FLAGS: Final = {
+    State.UNARY: 0,
+    State.OPEN: REMOTE_OPEN,
+    State.CLIENT_CLOSED: REMOTE_CLOSED,
+}
 
 
 def _error_frame(stream_id: int, code: int, message: str, details: Iterable[Any]) -> bytes:
@@ -328,12 +459,6 @@ def _error_frame(stream_id: int, code: int, message: str, details: Iterable[Any]
 
 def _broken(stream_id: int, found: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"stream {stream_id}", found=found)
-
-
-def _unwanted(frame: Frame | Oversized) -> TtrpcError:
-    if isinstance(frame, Oversized):
-        return _oversized(frame)
-    return _broken(frame.stream_id, "data on a unary stream")
 
 
 def _undecodable(stream_id: int, name: str) -> UndecodableMessage:

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from google.protobuf.any_pb2 import Any
 
     from api.ttrpc.errors import TtrpcError
+    from api.ttrpc.streams import State
 
 
 class RequestReceived(NamedTuple):
     """A client has opened a stream (server).
 
     ``timeout_nano`` is in nanoseconds, 0 for none; ``metadata`` in the order on the wire, keys
-    may repeat.
+    may repeat; ``state`` tells a unary request from one with a stream.
     """
 
     stream_id: int
@@ -27,6 +28,18 @@ class RequestReceived(NamedTuple):
     payload: bytes
     timeout_nano: int
     metadata: tuple[tuple[str, str], ...]
+    state: State
+
+
+class DataReceived(NamedTuple):
+    """One message on an open stream (both sides); ``payload`` is None for a bare end.
+
+    ``end``: the peer sends no more on this stream.
+    """
+
+    stream_id: int
+    payload: bytes | None
+    end: bool
 
 
 class ResponseReceived(NamedTuple):
@@ -65,4 +78,6 @@ class Ended(NamedTuple):
     error: TtrpcError | None
 
 
-Event: TypeAlias = "RequestReceived | ResponseReceived | StreamFailed | FrameIgnored | Ended"
+Event: TypeAlias = (
+    "RequestReceived | DataReceived | ResponseReceived | StreamFailed | FrameIgnored | Ended"
+)

@@ -34,6 +34,7 @@ DATA: Final = 3
 
 REMOTE_CLOSED: Final = 1  # the sender of this flag will send no more data
 REMOTE_OPEN: Final = 2  # … will send more data
+NO_DATA: Final = 4  # this frame carries no message, not even an empty one
 
 _HEADER: Final = Struct(">IIBB")
 _pack: Final = _HEADER.pack
@@ -67,7 +68,7 @@ def encode(stream_id: int, type_: int, flags: int, data: bytes = b"") -> bytes:
     Args:
         stream_id: 0 to 2³²-1.
         type_: ``REQUEST``, ``RESPONSE`` or ``DATA``.
-        flags: ``REMOTE_CLOSED`` and ``REMOTE_OPEN``, or-ed.
+        flags: ``REMOTE_CLOSED``, ``REMOTE_OPEN`` and ``NO_DATA``, or-ed.
         data: at most 4 MiB.
 
     Returns:

@@ -3,13 +3,20 @@
 A :class:`Service` joins a protobuf service descriptor to a mapping of handlers. A method without a
 handler is answered UNIMPLEMENTED, as if it did not exist.
 
-Two kinds of handlers::
+Three kinds of handlers, the first two told apart by the method's descriptor::
 
     async def state(context: Context, request: StateRequest) -> StateResponse: ...
 
+    async def watch(context: Context, stream: Stream) -> Message | None: ...
+
     def pids(context: Context, request: PidsRequest) -> PidsResponse: ...
 
-The second answers at once, without waiting for anything: it is called as soon as its request is
+The second is for methods that stream in either direction. ``stream.receive()`` (or ``async
+for``) gives the client's messages, also the single request of a method that streams only its
+answer; ``stream.send()`` sends ours. A method whose answer is a single message returns it; one
+that streams its answer returns None.
+
+The third answers at once, without waiting for anything: it is called as soon as its request is
 read, before what follows it on the connection, and costs neither a task nor a turn of the loop.
 
 A client that gives up a request does not say so: ttrpc has no word for it. What waits long, and
@@ -22,14 +29,14 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from google.protobuf.message_factory import GetMessageClass
 
 from api.ttrpc.errors import LocalProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
     from google.protobuf.message import Message
@@ -92,31 +99,80 @@ class Context:
         return [value for name, value in self.metadata if name.lower() == key]
 
 
+class Stream(Protocol):
+    """One call's messages, as its handler sees them."""
+
+    async def receive(self) -> Any:
+        """The client's next message.
+
+        Raises:
+            anyio.EndOfStream: the client has sent its last one.
+            UndecodableMessage: it is not of the method's request type.
+        """
+
+    async def send(self, message: Message) -> None:
+        """Send a message; waits while the client does not read.
+
+        Raises:
+            LocalProtocolError: the method does not stream its answer.
+            MessageTooLarge: nothing was sent, and the stream goes on.
+        """
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+
 # With two arguments, context and request; with three in a service that is bound.
-Handler: TypeAlias = "Callable[..., Awaitable[Message]]"
+Handler: TypeAlias = "Callable[..., Awaitable[Message | None]]"
 ImmediateHandler: TypeAlias = "Callable[..., Message]"
 
 Translate: TypeAlias = "Callable[[BaseException, Context, Any], NvshimError | None]"
 
 
-class Method(NamedTuple):
-    """One method of a service: its name, and the classes of what it takes and gives."""
+class Method:
+    """One method of a service.
 
-    name: str
-    request: type[Message]
-    response: type[Message]
+    Args:
+        name: its name.
+        request: the class of what it takes.
+        response: the class of what it gives.
+        client_streaming: whether the client sends any number of messages.
+        server_streaming: whether the server does.
+    """
+
+    __slots__ = ("client_streaming", "name", "request", "response", "server_streaming")
+
+    def __init__(
+        self,
+        name: str,
+        request: type[Message],
+        response: type[Message],
+        client_streaming: bool = False,  # noqa: FBT001, FBT002 - as the descriptor has them
+        server_streaming: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        self.name = name
+        self.request = request
+        self.response = response
+        self.client_streaming = client_streaming
+        self.server_streaming = server_streaming
+
+    @property
+    def streaming(self) -> bool:
+        """Whether either side streams."""
+        return self.client_streaming or self.server_streaming
 
     @classmethod
-    def of(cls, descriptor: MethodDescriptor) -> Self:
+    def of(cls, descriptor: MethodDescriptor) -> Method:
         """The method that a ``.proto`` file describes.
 
         Args:
-            descriptor: for example ``service.methods_by_name["State"]``.
+            descriptor: for example ``service.methods_by_name["Watch"]``.
         """
         return cls(
             descriptor.name,
             GetMessageClass(descriptor.input_type),
             GetMessageClass(descriptor.output_type),
+            descriptor.client_streaming,
+            descriptor.server_streaming,
         )
 
 
@@ -146,8 +202,8 @@ class Service:
         target: see :meth:`bind`.
 
     Raises:
-        LocalProtocolError: a method that the service does not have, or one that streams, which
-            nothing here does.
+        LocalProtocolError: a method that the service does not have, or one that streams and is
+            to be immediate or shared.
     """
 
     __slots__ = (
@@ -186,17 +242,18 @@ class Service:
                 f"handlers for {', '.join(unknown)}", found=f"no such method of {self.name}"
             )
         self.methods: dict[str, tuple[Method, Handler]] = {
-            name: (described[name], handler) for name, handler in handlers.items()
+            method: (described[method], handler) for method, handler in handlers.items()
         }
         self.immediate: dict[str, tuple[Method, ImmediateHandler]] = {
-            name: (described[name], handler) for name, handler in at_once.items()
+            method: (described[method], handler) for method, handler in at_once.items()
         }
-        for word in (*handlers, *at_once):
-            method = descriptor.methods_by_name[word]
-            if method.client_streaming or method.server_streaming:
-                raise LocalProtocolError(f"a handler for {word}", found="a method that streams")
-        for known, handler in self.immediate.values():
-            self.methods[known.name] = known, _awaitable(handler)
+        for word in (*at_once, *self.shared):
+            if described[word].streaming:
+                raise LocalProtocolError(
+                    f"an immediate or shared handler for {word}", found="a method that streams"
+                )
+        for method, handler in self.immediate.values():
+            self.methods[method.name] = method, _awaitable(handler)
         self.target: object = None
 
     def bind(self, target: object) -> Self:

@@ -1,27 +1,32 @@
 """One accepted connection: reads it, runs its handlers, sends their answers.
 
 The rules are those of :mod:`api.ttrpc.calls`. What is kept for a client that does not read stays
-bounded by :mod:`api.ttrpc.transport`.
+bounded: by :mod:`api.ttrpc.transport` on the way out, by :mod:`api.ttrpc.inbox` on the way in.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
-from api.ttrpc.calls import TURN, Call, Calls
-from api.ttrpc.errors import ConnectionClosed
-from api.ttrpc.events import Ended, RequestReceived, StreamFailed
+from api.ttrpc.calls import TURN, Call, Calls, decode
+from api.ttrpc.errors import ConnectionClosed, LocalProtocolError, Overloaded, StreamClosed
+from api.ttrpc.events import DataReceived, Ended, RequestReceived, StreamFailed
+from api.ttrpc.inbox import PATIENCE, ByteBudget, Inbox
+from api.ttrpc.streams import State
 from api.ttrpc.transport import Transport
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
+
+    from google.protobuf.message import Message
 
     from api.ttrpc.calls import Log, Outcome
+    from api.ttrpc.connection import ServerConnection
     from api.ttrpc.service import Credentials, Service
 
 
@@ -46,7 +51,16 @@ class Session:
     ) -> None:
         self._sock = sock
         self._log = log
-        self._calls = Calls(services, peer, log, now=anyio.current_time, max_calls=max_calls)
+        self._budget = ByteBudget()
+        self._calls = Calls(
+            services,
+            peer,
+            log,
+            now=anyio.current_time,
+            max_calls=max_calls,
+            budget=self._budget,
+            streams=True,
+        )
         self._reading = anyio.CancelScope()
 
     async def run(self) -> None:
@@ -80,6 +94,8 @@ class Session:
                     # The classes are final, and the chain is in the order of frequency.
                     if isinstance(event, RequestReceived):
                         self._accept(event)
+                    elif isinstance(event, DataReceived):
+                        await self._deliver(event)
                     elif isinstance(event, StreamFailed):
                         self._write(event.reply)
                         broken = self._calls.broken(event)
@@ -100,27 +116,54 @@ class Session:
             self._write(call)
             return
         call.scope = anyio.CancelScope(deadline=call.context.deadline)
+        if call.method.streaming:
+            inbox = call.inbox = Inbox(self._budget)
+            # The first message may come with the request; where the client streams, "no bytes"
+            # means "no message", where it does not, an empty one. (As the Go server does.)
+            if event.payload or not call.method.client_streaming:
+                inbox.put(event.payload)
+            if event.state is not State.OPEN or not call.method.client_streaming:
+                inbox.end()
         self._tasks.start_soon(self._run, call)
+
+    async def _deliver(self, event: DataReceived) -> None:
+        """Put a message where its handler finds it."""
+        call = self._calls.by_stream.get(event.stream_id)
+        if call is None or call.inbox is None:
+            return
+        if event.payload is not None:
+            call.inbox.put(event.payload)
+        if event.end:
+            call.inbox.end()
+        if call.inbox.full and not await call.inbox.room():
+            found = f"a handler that has not read its stream for {PATIENCE:g} s"
+            error = Overloaded(str(call.context), found=found)
+            self._write(self._calls.answer(event.stream_id, error))
+            call.scope.cancel()
 
     async def _run(self, call: Call) -> None:
         """Handle one request and answer it."""
         calls = self._calls
         try:
-            outcome: Outcome | None = None
+            outcome: Outcome = None
             with call.scope:
                 outcome = await self._outcome(call)
             calls.unshare(call)  # later requests may get another answer
             # A stream that the peer has broken was answered; otherwise it was the deadline.
             if call.scope.cancelled_caught and calls.connection.is_live(call.stream_id):
                 outcome = calls.too_late(call)
-            if outcome is not None:
-                await self._answer(call, outcome)
+            await self._answer(call, outcome)
         finally:
             calls.ended(call)
+            if call.inbox is not None:
+                call.inbox.clear()
             self._end_if_drained()
 
-    async def _outcome(self, call: Call) -> Outcome | None:
-        """What the handler makes of a request; None if nobody can be told."""
+    async def _outcome(self, call: Call) -> Outcome:
+        """What the handler makes of a request: a message, a failure, or the end of a stream."""
+        stream = None
+        if call.inbox is not None:
+            stream = ServerStream(self._calls.connection, self._transport, call, call.inbox)
         try:
             # Requests of a client that leaves its answers unread wait here: one read of the
             # socket can hold a thousand of them, and their answers would have to be kept.
@@ -128,9 +171,9 @@ class Session:
         except ConnectionClosed:
             return None
         try:
-            outcome: Outcome | None = None
+            outcome: Outcome = None
             with anyio.CancelScope(shield=call.method.name in call.service.shielded):
-                outcome = await self._calls.handle(call)
+                outcome = await self._calls.handle(call, stream)
         except anyio.get_cancelled_exc_class():
             # Ours has to go on; one that the handler let escape from a task of its own has not.
             if anyio.current_effective_deadline() == -math.inf:
@@ -155,3 +198,49 @@ class Session:
         except ConnectionClosed:
             # The reader learns it too and ends the connection with everything that runs on it.
             return
+
+
+class ServerStream:
+    """The :class:`api.ttrpc.service.Stream` that a streaming handler gets."""
+
+    __slots__ = ("_call", "_connection", "_inbox", "_transport")
+
+    def __init__(
+        self, connection: ServerConnection, transport: Transport, call: Call, inbox: Inbox
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._call = call
+        self._inbox = inbox
+
+    async def receive(self) -> Any:
+        """See :meth:`api.ttrpc.service.Stream.receive`."""
+        return decode(self._call.method.request, await self._inbox.get(), self._call.context)
+
+    async def send(self, message: Message) -> None:
+        """See :meth:`api.ttrpc.service.Stream.send`."""
+        call = self._call
+        if not call.method.server_streaming:
+            raise LocalProtocolError(
+                f"send on {call.context}", found="a method that does not stream"
+            )
+        if not isinstance(message, call.method.response):
+            raise LocalProtocolError(
+                f"send on {call.context}",
+                found=f"{type(message).__name__}, not {call.method.response.__name__}",
+            )
+        await self._transport.room()
+        if not self._connection.is_live(call.stream_id):
+            raise StreamClosed(f"send on {call.context}", found="the stream has ended")
+        self._transport.write(
+            self._connection.send_data(call.stream_id, message.SerializeToString())
+        )
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None

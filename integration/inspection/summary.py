@@ -6,14 +6,13 @@ The whole story is :mod:`integration.inspection.story`'s, and every value is in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.record import is_needed
 from integration.inspection.records import entries, strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from integration.inspection.explaining import Explanation
     from integration.inspection.given import Given
 

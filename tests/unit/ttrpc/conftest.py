@@ -15,7 +15,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import StringValue
 
 from api.proto import ttrpc_pb2
-from api.ttrpc import Context, Handler, ImmediateHandler, Service
+from api.ttrpc import Context, Handler, ImmediateHandler, Method, Service
 from api.ttrpc.frames import REQUEST, RESPONSE, Frame, FrameReader, encode
 from api.ttrpc.server import Server
 from api.ttrpc.service import Translate
@@ -76,6 +76,11 @@ def server_class(anyio_backend: str) -> type[Server | ttrpc.Server]:
 def descriptor() -> ServiceDescriptor:
     """A service with a method of every kind; all messages are StringValue."""
     return _DESCRIPTOR
+
+
+@pytest.fixture
+def methods() -> dict[str, Method]:
+    return {name: Method.of(_DESCRIPTOR.methods_by_name[name]) for name in METHODS}
 
 
 @pytest.fixture

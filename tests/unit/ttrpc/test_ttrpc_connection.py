@@ -14,6 +14,7 @@ from api.proto import ttrpc_pb2
 from api.ttrpc import (
     ClientConnection,
     ConnectionClosed,
+    DataReceived,
     Ended,
     Event,
     FrameIgnored,
@@ -29,6 +30,7 @@ from api.ttrpc import (
 from api.ttrpc.frames import (
     DATA,
     DATA_MAX,
+    NO_DATA,
     REMOTE_CLOSED,
     REMOTE_OPEN,
     REQUEST,
@@ -36,6 +38,7 @@ from api.ttrpc.frames import (
     FrameReader,
     encode,
 )
+from api.ttrpc.streams import State
 
 INVALID = Status.INVALID_ARGUMENT
 EXHAUSTED = Status.RESOURCE_EXHAUSTED
@@ -85,8 +88,8 @@ HOSTILE: dict[str, tuple[bytes, list[tuple[int, int]]]] = {
         _request(1, REMOTE_CLOSED) + encode(1, DATA, 0, b"x"),
         [(1, INVALID)],
     ),
-    "data that were announced": (
-        _request(1, REMOTE_OPEN) + encode(1, DATA, 0, b"x"),
+    '"no data" with data': (
+        _request(1, REMOTE_OPEN) + encode(1, DATA, NO_DATA, b"x"),
         [(1, INVALID)],
     ),
     "oversized request": (_oversized(1, REQUEST), [(1, EXHAUSTED)]),
@@ -126,6 +129,7 @@ def test_an_id_is_used_up_by_a_refused_request() -> None:
 def test_flags_that_a_later_protocol_may_define_change_nothing() -> None:
     (event,) = ServerConnection().receive_data(_request(1, 0xF8 | REMOTE_OPEN))
     assert isinstance(event, RequestReceived)
+    assert event.state is State.OPEN
 
 
 def test_the_largest_id_is_an_id() -> None:
@@ -149,7 +153,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
         "a.Service", "Method", b"\x00payload", timeout_nano=5, metadata=metadata
     )
     assert server.receive_data(stream) == [
-        RequestReceived(stream_id, "a.Service", "Method", b"\x00payload", 5, metadata)
+        RequestReceived(stream_id, "a.Service", "Method", b"\x00payload", 5, metadata, State.UNARY)
     ]
 
 
@@ -208,6 +212,35 @@ def test_a_response_that_is_too_large_leaves_the_stream_to_be_answered_otherwise
     with pytest.raises(MessageTooLarge):
         server.send_response(1, bytes(DATA_MAX))
     assert _statuses(server.send_error(1, EXHAUSTED, "too large")) == [(1, EXHAUSTED)]
+
+
+def test_a_stream_carries_messages_both_ways_and_ends() -> None:
+    client, server = ClientConnection(), ServerConnection()
+    stream_id, request = client.send_request("s", "m", b"", state=State.OPEN)
+    server.receive_data(request)
+    assert server.receive_data(client.send_data(stream_id, b"up")) == [
+        DataReceived(stream_id, b"up", end=False)
+    ]
+    assert client.receive_data(server.send_data(stream_id, b"")) == [
+        DataReceived(stream_id, b"", end=False)
+    ]
+    assert client.may_send(stream_id)
+    assert server.receive_data(client.send_end(stream_id)) == [
+        DataReceived(stream_id, None, end=True)
+    ]
+    assert not client.may_send(stream_id)
+    assert client.receive_data(server.send_end(stream_id)) == [
+        DataReceived(stream_id, None, end=True)
+    ]
+    assert client.live == server.live == 0
+
+
+def test_the_last_message_may_come_with_the_end() -> None:
+    server = ServerConnection()
+    server.receive_data(_request(1, REMOTE_OPEN))
+    assert server.receive_data(encode(1, DATA, REMOTE_CLOSED, b"last")) == [
+        DataReceived(1, b"last", end=True)
+    ]
 
 
 def test_a_client_judges_each_answer_by_itself() -> None:
@@ -273,8 +306,14 @@ def test_the_end_inside_a_frame_is_the_peers_fault(
     assert isinstance(event.error, RemoteProtocolError)
 
 
+@pytest.mark.parametrize("state", [State.IDLE, State.ENDED])
+def test_no_stream_begins_in_a_state_that_has_no_request(state: State) -> None:
+    with pytest.raises(LocalProtocolError):
+        ClientConnection().send_request("s", "m", b"", state=state)
+
+
 # Any frames at all: mostly plausible ones, so that streams come alive.
-_flags = st.sampled_from([0, REMOTE_CLOSED, REMOTE_OPEN, 4, 5, 3, 255])
+_flags = st.sampled_from([0, REMOTE_CLOSED, REMOTE_OPEN, NO_DATA, NO_DATA | REMOTE_CLOSED, 3, 255])
 _ids = st.integers(0, 9)
 _any_frame = st.one_of(
     st.builds(_request, _ids, _flags),
@@ -297,8 +336,8 @@ def _server() -> ServerConnection:
 
 def _client() -> ClientConnection:
     client = ClientConnection()
-    for _ in range(3):
-        client.send_request("s", "m", b"")
+    for state in (State.UNARY, State.OPEN, State.CLIENT_CLOSED):
+        client.send_request("s", "m", b"", state=state)
     return client
 
 

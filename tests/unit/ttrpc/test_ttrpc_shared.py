@@ -205,14 +205,13 @@ async def test_a_vital_request_is_not_refused_and_does_not_count(
     assert asker.outcomes[1:] == ["HI"] * 2
 
 
-async def test_only_unary_methods_that_there_are_can_be_served(
+async def test_only_unary_methods_that_there_are_can_be_shared(
     descriptor: ServiceDescriptor,
 ) -> None:
-    async def nothing(_: Context, __: StringValue) -> StringValue:
-        return StringValue()
+    async def nothing(_: Context, __: StringValue) -> None:
+        return None
 
-    for streaming in ("Collect", "Count", "Chat"):
-        with pytest.raises(LocalProtocolError, match="streams"):
-            Service(descriptor, {streaming: nothing})
+    with pytest.raises(LocalProtocolError, match="streams"):
+        Service(descriptor, {"Count": nothing}, shared=["Count"])
     with pytest.raises(LocalProtocolError, match="no such method"):
         Service(descriptor, {}, vital=["Nothing"])

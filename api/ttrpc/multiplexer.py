@@ -1,0 +1,183 @@
+"""One client's connection, shared by its calls.
+
+It has the task that reads the connection, knows which call an event is for, and tells all of
+them when the connection is lost. :mod:`api.ttrpc.client` is what people use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import anyio
+
+from api.ttrpc.calls import CLOSED_HERE, connection_closed, why_ended
+from api.ttrpc.connection import ClientConnection
+from api.ttrpc.errors import ConnectionClosed
+from api.ttrpc.events import DataReceived, Ended, ResponseReceived, StreamFailed
+from api.ttrpc.inbox import ByteBudget
+from api.ttrpc.transport import Transport
+
+if TYPE_CHECKING:
+    import socket
+
+    from anyio.abc import TaskGroup
+
+    from api.ttrpc.streams import State
+
+Answer: TypeAlias = "ResponseReceived | DataReceived | StreamFailed"
+
+
+class Request(NamedTuple):
+    """What opens a stream; ``timeout_nano`` in nanoseconds, 0 for none."""
+
+    service: str
+    method: str
+    payload: bytes
+    timeout_nano: int
+    metadata: tuple[tuple[str, str], ...]
+    state: State
+
+    def __str__(self) -> str:
+        return f"{self.service}/{self.method}"
+
+
+class Call(Protocol):
+    """Gets what the server says on a stream."""
+
+    async def take(self, answer: Answer) -> None:
+        """The server said something. May wait, for a bounded time, to slow the server down."""
+
+    def lost(self, error: ConnectionClosed) -> None:
+        """The connection has ended; no answer comes."""
+
+
+class Multiplexer:
+    """Sends requests and hands out the answers.
+
+    Args:
+        sock: a connected stream socket; closed with the multiplexer.
+        tasks: where the connection is read.
+    """
+
+    def __init__(self, sock: socket.socket, tasks: TaskGroup) -> None:
+        self.budget = ByteBudget()
+        self.closed = anyio.Event()
+        self._connection = ClientConnection()
+        self._transport = Transport(sock, tasks)
+        self._calls: dict[int, tuple[str, Call]] = {}
+        self._why = ""
+        self._reading = anyio.CancelScope()
+        tasks.start_soon(self._read)
+
+    async def open(self, request: Request, call: Call) -> int:
+        """Send a request; from here on the answers go to ``call``.
+
+        Args:
+            request: the request.
+            call: gets the answers.
+
+        Returns:
+            The stream's id, for the other methods.
+
+        Raises:
+            ConnectionClosed: the connection has ended.
+            MessageTooLarge: the request is larger than 4 MiB.
+        """
+        asked = str(request)
+        await self._room(asked)
+        # No await between taking an id and writing it: ids must grow on the wire.
+        stream_id, frame = self._connection.send_request(
+            request.service,
+            request.method,
+            request.payload,
+            timeout_nano=request.timeout_nano,
+            metadata=request.metadata,
+            state=request.state,
+        )
+        self._calls[stream_id] = (asked, call)
+        try:
+            self._write(asked, frame)
+        except ConnectionClosed:
+            self.forget(stream_id)
+            raise
+        return stream_id
+
+    async def send(self, stream_id: int, payload: bytes) -> None:
+        """Send one message on a stream; waits while the server does not read.
+
+        Raises:
+            ConnectionClosed: the connection has ended.
+            LocalProtocolError: the stream takes no messages from us, or no more.
+            MessageTooLarge: nothing was sent, and the stream goes on.
+            StreamClosed: the server has ended the stream.
+        """
+        asked = f"send on stream {stream_id}"
+        await self._room(asked)
+        self._write(asked, self._connection.send_data(stream_id, payload))
+
+    async def finish(self, stream_id: int) -> None:
+        """Say that we send no more on a stream. Raises what :meth:`send` does."""
+        asked = f"finish stream {stream_id}"
+        await self._room(asked)
+        self._write(asked, self._connection.send_end(stream_id))
+
+    def give_up(self, stream_id: int) -> None:
+        """Take no more answers on a stream: what comes is dropped."""
+        self._connection.abandon(stream_id)
+
+    def forget(self, stream_id: int) -> None:
+        """A call has ended: end our side of its stream and forget it."""
+        if self._connection.may_send(stream_id) and not self.closed.is_set():
+            try:
+                self._write("end a stream", self._connection.send_end(stream_id))
+            except ConnectionClosed:
+                pass  # then the server knows
+        self._connection.abandon(stream_id)
+        self._calls.pop(stream_id, None)
+
+    def close(self, why: str = CLOSED_HERE) -> None:
+        """End the connection, and every call under way with ``ConnectionClosed``."""
+        if self.closed.is_set():
+            return
+        self._why = why
+        self.closed.set()
+        for asked, call in tuple(self._calls.values()):
+            call.lost(connection_closed(asked, why))
+        self._reading.cancel()
+        self._transport.close()
+
+    # A write that fails ends its own call only: the answers of others may have arrived
+    # already, so it is for the reader, which finds the end after them, to end the connection.
+
+    async def _room(self, asked: str) -> None:
+        if self.closed.is_set():
+            raise connection_closed(asked, self._why)
+        try:
+            await self._transport.room()
+        except ConnectionClosed as error:
+            raise connection_closed(asked, error.found) from None
+
+    def _write(self, asked: str, frame: bytes) -> None:
+        try:
+            self._transport.write(frame)
+        except ConnectionClosed as error:
+            raise connection_closed(asked, error.found) from None
+
+    async def _read(self) -> None:
+        why = CLOSED_HERE
+        try:
+            with self._reading:
+                why = await self._hand_out()
+        finally:
+            self.close(why)
+
+    async def _hand_out(self) -> str:
+        """Give every answer to its call, until the end; says why it ended."""
+        while True:
+            for event in self._connection.receive_data(await self._transport.receive()):
+                if isinstance(event, Ended):
+                    return why_ended(event)
+                if isinstance(event, (ResponseReceived, DataReceived, StreamFailed)):
+                    _, call = self._calls.get(event.stream_id, ("", None))
+                    if call is not None:
+                        await call.take(event)
