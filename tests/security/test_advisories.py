@@ -114,11 +114,12 @@ import os, signal, sys
 sys.path[:0] = sys.argv[1:]
 from shim import loop, spawn
 from shim.reaper import Reaper
+from tests.harness.signals import open_signal_receiver
 held = [os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(1000)]
 for fd in held:
     os.set_inheritable(fd, True)
 async def reap(reaper):
-    with loop.open_signal_receiver(signal.SIGCHLD) as signals:
+    with open_signal_receiver(signal.SIGCHLD) as signals:
         async for _ in signals:
             reaper.reap()
 async def main():
