@@ -74,7 +74,6 @@ MAY_START: Final = {
         "os.execve",
     ): "the process that holds a pod's namespaces: our own",
     ("shim/verbs/warmstart.py", "os.execv"): "a verb that could not be served warm: our own",
-    ("shim/forkserver/launcher.py", "subprocess.run"): "the compiler, when the shim is installed",
     ("hooks/contributions.py", "marshal.dumps"): "the spec as it came, kept in memory",
     (
         "hooks/contributions.py",
