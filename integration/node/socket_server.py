@@ -90,13 +90,17 @@ class SocketServer:
         if self.identity is not None:
             sockets.remove(self.path, self.identity)
 
-    async def end(self) -> None:
-        """Withdraw, and end once the calls under way have."""
+    async def end(self, to_end: float = _TO_END) -> None:
+        """Withdraw, and end once the calls under way have.
+
+        Args:
+            to_end: seconds that they have.
+        """
         self.withdraw()
         server, self._server = self._server, None
         if server is not None:
             with anyio.CancelScope(shield=True):
-                await server.stop(_TO_END)
+                await server.stop(to_end)
 
     @property
     def is_in_place(self) -> bool:

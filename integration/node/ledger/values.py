@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from integration.inspection.bundles import Container
     from integration.inspection.shares import Share
+
+Allocated = Mapping[tuple[str, str], Mapping[str, tuple[tuple[str, str], ...]]]
+"""What the kubelet has given: by the pod's namespace and name, and the container's name, resources
+and their device ids. A pod without containers is known as well."""
 
 
 @dataclass(frozen=True, slots=True)

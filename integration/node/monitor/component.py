@@ -42,7 +42,7 @@ _SAMPLES: Final = "monitor.samples"
 
 async def run(context: Context) -> None:
     """Watch the GPUs, until cancelled."""
-    board, children = context.board, Children(context.say)
+    board, children = context.board, Children(context.say, context.config.state)
     teller = Teller(board, reads_log=bool(context.options.kernel_log))
     to_answer = context.config.nvml_timeout
     watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from integration.node.plugin.values import Resource
 
 __all__ = [
+    "ClaimDaemon",
     "Plan",
     "Programs",
     "plan_of",
@@ -52,6 +53,21 @@ _LOADERS: Final = {
     Arch.X86_64: "/lib64/ld-linux-x86-64.so.2",
     Arch.AARCH64: "/lib/ld-linux-aarch64.so.1",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDaemon:
+    """What claims need of a daemon.
+
+    Attributes:
+        limits: MiB that a client may have of each device, by UUID; 0 for no limit.
+        threads: percent of the threads that a client may have.
+        multi_user: whether clients of several users may work at the same time.
+    """
+
+    limits: Mapping[str, int]
+    threads: int
+    multi_user: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,13 +82,17 @@ class Serving:
         wanted = {each.name: each for each in resources if each.devices}
         for name in self._plugins.keys() - wanted.keys():
             self._plugins.pop(name).end(is_gone=True)
-        for name, resource in wanted.items():
-            if name in self._plugins:
-                self._plugins[name].tell(resource)
-            else:
-                plugin = self._plugins[name] = _Plugin(self, resource)
-                self.tasks.start_soon(plugin.run)
+        self.tell(wanted.values())
+        for name in wanted.keys() - self._plugins.keys():
+            plugin = self._plugins[name] = _Plugin(self, wanted[name])
+            self.tasks.start_soon(plugin.run)
         self.look()
+
+    def tell(self, resources: Iterable[Resource]) -> None:
+        """Tell whoever watches what there is now of the resources that are served."""
+        for each in resources:
+            if each.devices and each.name in self._plugins:
+                self._plugins[each.name].tell(each)
 
     def end(self) -> None:
         """Serve nothing any more. The kubelet takes the devices for unhealthy until we are back."""

@@ -17,6 +17,7 @@ import pytest
 
 from hooks.config import Config
 from integration.node.components import AUTO, NO, PARTS, YES, Context, Options
+from integration.node.dra.values import ClaimDevice
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.mps.containers import MpsDaemon
@@ -33,6 +34,7 @@ from integration.node.plugin.values import (
     Sharing,
 )
 from integration.node.refresh import Seen
+from integration.node.watcher import ANY, Watcher
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.waiting import until
 from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
@@ -297,6 +299,43 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(
         await until(lambda: kubelet.healthy(GPU) == {f"{GPUS[0]}::0", f"{GPUS[0]}::1"})
         answer = await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, f"{GPUS[0]}::0")
         assert "CUDA_MPS_PIPE_DIRECTORY" in answer.envs
+
+
+async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_for_more(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, once = [], component._Plugin._round
+
+    async def counted(plugin: component._Plugin) -> float:
+        rounds.append(plugin)
+        return await once(plugin)
+
+    monkeypatch.setattr(component._Plugin, "_round", counted)
+    monkeypatch.setattr(component, "_SWARM", 0)
+    kubelet.start()
+    specs = tmp_path / "nowhere"  # as the configuration has it
+    specs.mkdir()
+    async with running(tmp_path, kubelet) as context:
+        await until(lambda: kubelet.healthy(SLICE) and len(kubelet.healthy(GPU)) == 2)
+        await anyio.wait_all_tasks_blocked()
+        before, told = len(rounds), len(kubelet.plugins[GPU].lists)
+        others = len(kubelet.plugins[SLICE].lists)
+        claim = ClaimDevice("gpu", "node-1", "gpu-0", GPUS[0], GPUS[0])
+        with Watcher(quiet=0) as watcher:
+            watcher.follow({str(specs): ANY})
+            for turn in range(5):
+                context.board.post(claimed=(claim,))
+                await until(lambda: kubelet.healthy(GPU) == {GPUS[2]})
+                (specs / f"k8s.driver-claim_{turn}.json").write_text("{}")
+                await watcher.wait()
+                context.board.post(claimed=())
+                await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        await anyio.wait_all_tasks_blocked()
+        assert len(kubelet.plugins[GPU].lists) == told + 10
+        assert len(kubelet.plugins[SLICE].lists) == others
+        assert len(rounds) == before
+        (specs / "k8s.device-plugin.nvidia.com-gpu.json").write_text("{}")
+        await until(lambda: len(rounds) > before)
 
 
 async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(
