@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -24,21 +25,22 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn, TextIO
 
-from integration.cli.app import _MODULES
+import api
+import hooks
+import integration
 from tests.harness.warm import LONGEST, PROGRAM
 
 # Standard input, output and error come with a call.
 _STREAMS: Final = 3
 
-# What commands, the agent, and those of its parts that tests run alone, import as they run.
-_LATER: Final = (
+# Whose modules commands and agents import, many of them as they run.
+_PACKAGES: Final = (api, hooks, integration)
+_OF_OTHERS: Final = (
     "anyio._backends._asyncio",
-    "grpc",
-    "integration.node.mps.component",
-    "integration.simulated",
+    "grpc.aio",
     "prometheus_client",
-    "rich.console",
     "rich.table",
+    "structlog",
 )
 
 _SYS_CLONE, _SYS_BRK = {"x86_64": (56, 12), "aarch64": (220, 214)}[os.uname().machine]
@@ -148,11 +150,21 @@ def _run(module: str) -> NoReturn:
     os._exit(status & 0xFF)
 
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the test's process
-    for _module in (*_MODULES.values(), *_LATER):
-        importlib.import_module(_module)
+def _load() -> None:
+    for package in _PACKAGES:
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    for name in _OF_OTHERS:
+        importlib.import_module(name)
+    # Who forks must have no thread, which would not be there in what is forked.
+    assert os.listdir("/proc/self/task") == [str(os.getpid())]
     gc.collect()
     gc.freeze()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the test's process
+    _load()
     if _name := _serve():
         _run(_name)
