@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from api.errors import one_line
 from hooks.cdi import generating, schema
 from hooks.cdi.registry import Registry
+from hooks.cdi.spec import SpecFile
+from hooks.config import Config
 from hooks.words import CAPABILITIES
 from integration.cdi import checking, listing, transforming, writing
 from integration.cli import exits
 from integration.cli.options import configured, with_listing, with_output
 from integration.cli.output import Column, Format, Output, counted
 from integration.inventory import inventory_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.cdi.spec import SpecFile
-    from hooks.config import Config
 
 
 @click.group("cdi")

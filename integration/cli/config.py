@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import click
 
-from api.errors import printable
+from api.errors import NvshimError, printable
 from hooks.config import TABLES
 from hooks.errors import ConfigError
 from integration.cli import exits
 from integration.cli.options import with_listing, with_output
 from integration.cli.output import Column, Output
 from integration.inspection import settings
-from integration.inspection.settings import setting_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from api.errors import NvshimError
-    from integration.inspection.settings import Change
+from integration.inspection.settings import Change, setting_names
 
 _NAMES: Final = {"file": "file", "nvidia": "NVIDIA's file", "default": "default"}
 

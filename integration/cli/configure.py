@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import click
 
 from hooks.config import load_config
 from integration.cli import exits
 from integration.cli.options import with_output
+from integration.cli.output import Output
 from integration.engines import Change, ContainerdOptions, Options, apply, plan, plan_removal
 from integration.engines import crio as crio_
 from integration.engines import docker as docker_
@@ -19,11 +21,6 @@ from integration.engines.undo import RECORDS
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    from integration.cli.output import Output
-
     Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 R = TypeVar("R")

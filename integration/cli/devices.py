@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from hooks.config import Config
 from integration.cli import exits
 from integration.cli.options import configured, with_listing
 from integration.cli.output import Column, Output
-from integration.devices.creating import State, Wish, refuse_failures
+from integration.devices.creating import State, Step, Wish, refuse_failures
 from integration.devices.creating import create as make
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.devices.creating import Step
 
 _COLUMNS: Final = (
     Column("KIND", "kind"),

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import click
 
+from hooks.config import Config
 from integration.cli import exits
 from integration.cli.options import configured, located, with_output
 from integration.cli.output import Column, Output, counted
 from integration.cli.progress import Progress
 from integration.drain.serving import Wish, answer_of, drain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hooks.config import Config
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME: Final = re.compile(r"(\d{1,6})([smhd]?)", re.ASCII)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import click
 
+from hooks.config import Config
 from integration.cli import exits
 from integration.cli.kinds import HEALTH
 from integration.cli.options import configured, with_listing
 from integration.cli.output import Column, Output
 from integration.inspection.health import clear as return_to_service
 from integration.inspection.health import health_rows, read_health
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hooks.config import Config
 
 _SHORT: Final = len("GPU-00000000")
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import functools
 import signal
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import click
 
 from api.errors import printable
 from integration.cli import exits
 from integration.cli.options import with_output
-from integration.cli.output import counted
+from integration.cli.output import Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.places import Place
 from integration.install.survey import look
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.cli.output import Output
 
 _PREFIX = "/opt/containerd-shim-nvidia"
 

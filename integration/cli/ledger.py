@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import click
 
 from api.errors import printable
+from hooks.config import Config
 from integration.cli import exits
 from integration.cli.kinds import HOLDINGS
 from integration.cli.options import (
@@ -28,10 +30,6 @@ from integration.node.ledger.claims import release as remove
 from integration.node.ledger.values import as_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hooks.config import Config
-
     Places = tuple[Sequence[str], str, str]
     """containerd's state directories, procfs, and the kubelet's pod-resources socket."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -25,9 +26,6 @@ from integration.simulated.shelf import (
     summary_of,
 )
 from integration.simulated.trying import run as run_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 _SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
 

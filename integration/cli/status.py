@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
@@ -10,14 +11,9 @@ from api.errors import printable
 from integration.cli import exits
 from integration.cli.install import with_place
 from integration.cli.options import with_listing
-from integration.cli.output import Column, Format
+from integration.cli.output import Column, Format, Output
+from integration.install.places import Place
 from integration.install.status import status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.cli.output import Output
-    from integration.install.places import Place
 
 _COLUMNS = (
     Column("NAME", "name"),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from hooks.config import Config
 from integration.cli.options import configured, with_output
+from integration.cli.output import Output
 from integration.drain.serving import drained_names, undrain
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.cli.output import Output
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -20,19 +20,17 @@ import http.client
 import json
 import socket
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from api.errors import one_line, printable
-from integration.node.api_access import of_kubeconfig, of_pod
+from integration.node.api_access import Access, of_kubeconfig, of_pod
 from integration.node.api_connection import IDLE_TIMEOUT, TIMEOUT, Connection, Kept
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.node.api_access import Access
     from integration.node.components import Options
 
 __all__ = ["TIMEOUT", "ApiServer", "Watch", "api_server_of"]
@@ -51,19 +49,12 @@ _NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """The cluster's API server.
+    """The cluster's API server."""
 
-    Attributes:
-        host: its address.
-        port: likewise.
-        service_account: the directory that has the token, and the certificate of who signs.
-        kubeconfig: the path of one, in place of all of that; "" for none.
-    """
-
-    host: str
-    port: int
-    service_account: str
-    kubeconfig: str = ""
+    host: str  # its address
+    port: int  # likewise
+    service_account: str  # the directory that has the token, and the certificate of who signs
+    kubeconfig: str = ""  # the path of one, in place of all of that; "" for none
     _kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
     def call(

@@ -39,6 +39,7 @@ What was done and heard since the agent began is counted in :attr:`Board.counter
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -48,12 +49,10 @@ from integration.node.ledger.energy import Meter
 from integration.node.ledger.lately import Lately
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
-from integration.node.monitor.values import Sample, now
+from integration.node.monitor.values import GpuEvent, Sample, Sampler, now
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from integration.node.causes.hits import Hit

@@ -64,15 +64,20 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.health.machine import Condition
 
-__all__ = ["NVIDIA", "Device", "Place", "devices_of", "publishable"]
+__all__ = ["MOST_FACTS", "NVIDIA", "SLICE", "Device", "Place", "devices_of", "publishable"]
 
 NVIDIA: Final = "gpu.nvidia.com"
 """The domain of the attributes that NVIDIA's driver has, and that driver's name."""
 
+SLICE: Final = f"{NVIDIA}/memorySlice"
+"""How the names begin of the capacity that says where a MIG device is."""
+
+MOST_FACTS: Final = 32
+"""Attributes and capacities that a device may have."""
+
 _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
 _WORDS: Final = 3
-_MOST_FACTS: Final = 32
 
 _WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
 
@@ -216,8 +221,8 @@ def _there(
         capacity = _capacity(parts.figures.get(mig.uuid, ()))
         slices = range(instance.start, instance.start + instance.size) if instance else range(0)
         # Health is an attribute, too.
-        if len(attributes) + len(capacity) + len(slices) < _MOST_FACTS:
-            capacity |= {f"{NVIDIA}/memorySlice{n}": "1" for n in slices}
+        if len(attributes) + len(capacity) + len(slices) < MOST_FACTS:
+            capacity |= {f"{SLICE}{n}": "1" for n in slices}
         out = mig.drained or inventory.drained
         lost = _is_lost(gpu, inventory)
         yield Device(name_of(mig.uuid), mig.uuid, gpu.uuid, attributes, capacity, lost, out)

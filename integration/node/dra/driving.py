@@ -28,7 +28,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +38,6 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
-from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
@@ -49,7 +47,6 @@ from integration.node.dra.making import is_unmade
 from integration.node.dra.on_demand import OnDemand, gpus_of
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
-from integration.node.dra.serving import Serving
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.dra.taints import EFFECTS
 from integration.node.dra.values import Health
@@ -74,7 +71,7 @@ if TYPE_CHECKING:
     from integration.node.dra.devices import Device
     from integration.node.dra.values import Claim
 
-__all__ = ["drive"]
+__all__ = ["Driver"]
 
 _NAME: Final = "dra"
 _GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
@@ -87,23 +84,7 @@ _LONGEST_SWARM: Final = 1.0
 _MADE_OR_REMOVED: Final = Interest(content=False)
 
 
-async def drive(context: Context) -> None:
-    """Be the driver, until cancelled."""
-    for part in [name for name in context.board.faults if name.startswith(f"{_NAME} ")]:
-        context.board.fault(part, "")
-    with closing(api_server_of(context.options)) as api:
-        async with anyio.create_task_group() as tasks:
-            driver = _Driver(context, api)
-            await driver.begin()
-            serving = Serving(context, tasks, context.options.dra_driver, driver, driver.fault)
-            tasks.start_soon(driver.keep)
-            tasks.start_soon(driver.hear_specs)
-            tasks.start_soon(driver.on_demand.tidy)
-            tasks.start_soon(driver.publisher.run)
-            await serving.run()
-
-
-class _Driver:
+class Driver:
     """The driver of this node."""
 
     def __init__(self, context: Context, api: ApiServer) -> None:
@@ -139,11 +120,7 @@ class _Driver:
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
-        part, line = f"{_NAME} {concern}", one_line(line)
-        if self._board.faults.get(part, "") != line:
-            if line:
-                self._context.say("error", line, part=_NAME)
-            self._board.fault(part, line)
+        self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
 
     # What the node has
 

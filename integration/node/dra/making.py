@@ -99,7 +99,8 @@ class Making:
             document: Any = json.loads(read_file(self._path) or b"")
             if document["format"] == _FORMAT and document["boot"] == self._boot():
                 notes = [
-                    Note(**{**each, "part": Part(**each["part"])}) for each in document["made"]
+                    Note(each["claim"], each["title"], Part(**each["part"]), each["uuid"])
+                    for each in document["made"]
                 ]
                 self._notes = {note.part.name: note for note in notes}
         except (OSError, ValueError, KeyError, TypeError):

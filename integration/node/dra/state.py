@@ -2,7 +2,9 @@
 
 Rules
 - ``STATE/dra.json`` is replaced in one step at each change, and is of one boot: after another the
-  kubelet prepares anew what is still wanted. The agent's lock of the node is its lock, too.
+  kubelet prepares anew what is still wanted. The agent's lock of the node is its lock, too. In an
+  update the next agent reads it once it has that lock, and may be older or newer: what a newer one
+  has added is passed over by an older one, and a format that it does not know counts as damage.
 - Where it is missing, damaged or of another boot, the kubelet's own record of claims says what pods
   have (:data:`hooks.requests.kubelet_record.CLAIMS`). Who is in neither has nothing.
 - It is not written through to the disk, since a machine that stops ends its boot. Where the disk is
@@ -19,7 +21,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,8 +135,15 @@ def _read(config: Config) -> list[Claim] | None:
 
 
 def _device(told: dict[str, Any]) -> ClaimDevice:
-    """A device as it was written down, by this agent or an older one."""
-    return ClaimDevice(**{**told, "sharing": Sharing(**told.get("sharing", {}))})
+    """A device as it was written down, by this agent, an older one or a newer one."""
+    sharing = Sharing(**_known(Sharing, told.get("sharing", {})))
+    return ClaimDevice(**{**_known(ClaimDevice, told), "sharing": sharing})
+
+
+def _known(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
+    """What was written down without what only a newer agent knows."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in told.items() if name in names}
 
 
 def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:

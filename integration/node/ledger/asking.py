@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.errors import InventoryError
+from hooks.node.inventory import Inventory
 from integration.inventory import look_at_node
 from integration.node.ledger.component import known_states, look_and_ask
 from integration.node.ledger.kubelet import PodResources
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.node.ledger.values import Ledger
+from integration.node.ledger.values import Ledger
 
 # Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
 _TO_ANSWER: Final = 10.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -20,10 +21,13 @@ import anyio
 import anyio.to_thread
 
 from api.errors import one_line, printable
+from hooks.config import Config
+from hooks.node.inventory import Inventory
 from integration.files import read_file, replace_file
 from integration.inspection.bundles import (
     KNOWN_STATES,
     TASKS,
+    Container,
     find_containers,
     state_directories,
 )
@@ -44,11 +48,6 @@ from integration.node.watcher import Interest, Watcher, first_of
 from shim.bundle import INIT_PID, RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.inspection.bundles import Container
     from integration.node.components import Context
 
 R = TypeVar("R")

@@ -16,18 +16,17 @@ Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from hooks.node.identity import what_changed
+from hooks.node.inventory import Inventory
 from hooks.sharing import gpus_of
 from integration.inspection.holding import devices_of, is_privileged
 from integration.inspection.shares import shares_of
 from integration.node.ledger.values import Allocated, Holding, Unheld
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
 

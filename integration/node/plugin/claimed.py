@@ -12,20 +12,19 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from hooks.config import Config
 from integration.node.dra.state import held
+from integration.node.dra.values import ClaimDevice
 from integration.node.errors import DeviceTaken
 from integration.node.health.values import State
+from integration.node.plugin.values import Device, Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hooks.config import Config
     from integration.node.board import Board
-    from integration.node.dra.values import ClaimDevice
-    from integration.node.plugin.values import Device, Resource
 
 
 def claimed_on(board: Board, config: Config) -> Sequence[ClaimDevice]:

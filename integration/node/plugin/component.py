@@ -31,6 +31,7 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -40,7 +41,9 @@ import anyio.abc
 import anyio.to_thread
 
 from api.errors import NvshimError, one_line
-from integration.node.components import YES
+from api.proto import deviceplugin_pb2 as pb
+from hooks.node.inventory import Inventory
+from integration.node.components import YES, Context
 from integration.node.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import add_client, refuse_unready, unready
@@ -59,18 +62,12 @@ from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.resources import resources_of, unhealthy, unmatched
 from integration.node.plugin.topology import Topologies, Topology, numa_nodes
-from integration.node.plugin.values import MPS
+from integration.node.plugin.values import MPS, Resource, Settings
 from integration.node.watcher import ANY, Interest, Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from api.proto import deviceplugin_pb2 as pb
-    from hooks.node.inventory import Inventory
-    from integration.node.components import Context
     from integration.node.plugin.engine import EngineAsked
     from integration.node.plugin.serving import Serving
-    from integration.node.plugin.values import Resource, Settings
 
 _NAME: Final = "plugin"
 _GOES_BY: Final = ("seen", "health", "settings", "mps")

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,16 +40,12 @@ from integration.node.errors import (
 )
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.plugin.kubelet import register
-from integration.node.plugin.server import Server
-from integration.node.plugin.sockets import socket_identity, socket_name
+from integration.node.plugin.server import Answers, Server
+from integration.node.plugin.sockets import Identity, socket_identity, socket_name
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from integration.node.components import Context
-    from integration.node.plugin.server import Answers
-    from integration.node.plugin.sockets import Identity
     from integration.node.plugin.values import Resource
 
 
