@@ -237,6 +237,10 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         help="How the API server is asked, in place of the three above: its current context, with"
         " a token or a client certificate, as a kubelet's own has them.",
     ),
+    "api_timeout": click.option(
+        "--api-timeout", metavar="SECONDS", type=click.FloatRange(0.1, 15), default=10,
+        show_default=True, help="How long the API server may be silent when it is asked.",
+    ),
     "dra": click.option(
         "--dra", is_flag=True,
         help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"

@@ -322,10 +322,9 @@ class Driver:
     async def _read(self, reference: Reference) -> dict[str, Any] | None:
         """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            found = await self._reader.read(reference)
             served = [each.name for each in self._board.resources]
-            await self._reader.refuse_clash(found, served)
-            return found  # noqa: TRY300 - what is raised is of all of it
+            is_prepared = reference.uid in self._claims
+            return await self._reader.read(reference, served, is_prepared=is_prepared)
         except (ApiServerRefused, ApiServerSilent) as error:
             if is_away(error) and reference.uid in self._claims:
                 return None
