@@ -30,6 +30,7 @@ file                    written by   what it is
 ``criu-*.log``          server       what CRIU said when it failed
 ``pod/``                server       of a sandbox: files that the pod's containers share
 ``holder``              server       of a sandbox: the process that holds its namespaces
+``ns/``                 server       of a sandbox: its namespaces, mounted, if no process holds them
 ``member.*.json``       server       of a sandbox: how to end one of its containers
 ======================  ===========  ======================================================
 

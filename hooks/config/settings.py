@@ -53,6 +53,9 @@ One TOML file, read when a container asks for a GPU or names a logger::
     [stdio]
     loggers = ["/usr/local/bin/logger"]  # programs that binary:// may name
 
+    [sandbox]                # pods that the shim holds itself; shim.sandbox.sandbox has the rules
+    namespaces = "process"   # how their containers find them: by a process; or by "paths"
+
     [health]                 # what the node agent thinks of devices; integration.node.health
     xids = []                # "31=suspect": what an error of the driver makes of a device
     suspects = 3             # so many errors in a while make a suspect device unhealthy
@@ -125,6 +128,13 @@ class Holders:
     EXCLUSIVE: Final = "exclusive"
 
 
+class Namespaces:
+    """The words of ``namespaces`` in ``[sandbox]``: how containers find those of their pod."""
+
+    PROCESS: Final = "process"
+    PATHS: Final = "paths"
+
+
 class Beyond:
     """The words of ``beyond`` in ``[guard]``: the end of a container beyond its limit."""
 
@@ -138,6 +148,7 @@ _PLATFORMS: Final = values.one_of(Platform.AUTO, Platform.NVML, Platform.TEGRA, 
 _MODES: Final = values.one_of(Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT)
 _DENIED: Final = values.one_of(Denied.START, Denied.FAIL)
 _BEYOND: Final = values.one_of(Denied.FAIL, Denied.START)
+_NAMESPACES: Final = values.one_of(Namespaces.PROCESS, Namespaces.PATHS)
 _BEYOND_MEMORY: Final = values.one_of(Beyond.TELL, Beyond.KILL)
 
 
@@ -205,6 +216,9 @@ class Config:
             ``utility``, too; an image can bring a libcuda of its own.
         holders_beyond: what happens to a container beyond the limit, of
             :class:`Denied`.
+        sandbox_namespaces: with ``sandboxer = "shim"``, whether the containers of a pod find its
+            namespaces by a process, as every containerd knows it, or by paths, which no release
+            of containerd is known to read yet; of :class:`Namespaces`.
         health_xids: the severity of errors of the driver, in place of the agent's own.
         health_suspects: how many errors in a while make a suspect device unhealthy.
         health_window: how long that while is, in seconds.
@@ -275,6 +289,7 @@ class Config:
     cdi_allow_hooks: tuple[str, ...] = _key("cdi", "allow-hooks", values.PATHS, ())
     cdi_skip_hooks: bool = _key("cdi", "other-hooks", values.FAIL_OR_LEAVE_OUT, default=False)
     loggers: tuple[str, ...] | None = _key("stdio", "loggers", values.PATHS, None)
+    sandbox_namespaces: str = _key("sandbox", "namespaces", _NAMESPACES, Namespaces.PROCESS)
     health_xids: tuple[str, ...] = _key("health", "xids", values.XIDS, ())
     health_suspects: int = _key("health", "suspects", values.COUNT, 3)
     health_window: float = _key("health", "window", values.LONG_SECONDS, 600.0)

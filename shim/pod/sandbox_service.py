@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Final
 from api import typeurl
 from api.proto import sandbox_pb2, task_pb2
 from api.ttrpc import Service, ShuttingDown
+from hooks.config import Namespaces, load_config
+from hooks.errors import ConfigError
 from shim import loop
 from shim.cgroup import cgroup, stats
 from shim.errors import NvshimError, TaskNotFound
@@ -57,6 +59,8 @@ _STATES: Final = {
 
 # What containerd calls the architectures.
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+_IN_NETWORK: Final = frozenset({ProcessState.RUNNING, ProcessState.PAUSED})
 
 # Seconds that a killed container may take to end.
 _DYING: Final = 10.0
@@ -101,11 +105,21 @@ class SandboxService:
             )
         pod = read_pod(request.options if request.HasField("options") else None, request.netns_path)
         bundle = request.bundle_path or os.getcwd()
-        self._held = Sandbox(self._shim, request.sandbox_id, bundle, pod)
+        self._held = Sandbox(
+            self._shim, request.sandbox_id, bundle, pod, by_paths=self._has_paths()
+        )
         self._shim.sandbox = self._held
         self._tasks.lifetime.forget(request.sandbox_id)
         self._tasks.lifetime.changed()
         return sandbox_pb2.CreateSandboxResponse()
+
+    def _has_paths(self) -> bool:
+        """Whether the operator wants containers to find the pod's namespaces by paths."""
+        try:
+            return load_config().sandbox_namespaces == Namespaces.PATHS
+        except ConfigError as error:  # no reason to have no pods; whoever wants a GPU is told
+            self._shim.log.warning("the configuration is not read", why=str(error))
+            return False
 
     async def start(
         self, _: Context, request: sandbox_pb2.StartSandboxRequest
@@ -206,13 +220,20 @@ class SandboxService:
         read = stats.read(
             cgroup.at(cgroup_path(parent)) if parent else None,
             container_id=f"sandbox {sandbox.id}",
-            pid=sandbox.pid if sandbox.state is State.READY else 0,
+            pid=self._somebody_in(sandbox),
         )
         response = sandbox_pb2.SandboxMetricsResponse()
         response.metrics.id = sandbox.id
         response.metrics.timestamp.FromNanoseconds(time.time_ns())
         response.metrics.data.CopyFrom(typeurl.pack(read))
         return response
+
+    def _somebody_in(self, sandbox: Sandbox) -> int:
+        """A process in the pod's network; 0 if there is none."""
+        if sandbox.state is not State.READY:
+            return 0
+        running = (c.init.pid for c in self._tasks.containers if c.init.state in _IN_NETWORK)
+        return sandbox.pid or next(running, 0)
 
     async def _stop(self, sandbox: Sandbox, grace: float) -> None:
         async with loop.create_task_group() as ends:

@@ -1,20 +1,25 @@
-"""What a sandbox leaves in its bundle for who cleans up: the process that holds it, its containers.
+"""What a sandbox leaves in its bundle for who cleans up: what holds its namespaces, its containers.
 
 The names of the files are in the table of :mod:`shim.bundle`.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shim import bundle as bundle_files
-from shim import files
+from shim import files, syscalls
 from shim.errors import BundleUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 POD: Final = "pod"
 HOLDER: Final = "holder"
+NAMESPACES: Final = "ns"
 _MEMBER_PREFIX: Final = "member."
 _MEMBER_SUFFIX: Final = ".json"
 
@@ -106,3 +111,51 @@ def read_holder(bundle: str) -> tuple[int, int]:
     path = os.path.join(bundle, HOLDER)
     line = bundle_files.read_line(path)
     return bundle_files.pid_and_start_time(path, line) if line else (0, 0)
+
+
+def pin_namespaces(bundle: str, pid: int, names: Iterable[str]) -> None:
+    """Mount namespaces of a process in a sandbox's bundle, so that they outlive it.
+
+    Args:
+        bundle: the sandbox's bundle.
+        pid: the process.
+        names: as /proc/PID/ns has them.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    os.mkdir(os.path.join(bundle, NAMESPACES), 0o700)
+    for name in names:
+        path = pinned_namespace(bundle, name)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        syscalls.mount(f"/proc/{pid}/ns/{name}", path, "", syscalls.MS_BIND)
+
+
+def pinned_namespace(bundle: str, name: str) -> str:
+    """Where :func:`pin_namespaces` mounts a namespace."""
+    return os.path.join(bundle, NAMESPACES, name)
+
+
+def unpin_namespaces(bundle: str) -> None:
+    """Unmount what :func:`pin_namespaces` has mounted, if anything.
+
+    Args:
+        bundle: the bundle; it need not be there, nor be a sandbox's.
+
+    Raises:
+        OSError: something cannot be unmounted or removed.
+    """
+    directory = os.path.join(bundle, NAMESPACES)
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            syscalls.umount(path, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # not mounted
+                raise
+        files.remove(path)
+    os.rmdir(directory)

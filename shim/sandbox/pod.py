@@ -79,6 +79,7 @@ class Pod:
         own_network: whether its network (and with it its hostname) is its own.
         own_ipc: whether its IPC and /dev/shm are its own.
         own_pid: whether its processes are in a pid namespace of their own.
+        shares_pid: whether all its containers are in one of the pod's.
         uids: the mapping of its user namespace; empty if it has none.
         gids: the same for groups.
         sysctls: names, with dots, and values, in the order to set them.
@@ -91,6 +92,7 @@ class Pod:
     own_network: bool = True
     own_ipc: bool = True
     own_pid: bool = True
+    shares_pid: bool = True
     uids: tuple[IdMapping, ...] = ()
     gids: tuple[IdMapping, ...] = ()
     sysctls: tuple[tuple[str, str], ...] = ()
@@ -132,6 +134,7 @@ def read_pod(options: AnyMessage | None, network_path: str) -> Pod:
         own_network=own_network,
         own_ipc=own_ipc,
         own_pid=namespaces.pid != pod_pb2.NODE,
+        shares_pid=namespaces.pid == pod_pb2.POD,
         uids=uids,
         gids=gids,
         sysctls=choose_sysctls(

@@ -1,9 +1,19 @@
 """A pod's sandbox: its namespaces, its /dev/shm and the files that its containers share.
 
 It takes the place of a pause container, and is none: it has no image, no rootfs and no low-level
-runtime. containerd's CRI tells the pod's containers which namespaces to join by the pid that Start
-returned. It leaves the files to the sandbox, so they are added here to the spec of each container
-when its task is created; what the spec mounts at their place already stays.
+runtime. There are two contracts of how containerd's CRI tells the pod's containers what to join:
+
+- **process**: Start returns the pid of the process that holds the namespaces, and the CRI joins
+  ``/proc/PID/ns/…``. All releases of containerd do, also those that know the other contract. The
+  CRI leaves the files to the sandbox, so they are added here to the spec of each container when its
+  task is created; what the spec mounts at their place already stays.
+- **paths**: Start returns pid 0, and a spec with the path of each namespace, the sysctls and the
+  mounts. There is no process: namespaces are mounted in the bundle. Containers that share a pid
+  namespace need its process 1, so a pod of such has the first contract all the same.
+
+What containerd says of itself when it starts a shim is its version, and no release is known to read
+the second contract (containerd pull request 14135). So the operator chooses: ``namespaces`` in
+``[sandbox]`` of config.toml.
 
 Everything is in the sandbox's bundle::
 
@@ -11,6 +21,7 @@ Everything is in the sandbox's bundle::
                    bundle, also after a crash of the shim.
     pod/           hostname, hosts and resolv.conf
     holder         the process that holds the namespaces, for the ``delete`` verb
+    ns/            or the namespaces, for that verb too
     member.*.json  how to end one of the pod's containers, for the ``delete`` verb
 
 containerd runs that verb for the sandbox alone when a shim is gone, so the verb has to find the
@@ -48,6 +59,11 @@ _SHM_OPTIONS: Final = ("nosuid", "noexec", "nodev", "mode=1777", "size=65536k")
 _SHM: Final = "/dev/shm"  # noqa: S108 - a mount point in containers
 _LONGEST_FILE: Final = 1 << 20
 
+# The namespaces of a spec, by their names in it and in /proc/PID/ns.
+_KINDS: Final = (
+    ("network", "net"), ("uts", "uts"), ("ipc", "ipc"), ("pid", "pid"), ("user", "user"),
+)  # fmt: skip
+
 # Seconds that a killed holder may take to end: the kernel ends its pid namespace first.
 _DYING: Final = 10.0
 
@@ -68,17 +84,20 @@ class Sandbox:
         sandbox_id: its id.
         bundle: its bundle directory.
         pod: its configuration.
+        by_paths: whether its containers find its namespaces by paths, if they can.
 
     Attributes:
         id: its id.
         pod: its configuration.
-        pid: the process that holds the namespaces; 0 before it is started.
+        pid: the process that holds the namespaces; 0 before it is started, or if none does.
         created_at: when it was created, in nanoseconds since the epoch.
         state: where it is in its life.
         exit: how the holder ended, once it has.
     """
 
-    def __init__(self, shim: ShimContext, sandbox_id: str, bundle: str, pod: Pod) -> None:
+    def __init__(
+        self, shim: ShimContext, sandbox_id: str, bundle: str, pod: Pod, *, by_paths: bool = False
+    ) -> None:
         self.id = sandbox_id
         self.pod = pod
         self.pid = 0
@@ -90,6 +109,7 @@ class Sandbox:
         self._shm = os.path.join(bundle, bundle_files.ROOTFS)
         self._files = os.path.join(bundle, members.POD)
         self._record = os.path.join(bundle, members.HOLDER)
+        self._by_paths = by_paths and not pod.shares_pid
         self._holder: Child | None = None
         self._changing = loop.Lock()
         self._ended = loop.Event()
@@ -117,15 +137,21 @@ class Sandbox:
                 if self.pod.own_ipc:
                     mounts.mount_rootfs([("tmpfs", "shm", "", _SHM_OPTIONS)], self._shm)
                 self._holder = await namespaces.hold(self._shim.reaper, self.pod)
-                self.pid = self._holder.pid
-                members.write_holder(self._bundle, self.pid, start_time_of(self.pid))
+                if self._by_paths:
+                    members.pin_namespaces(self._bundle, self._holder.pid, self._names())
+                    await self._end_holder()
+                    self._holder = None
+                else:
+                    self.pid = self._holder.pid
+                    members.write_holder(self._bundle, self.pid, start_time_of(self.pid))
             except BaseException:
                 with loop.CancelScope(shield=True):
                     await self._undo_start()
                 self.pid, self._holder = 0, None
                 raise
             self.state = State.READY
-            self._shim.tasks.start_soon(self._watch, self._holder)
+            if self._holder is not None:
+                self._shim.tasks.start_soon(self._watch, self._holder)
 
     async def stop(self) -> None:
         """End the holder, and remove all that was made. May be called again.
@@ -201,6 +227,7 @@ class Sandbox:
     async def _remove_files(self) -> None:
         await detaching.unmount(self._shm)
         files.remove_tree(self._files)
+        members.unpin_namespaces(self._bundle)
 
     def shared_mounts(self, *, read_only: bool = False) -> list[dict[str, Any]]:
         """What the pod's containers share, as mounts of an OCI spec.
@@ -221,25 +248,41 @@ class Sandbox:
 
         containerd 2.0 to 2.3 do not read it; later ones can take the files from it.
         """
-        kinds = {
-            "network": ("net", self.pod.own_network),
-            "uts": ("uts", self.pod.own_network),
-            "ipc": ("ipc", self.pod.own_ipc),
-            "pid": ("pid", self.pod.own_pid),
-            "user": ("user", bool(self.pod.uids)),
+        paths = self._paths()
+        linux: dict[str, Any] = {
+            "namespaces": [
+                {"type": kind, "path": paths[name]} for kind, name in _KINDS if name in paths
+            ]
         }
+        if self._by_paths:
+            linux["sysctl"] = dict(self.pod.sysctls)
         return {
             "ociVersion": "1.0.2",
             "hostname": self.pod.hostname,
             "mounts": self.shared_mounts(),
-            "linux": {
-                "namespaces": [
-                    {"type": kind, "path": f"/proc/{self.pid}/ns/{name}"}
-                    for kind, (name, own) in kinds.items()
-                    if own
-                ]
-            },
+            "linux": linux,
         }
+
+    def _names(self) -> list[str]:
+        """The namespaces that are made for the pod, or joined, as /proc/PID/ns has them."""
+        own = {
+            "net": self.pod.own_network,
+            "uts": self.pod.own_network,
+            "ipc": self.pod.own_ipc,
+            "pid": self.pod.own_pid,
+            "user": bool(self.pod.uids),
+        }
+        if self._by_paths:  # each container has one of its own; and that of CRI has a path
+            own["pid"] = False
+            own["net"] = self.pod.own_network and not self.pod.network_path
+        return [name for name, is_own in own.items() if is_own]
+
+    def _paths(self) -> dict[str, str]:
+        """Where containers find the pod's namespaces, by their names."""
+        if not self._by_paths:
+            return {name: f"/proc/{self.pid}/ns/{name}" for name in self._names()}
+        paths = {name: members.pinned_namespace(self._bundle, name) for name in self._names()}
+        return {"net": self.pod.network_path, **paths} if self.pod.network_path else paths
 
     # -- the pod's containers ---------------------------------------------------------------
 
@@ -312,7 +355,10 @@ class Sandbox:
         return changed
 
     def _is_ours(self, path: str) -> bool:
-        return bool(self.pid) and os.path.normpath(path).startswith(f"/proc/{self.pid}/")
+        path = os.path.normpath(path)
+        if self._by_paths:
+            return path in self._paths().values()
+        return bool(self.pid) and path.startswith(f"/proc/{self.pid}/")
 
 
 def _bind(destination: str, source: str, access: str) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def delete(invocation: Invocation) -> bytes:
     """
     path = invocation.bundle or os.getcwd()
     _take(path, lambda: _end_sandbox(path))
+    _take(path, lambda: sandbox_members.unpin_namespaces(path))
     _clean_up(invocation.container_id, path, lambda: _runtime_record(invocation, path))
     _take(path, lambda: _remove_socket(path, invocation.container_id))
     response = task_pb2.DeleteResponse(pid=_pid(path, tell=False), exit_status=KILLED)

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -38,8 +39,10 @@ def start_pod(start_shim: StartShim) -> StartPod:
     """Start a shim for a sandbox, and the sandbox."""
 
     @asynccontextmanager
-    async def start(**config: Any) -> AsyncIterator[SandboxByHand]:
-        async with start_shim("pod", sandbox=True, bootstrap=True) as shim:
+    async def start(
+        environment: dict[str, str] | None = None, **config: Any
+    ) -> AsyncIterator[SandboxByHand]:
+        async with start_shim("pod", sandbox=True, bootstrap=True, environment=environment) as shim:
             pod = SandboxByHand(shim)
             try:
                 await pod.start(**config)
@@ -70,6 +73,14 @@ def other_network() -> Iterator[str]:
             holder.kill()
 
 
+@pytest.fixture
+def by_paths(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shim that is to name paths in the place of a process."""
+    config = tmp_path / "config.toml"
+    config.write_text('[sandbox]\nnamespaces = "paths"\n')
+    return {"NVSHIM_CONFIG": str(config)}
+
+
 def _linux(**namespaces: Any) -> dict[str, Any]:
     return {"security_context": {"namespace_options": namespaces}}
 
@@ -83,8 +94,11 @@ def _users_of(mode: int) -> dict[str, Any]:
 
 def _enter(pid: int, *command: str) -> str:
     """What a command of the node prints in the network, IPC and names of a process."""
-    argv = ["nsenter", "--target", str(pid), "--net", "--ipc", "--uts", *command]
-    return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
+    return _nsenter("--target", str(pid), "--net", "--ipc", "--uts", *command)
+
+
+def _nsenter(*words: str) -> str:
+    return subprocess.run(["nsenter", *words], capture_output=True, check=True, text=True).stdout
 
 
 def _until_end(path: str) -> str:
@@ -444,6 +458,103 @@ async def test_metrics_are_those_of_the_whole_pod(start_pod: StartPod) -> None:
         await pod.gone()
 
 
+# -- without any process --------------------------------------------------------------------
+
+
+async def test_namespaces_are_found_by_paths_and_no_process_holds_them(
+    start_pod: StartPod, by_paths: dict[str, str], node_namespaces: dict[str, str]
+) -> None:
+    asked = {"kernel.shmmax": "123456"}
+    linux = {"sysctls": asked, "cgroup_parent": CGROUP, **_linux(pid=pod_pb2.CONTAINER)}
+    async with start_pod(by_paths, hostname="web-1", linux=linux) as pod:
+        assert pod.pid == 0
+        assert pod.shim.children() == []
+        assert pod.paths == {
+            kind: f"{pod.bundle}/ns/{name}"
+            for kind, name in (("network", "net"), ("uts", "uts"), ("ipc", "ipc"))
+        }
+        assert pod.spec["hostname"] == "web-1"
+        assert pod.spec["linux"]["sysctl"].items() > asked.items()
+        one = await pod.run("one", "sh", "-c", "echo shared > /dev/shm/note; exec sleep 99")
+        two = await pod.run("two", *SLEEP)
+        for name in ("net", "ipc", "uts"):
+            shared = {pod.namespace(name, pid) for pid in (one, two)}
+            assert len(shared) == 1
+            assert shared != {node_namespaces[name]}
+        assert pod.namespace("pid", one) != pod.namespace("pid", two)
+        assert wait_for_file(f"/proc/{two}/root/dev/shm/note") == "shared\n"
+        assert content_of(f"/proc/{two}/root/etc/hostname") == b"web-1\n"
+        assert _enter(two, "sysctl", "-n", "kernel.shmmax") == "123456\n"
+        assert "LOOPBACK,UP" in _enter(two, "ip", "address", "show", "dev", "lo")
+        status = await pod.call("SandboxStatus")
+        assert (status.pid, status.state) == (0, "SANDBOX_READY")
+        assert [interface.name for interface in (await _metrics(pod)).network] == ["lo"]
+        # The pod outlives its containers, and its namespaces are the same for the next.
+        network = pod.namespace("net", one)
+        await pod.shim.end("one")
+        await pod.shim.end("two")
+        assert await pod.state() == "SANDBOX_READY"
+        assert pod.namespace("net", await pod.run("three", *SLEEP)) == network
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pod.call, "WaitSandbox")
+            await pod.call("StopSandbox")
+        assert await pod.state() == "SANDBOX_NOTREADY"
+        pod.member("four", *SLEEP)
+        assert "NVSHIM-E1603" in str(await _refused(pod.shim.create("four")))
+        await pod.gone()
+
+
+async def test_paths_are_of_what_is_the_pods_own(
+    start_pod: StartPod, by_paths: dict[str, str], other_network: str
+) -> None:
+    own = pod_pb2.CONTAINER
+    async with start_pod(by_paths, netns_path=other_network, linux=_linux(pid=own)) as pod:
+        assert pod.paths["network"] == other_network
+        assert sorted(os.listdir(f"{pod.bundle}/ns")) == ["ipc", "uts"]
+        await pod.run("one", *SLEEP)
+        await pod.gone()
+    async with start_pod(by_paths, linux=_linux(network=NODE, ipc=NODE, pid=own)) as pod:
+        assert pod.paths == {}
+        await pod.gone()
+
+
+async def test_containers_that_share_processes_need_one_that_holds_them(
+    start_pod: StartPod, by_paths: dict[str, str]
+) -> None:
+    async with start_pod(by_paths) as pod:
+        assert is_alive(pod.pid)
+        assert pod.paths["pid"] == f"/proc/{pod.pid}/ns/pid"
+        assert not os.path.exists(f"{pod.bundle}/ns")
+        await pod.gone()
+
+
+async def test_user_namespace_is_found_by_a_path(
+    start_pod: StartPod, by_paths: dict[str, str]
+) -> None:
+    linux = _users_of(pod_pb2.POD)["linux"]
+    linux["security_context"]["namespace_options"]["pid"] = pod_pb2.CONTAINER
+    async with start_pod(by_paths, linux=linux, hostname="mapped") as pod:
+        mapped = _nsenter(f"--user={pod.paths['user']}", "cat", "/proc/self/uid_map")
+        assert mapped.split() == ["0", "200000", "65536"]
+        assert _nsenter(f"--uts={pod.paths['uts']}", "hostname") == "mapped\n"
+        await pod.gone()
+
+
+async def test_namespaces_of_a_killed_shim_end_with_the_clean_up_of_its_sandbox(
+    start_pod: StartPod, by_paths: dict[str, str]
+) -> None:
+    async with start_pod(by_paths, linux=_linux(pid=pod_pb2.CONTAINER)) as pod:
+        one = await pod.run("one", *SLEEP)
+        os.kill(pod.shim.pid, signal.SIGKILL)
+        await pod.shim.until_gone()
+        assert is_alive(one)
+        assert os.path.exists(pod.paths["ipc"])
+        for _ in range(2):
+            assert pod.shim.delete_verb("pod") < 4
+            assert not is_alive(one)
+            assert [left for left in pod.leftovers() if left != "file pod"] == []
+
+
 # -- what goes wrong ------------------------------------------------------------------------
 
 
@@ -597,13 +708,15 @@ async def test_of_a_killed_shim_nothing_is_left_after_the_clean_up_of_its_sandbo
         assert pod.shim.delete_verb("pod") < 4  # again
 
 
+@pytest.mark.parametrize("has_paths", [False, True])
 async def test_killed_at_any_moment_of_a_start_a_shim_leaves_no_holder(
-    start_shim: StartShim,
+    start_shim: StartShim, by_paths: dict[str, str], *, has_paths: bool
 ) -> None:
+    environment = by_paths if has_paths else None
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02):
-        async with start_shim("pod", sandbox=True) as shim:
+        async with start_shim("pod", sandbox=True, environment=environment) as shim:
             pod = SandboxByHand(shim)
-            await pod.create()
+            await pod.create(linux=_linux(pid=pod_pb2.CONTAINER))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_outcome, pod)
                 await anyio.sleep(delay)

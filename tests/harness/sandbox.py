@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any, Final
@@ -29,6 +30,7 @@ class SandboxByHand:
         self.id = sandbox_id
         self.bundle = os.path.join(shim.directory, sandbox_id)
         self.pid = 0
+        self.spec: dict[str, Any] = {}
 
     async def call(self, method: str, *, timeout: float = 20, **fields: Any) -> Any:
         """Call a method of the Sandbox service by its name and its request's fields."""
@@ -49,10 +51,16 @@ class SandboxByHand:
         )
 
     async def start(self, **config: Any) -> int:
-        """Create and start it; returns the pid of its holder."""
+        """Create and start it; returns the pid of its holder, or 0."""
         await self.create(**config)
-        self.pid = (await self.call("StartSandbox")).pid
+        started = await self.call("StartSandbox")
+        self.pid, self.spec = started.pid, json.loads(started.spec.value)
         return self.pid
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Where its namespaces are, by their types, as Start has told."""
+        return {each["type"]: each["path"] for each in self.spec["linux"]["namespaces"]}
 
     async def state(self) -> str:
         """What CRI would show."""
@@ -67,10 +75,8 @@ class SandboxByHand:
         self.shim.bundle(container_id, *args)
         spec = self.shim.spec(container_id)
         kept = [n for n in spec["linux"]["namespaces"] if n["type"] not in share.split()]
-        joined = [
-            {"type": kind, "path": f"/proc/{self.pid}/ns/{NAMESPACES[kind]}"}
-            for kind in share.split()
-        ]
+        paths = self.paths or {k: f"/proc/{self.pid}/ns/{n}" for k, n in NAMESPACES.items()}
+        joined = [{"type": kind, "path": paths[kind]} for kind in share.split()]
         spec["linux"]["namespaces"] = kept + joined
         spec.pop("hostname", None)
         self.shim.write_spec(container_id, spec)
@@ -95,7 +101,7 @@ class SandboxByHand:
         if self.pid and is_alive(self.pid):
             left.append(f"holder {self.pid}")
         files = os.listdir(self.bundle) if os.path.isdir(self.bundle) else []
-        own = [f for f in files if f in ("pod", "holder") or f.startswith("member.")]
+        own = [f for f in files if f in ("pod", "holder", "ns") or f.startswith("member.")]
         return left + [f"file {name}" for name in own]
 
     def kill_holder(self) -> None:

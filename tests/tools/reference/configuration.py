@@ -33,6 +33,8 @@ _OF_TABLES: Final = {
     "sharing": "How many containers may have a device at once; see [sharing](../sharing.md).",
     "cdi": "Specs of any vendor; see [device names](../requests.md#device-names).",
     "stdio": "Where the output of containers may go.",
+    "sandbox": "Pods that the shim holds itself; see "
+    "[sandboxes](../engines.md#sandboxes-without-a-pause-container).",
     "health": "What `nvshim node` thinks of devices, read when it begins; see "
     "[errors of the driver](xids.md).",
     "guard": "Whom `nvshim node` watches for the memory of shared GPUs, after the fact; see "

@@ -59,6 +59,7 @@ def test_a_pod_on_the_nodes_network_has_neither_its_name_nor_its_sysctls() -> No
 def test_only_the_nodes_pid_namespace_is_not_the_pods(mode: str, *, own: bool) -> None:
     pod = _read(linux=_namespaces(pid=pod_pb2.NamespaceMode.Value(mode)))
     assert pod.own_pid is own
+    assert pod.shares_pid is (mode == "POD")
 
 
 def test_a_user_namespace() -> None:
