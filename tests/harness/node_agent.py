@@ -40,6 +40,7 @@ class NodeAgent:
         kubelet: the socket of the kubelet's that it registers with.
         engine: the socket on which an engine serves the kubelet; by default none, whatever runs.
         more: further arguments.
+        log: the name of the file in which it says what it does.
     """
 
     def __init__(
@@ -49,10 +50,13 @@ class NodeAgent:
         kubelet: str,
         *more: str,
         engine: str = "/nowhere",
+        log: str = "agent.log",
     ) -> None:
         self.node = node
         self.config_file = os.path.join(directory, "plugin.yaml")
-        self._log = os.path.join(directory, "agent.log")
+        # Not beside the configuration: that directory is watched.
+        os.makedirs(os.path.join(directory, "log"), exist_ok=True)
+        self._log = os.path.join(directory, "log", log)
         # A poll that does not come: what follows is heard.
         self._words = [
             *("node", "--config", node.config_path),

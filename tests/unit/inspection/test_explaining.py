@@ -14,7 +14,6 @@ from hooks import engine
 from hooks.config import Config
 from hooks.errors import MalformedSpec
 from hooks.node.inventory import survey, take_inventory
-from hooks.story import tell
 from integration.inspection.bundles import Container, Pod, find_containers
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.explaining import (
@@ -23,6 +22,7 @@ from integration.inspection.explaining import (
     find_container,
     rootfs_of,
 )
+from integration.inspection.story import tell
 from integration.inspection.summary import summarize
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import NVSHIM, nvshim

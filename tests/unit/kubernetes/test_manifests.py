@@ -21,7 +21,7 @@ from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
 from integration.node.components import DRA_DRIVER, Options
 from integration.node.dra.configuration import read_all
-from integration.node.dra.devices import publishable
+from integration.node.dra.devices import NVIDIA, publishable
 from integration.node.health import node_condition
 from integration.node.metrics.address import parse_address
 from integration.node.plugin.settings import Source
@@ -333,6 +333,7 @@ def test_the_agent_sees_the_node_and_writes_where_it_has_to(
     more = {
         "mps": {"/host/run/nvidia/mps"},
         "dra": {f"{kubelet}/plugins_registry", f"{kubelet}/plugins/{DRA_DRIVER}"},
+        "dra-as-nvidia": {f"{kubelet}/plugins/{NVIDIA}"},
     }
     assert writable == more.get(name, set()) | {
         "/host/run/containerd-shim-nvidia", "/host/run/cdi", "/host/dev",
@@ -502,6 +503,54 @@ def test_the_driver_may_read_claims_and_write_its_nodes_slices(
     assert container["args"][-1] == "--dra"
     field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert {"name": "NODE_NAME", "valueFrom": field} in container["env"]
+
+
+def test_only_an_agent_that_serves_claims_runs_beside_its_successor(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    field = {"fieldRef": {"fieldPath": "metadata.uid"}}
+    for name, documents in rendered.items():
+        if not any(each["kind"] == "DaemonSet" for each in documents):
+            continue
+        (container,) = _pod(documents, "node-agent")["containers"]
+        strategy = _one(documents, "DaemonSet", "node-agent")["spec"]["updateStrategy"]
+        surge = strategy["rollingUpdate"].get("maxSurge", 0)
+        waits = {"name": "POD_UID", "valueFrom": field} in container["env"]
+        assert waits == bool(surge) == ("--dra" in container["args"]), name
+        # The API server takes one of the two only.
+        assert bool(surge) != bool(strategy["rollingUpdate"]["maxUnavailable"]), name
+        assert not _pod(documents, "node-agent").get("hostNetwork")
+        assert not any("hostPort" in each for each in container.get("ports", ()))
+
+
+def test_components_of_the_driver_say_what_the_agent_takes(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    kubectl = Kubectl.of_release(RENDERS)
+    names = ("dra", "dra-mig", "dra-shares", "dra-evict", "dra-extended-resource", "dra-as-nvidia")
+    documents = render(kubectl, "not-default", *names)
+    arguments = _container(documents, "node-agent")["args"]
+    told = arguments[arguments.index("--dra") :]
+    assert told == [
+        "--dra", "--dra-mig", "--dra-shares=4", "--dra-unhealthy=evict", "--device-plugin=no",
+        f"--dra-driver={NVIDIA}",
+    ]  # fmt: skip
+    _parses(arguments)
+    classes = {e["metadata"]["name"]: e["spec"] for e in documents if e["kind"] == "DeviceClass"}
+    assert {
+        name: re.findall(r'"([a-z.]+)"', each["selectors"][0]["cel"]["expression"])
+        for name, each in classes.items()
+    } == {
+        "gpu.nvidia.com": [NVIDIA, NVIDIA, "gpu"],
+        "mig.nvidia.com": [NVIDIA, NVIDIA, "mig"],
+        DRA_DRIVER: [NVIDIA, NVIDIA, "gpu"],
+        DRA_DRIVER.replace("gpu", "mig", 1): [NVIDIA, NVIDIA, "mig"],
+        f"resource.{DRA_DRIVER}": [NVIDIA, NVIDIA, "gpu"],
+    }
+    places = _mounts(documents)
+    assert f"/host/var/lib/kubelet/plugins/{NVIDIA}" in places
+    for name in names[1:4]:
+        assert len(rendered[name]) == len(rendered["not-default"])
 
 
 def test_the_agent_may_write_one_condition_of_its_own_node(

@@ -283,7 +283,7 @@ def test_a_server_without_counters_is_told_of_what_is_there_alone() -> None:
 
 HAS: Final = [1, 2, 3, 4, 5, 6, 7]
 TOLD: Final[dict[str, Any]] = {
-    "uuid": GPU.upper(), "addressing": 2, "instances": [[7, 19, 0, 1]],
+    "uuid": GPU.upper(), "addressing": 2, "mode": True, "instances": [[7, 19, 0, 1]],
     "profiles": [{"id": 19, "name": "1g.10gb", "most": 7, "places": [[0, 1]], "figures": HAS}],
     "devices": [{"uuid": PARTS[0].lower(), "instance": 7, "figures": HAS}],
 }  # fmt: skip
