@@ -219,7 +219,7 @@ async def test_whether_an_exec_has_a_terminal_is_the_requests_to_say(
             spec = typeurl.pack_json(process | told, typeurl.PROCESS)
             stdout = shim.fifo(f"out{number}")
             reader = shell(f"cat {stdout} > {stdout}.copy")
-            same = {"id": "c1", "exec_id": "e1"}
+            same: dict[str, Any] = {"id": "c1", "exec_id": "e1"}
             await shim.call("Exec", **same, spec=spec, stdout=stdout, terminal=terminal)
             await shim.call("Start", **same)
             assert (await shim.call("Wait", **same)).exit_status == 0
