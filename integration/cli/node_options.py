@@ -251,8 +251,8 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "dra_mig": click.option(
         "--dra-mig", is_flag=True,
-        help="Make MIG devices for resource claims, and undo them: on GPUs that are in MIG mode, and"
-        " on those whose mode can be switched without a reset (Hopper and newer).",
+        help="Make MIG devices for resource claims, and undo them: on GPUs that are in MIG mode,"
+        " and on those whose mode can be switched without a reset (Hopper and newer).",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,
