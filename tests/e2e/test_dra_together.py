@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration.node.components import DRA_DRIVER
+from integration.node.dra.configuration import OURS
 from tests.e2e.test_dra import error_of
 from tests.e2e.test_dra_mig import SCENARIO, THERE, Cut
-from tests.e2e.test_dra_sharing import OURS, end_daemons
 from tests.harness.dra_node import dra_node_of
+from tests.harness.mps_agent import end_daemons
 from tests.harness.recorded import recorded_lines
 from tests.harness.waiting import eventually
 

@@ -278,7 +278,7 @@ def test_all_that_nvidias_driver_tells_has_its_names_and_types() -> None:
 
 
 def test_brands_and_architectures_are_nvidias_words() -> None:
-    def told(**facts: str) -> dict[str, Any]:
+    def told(**facts: Any) -> dict[str, Any]:
         gpu = replace(NODE.gpus[0], **facts)
         (device,) = devices_of(replace(NODE, gpus=(gpu,), mig_devices=()))
         return {name.rpartition("/")[2]: value for name, value in device.attributes.items()}
