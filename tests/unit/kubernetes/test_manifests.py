@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import jsonschema
 import pytest
 import yaml
 
@@ -31,7 +32,9 @@ from integration.verify.program import NAME as PROBE
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
+from tests.tools.dist.project import Project
 from tests.tools.node_image import IMAGE, NAME
+from tests.tools.release.chart import OPTIONS, files
 from tests.unit.node.dra.test_slices import DEVICES
 
 with warnings.catch_warnings():
@@ -586,6 +589,24 @@ def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_publish
         assert f"`{name.rpartition('/')[2]}`" in text or f"/{name.rpartition('/')[2]}`" in text
     selected = re.findall(r'attributes\["([a-z.]+)"\]\.(\w+)', text)
     assert {"/".join(each) for each in selected} <= published
+
+
+def test_the_components_and_values_of_the_documentation_are_ours() -> None:
+    text = (Path(MANIFESTS).parents[2] / "docs/dra.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    plain = [
+        each for example in examples for each in yaml.safe_load_all(example)
+        if "apiVersion" not in each
+    ]  # fmt: skip
+    kustomization, values = plain
+    named = [os.path.basename(each) for each in kustomization["components"]]
+    assert render(Kubectl.of_release(RENDERS), "not-default", *named)
+    chart = files(Project.of())
+    jsonschema.validate(values, json.loads(chart["values.schema.json"]))
+    rows = dict(re.findall(r"^\| `(dra[a-z-]*)` \| `(dra\.\w+)", text, re.MULTILINE))
+    found = {key: re.search(r"\.Values\.(dra\.(?!enabled)\w+)", OPTIONS[key]) for key in rows}
+    assert rows == {key: each[1] if each else "dra.enabled" for key, each in found.items()}
+    assert rows.keys() == {each for each in COMPONENTS if each.startswith("dra")}
 
 
 def _configurations(document: dict[str, Any]) -> list[dict[str, Any]]:
