@@ -48,6 +48,15 @@ async def test_the_first_start_leaves_one_behind_and_the_next_ones_come_from_it(
         assert _is_forked_by(await node.start(name), server)
     assert node.servers() == [server]
 
+    def switches() -> list[str]:
+        with open(f"/proc/{server}/status") as file:
+            return [line for line in file if "ctxt_switches" in line]
+
+    # While nobody asks it does nothing.
+    before = switches()
+    await anyio.sleep(2)
+    assert switches() == before
+
 
 def _observed(pid: int) -> dict[str, Any]:
     """All that others can see of a process, but for its numbers and its memory."""
@@ -213,19 +222,6 @@ async def test_many_starts_at_once_leave_one_fork_server(node: Node) -> None:
             node.pids.append((await node.shims.call("Connect", id=f"c{number}")).shim_pid)
     eventually(node.no_verb_is_done, "nobody is about to be a fork server")
     assert len(node.servers()) == 1
-
-
-async def test_it_does_nothing_while_nobody_asks(node: Node) -> None:
-    await node.start("c1")
-    (server,) = node.servers()
-
-    def switches() -> list[str]:
-        with open(f"/proc/{server}/status") as file:
-            return [line for line in file if "ctxt_switches" in line]
-
-    before = switches()
-    await anyio.sleep(2)
-    assert switches() == before
 
 
 _IDLE = """
