@@ -21,7 +21,7 @@ Source: proc(5), cgroups(7), containerd runtime/v2/shim (SocketAddress), go-runc
 from __future__ import annotations
 
 import contextlib
-import glob
+import functools
 import hashlib
 import os
 import posixpath
@@ -29,13 +29,11 @@ import re
 import shutil
 import signal
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
 SOCKETS: Final = "/run/containerd/s"
@@ -56,39 +54,26 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """By what the traces of one containerd are told from those of others.
+    """By what the traces of one containerd are told from those of others."""
 
-    Attributes:
-        directory: all its files are below it; absolute, no link in it.
-        address: its socket, as its shims are told.
-        namespace: the one namespace that is used in it; unique on this machine.
-        names: ids of containers and groups it may have seen. Too many do no harm.
-        pid: containerd's process; 0 if it does not run.
-        pods: ids of pods and their containers that the CRI has given. Too many do no harm.
-    """
-
-    directory: str
-    address: str
-    namespace: str
+    directory: str  # all its files are below it; absolute, no link in it
+    address: str  # its socket, as its shims are told
+    namespace: str  # the one namespace that is used in it; unique on this machine
+    # ids of containers and groups it may have seen. Too many do no harm.
     names: frozenset[str] = field(default=frozenset())
-    pid: int = 0
+    pid: int = 0  # containerd's process; 0 if it does not run
+    # ids of pods and their containers that the CRI has given. Too many do no harm.
     pods: frozenset[str] = field(default=frozenset())
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Trace:
-    """One thing that is there.
+    """One thing that is there."""
 
-    Attributes:
-        kind: "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "pod",
-            "file".
-        name: the pid or the path.
-        detail: what helps a reader to recognise it.
-    """
-
+    # "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "pod", "file"
     kind: str
-    name: str
-    detail: str = ""
+    name: str  # the pid or the path
+    detail: str = ""  # what helps a reader to recognise it
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" + (f" ({self.detail})" if self.detail else "")
@@ -141,7 +126,12 @@ def listened_on(pid: int) -> set[str]:
 
 def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> str:
     """The socket of the shim that serves ``group`` (a container's id, or its pod's)."""
-    key = posixpath.join(marks.address, namespace or marks.namespace, group)
+    return _socket_path(marks.address, namespace or marks.namespace, group)
+
+
+@functools.lru_cache(maxsize=1 << 14)  # who compares two readings asks for the same ones again
+def _socket_path(address: str, namespace: str, group: str) -> str:
+    key = posixpath.join(address, namespace, group)
     return os.path.join(SOCKETS, hashlib.sha256(key.encode()).hexdigest())
 
 
@@ -250,8 +240,18 @@ def sockets(marks: Marks) -> set[Trace]:
     for bundle in bundles(marks):
         with contextlib.suppress(OSError), open(os.path.join(bundle.name, "address")) as file:
             paths.add(file.read().strip().removeprefix("unix://"))
-    paths |= {link for path in paths for link in glob.glob(f"{glob.escape(path)}.*")}
-    return {Trace("socket", path) for path in paths if os.path.lexists(path)}
+    # Of names there may be thousands, of folders one or two with few sockets in them.
+    folders = {os.path.dirname(path) for path in paths}
+    there = (path for folder in folders for path in _entries(folder))
+    return {Trace("socket", path) for path in there if not paths.isdisjoint(_up_to_dots(path))}
+
+
+def _up_to_dots(path: str) -> Iterator[str]:
+    """A path, and what of it is before each dot of its name."""
+    directory, name = os.path.split(path)
+    parts = name.split(".")
+    for count in range(len(parts)):
+        yield os.path.join(directory, ".".join(parts[: count + 1]))
 
 
 def fifos(marks: Marks) -> set[Trace]:

@@ -27,8 +27,9 @@ docs/cri/config.md; k3s pkg/agent/templates.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.engines.dump import Containerd, cri, differences, handlers
 from integration.engines.errors import ConfigRefused, EngineNotInstalled
@@ -47,9 +48,6 @@ from integration.engines.verdict import (
 from integration.engines.wanted import as_before, drop_in_before, kept, with_us, without_theirs
 from integration.handlers import calls_our_shim
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 _TOLD_OF_A_HANDLER: Final = (
     "runtime_type", "runtime_path", "options", "container_annotations", "pod_annotations",
 )  # fmt: skip
@@ -60,14 +58,7 @@ _RESTART: Final = (
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that containerd has the handler.
-
-    Returns:
-        The change, which is empty if it has it already.
-
-    Raises:
-        EnginesError: it cannot be had, or not without changing something else.
-    """
+    """What has to change so that containerd has the handler."""
     options.check_name()
     containerd = Containerd(options.program, options.socket)
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
@@ -99,18 +90,7 @@ def plan(options: Options) -> Change:
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left.
-
-    Args:
-        options: where to look (``config``, ``drop_in``, ``handler_options``).
-
-    Returns:
-        The change, which is empty if there is nothing of ours.
-
-    Raises:
-        EnginesError: a file cannot be read, or was changed by hand, or containerd would not be as
-            well off without us.
-    """
+    """What has to change so that nothing of ours is left, and containerd as well off as before."""
     notes: list[str] = []
     containerd = now = after = None
     try:

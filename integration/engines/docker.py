@@ -22,8 +22,9 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.engines import jsontext
 from integration.engines.errors import (
@@ -48,9 +49,6 @@ from integration.engines.undo import (
     without,
 )
 from integration.handlers import RUNTIME_TYPE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"
@@ -77,32 +75,20 @@ exit 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted.
-
-    Attributes:
-        config: daemon.json.
-        enable_cdi: whether Docker applies CDI specs itself (from 28.2 on it does); None for what
-            was configured before.
-        hook_directory: where the hook's stand-in is made if there is none.
-    """
+    """What is wanted."""
 
     engine = ENGINE
     named_by = ("--config", "config", DEFAULT_CONFIG)
 
-    config: str = DEFAULT_CONFIG
+    config: str = DEFAULT_CONFIG  # daemon.json
+    # whether Docker applies CDI specs itself (from 28.2 on it does); None for what was configured
+    # before
     enable_cdi: bool | None = None
-    hook_directory: str = "/usr/local/bin"
+    hook_directory: str = "/usr/local/bin"  # where the hook's stand-in is made if there is none
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that Docker has the runtime.
-
-    Returns:
-        The change, which is empty if it has it already.
-
-    Raises:
-        EnginesError: it cannot be had.
-    """
+    """What has to change so that Docker has the runtime."""
     options.check_name()
     program = find_program(options.program or "dockerd", "--dockerd")
     _check_release(program)
@@ -141,14 +127,7 @@ def plan(options: Options) -> Change:
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left.
-
-    Returns:
-        The change, which is empty if there is nothing of ours.
-
-    Raises:
-        EnginesError: a file cannot be read, or was changed by hand.
-    """
+    """What has to change so that nothing of ours is left."""
     record = read_record(options.record)
     former = _without_us(options, record)
     _check_default(options, former, former.text(options.config))

@@ -231,16 +231,11 @@ class ApiServerSilent(NodeAgentError, code="NVSHIM-E2770", status=Status.UNAVAIL
 
 
 class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMISSION_DENIED):
-    """The cluster's API server says no.
-
-    Attributes:
-        http: the status of its answer.
-        retry_after: seconds after which it may be asked again; 0 if it does not say.
-    """
+    """The cluster's API server says no."""
 
     remedy = "see the ClusterRole of the agent's service account"
-    http: int = 0
-    retry_after: float = 0.0
+    http: int = 0  # the status of its answer
+    retry_after: float = 0.0  # seconds after which it may be asked again; 0 if it does not say
 
 
 class KubeconfigUnusable(NodeAgentError):
@@ -339,6 +334,15 @@ class MigDeviceNotMade(DraError, code="NVSHIM-E2780", status=Status.FAILED_PRECO
 
     remedy = (
         "see `nvidia-smi mig -lgi` on the node; have the pod made anew, or wait: it is tried again"
+    )
+
+
+class MigModeNotSwitched(DraError, code="NVSHIM-E2782", status=Status.FAILED_PRECONDITION):
+    """A claim needs a GPU in MIG mode, or out of it, and its mode cannot be switched now."""
+
+    remedy = (
+        "see who has it open: `nvshim drain GPU` lists them, and DCGM and nvidia-persistenced "
+        "count, too; it is tried again"
     )
 
 

@@ -19,11 +19,11 @@ import pytest
 
 from api.ttrpc.client import connect
 from integration.timeouts import PATIENCE
-from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY
 from tests.harness.node import Node, node_of, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, settled
+from tests.tools.launcher import compile_native, write_launcher
 
 pytestmark = pytest.mark.anyio
 

@@ -18,15 +18,18 @@ Rules
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from hooks.config import Config
 from integration.node.errors import ChildFailed
 from integration.node.monitor.child import SAMPLES
 from integration.node.monitor.children import (
     CRASHED,
+    Child,
     Children,
     identity_of,
     library_of,
@@ -35,9 +38,6 @@ from integration.node.monitor.children import (
 from integration.node.monitor.values import DeviceSample, GpuSample, ProcessUse, Sample, now
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from integration.node.monitor.children import Child
     from integration.node.refresh import Seen
 
 _IDLE: Final = 75.0
@@ -231,14 +231,14 @@ class NvmlSampler:
 
 @asynccontextmanager
 async def sampling(
-    look: Callable[[], Seen], say: Callable[..., None], *, to_answer: float
+    look: Callable[[], Seen], say: Callable[..., None], config: Config
 ) -> AsyncIterator[NvmlSampler]:
     """Sample in a program that is not the agent.
 
     Args:
-        to_answer: seconds that NVML may take.
+        config: where the lock of NVML is, and how long that may take to answer.
     """
-    sampler = NvmlSampler(look, Children(say), to_answer=to_answer)
+    sampler = NvmlSampler(look, Children(say, config.state), to_answer=config.nvml_timeout)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.serve)
         yield sampler

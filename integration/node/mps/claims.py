@@ -6,53 +6,34 @@ Rules
 - A device that is lost is left out, as for a resource, and so is one that is not seen: a MIG device
   that was just made will be. One that is out of service is not: who has it, keeps it.
 - A daemon stays when the agent ends: containers of the claim may be started meanwhile.
-- Not every driver's control program can serve several users at once. Whether one can is asked of
-  the program's file: an option that it does not know it would ignore.
+- Not every driver's control program can serve several users at once: that of branch 555 can, that
+  of 550 cannot, and does not say so. So the program's file is looked into first. GPUs before Volta
+  cannot.
 
-Source: nvidia-cuda-mps-control(1), of newer drivers.
+Sources: nvidia-cuda-mps-control(1) of driver 555.58.02, "-multiuser-server"; NVIDIA's MPS
+documentation, "Server"; kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go (Volta).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.node.inventory import Inventory
 from integration.files import read_file
-from integration.node.components import NO
+from integration.node.components import NO, Context
 from integration.node.errors import MpsImpossible
-from integration.node.mps.plan import Plan, programs_of
+from integration.node.mps.plan import ClaimDaemon, Plan, Programs, programs_of
 from integration.node.plugin.values import Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hooks.node.inventory import Inventory
-    from integration.node.components import Context
-    from integration.node.mps.plan import Programs
-
-__all__ = ["CLAIMS", "SHARES", "ClaimDaemon", "is_of_claims", "plan_of_claim", "settings_of"]
+__all__ = ["CLAIMS", "SHARES", "is_of_claims", "plan_of_claim", "settings_of"]
 
 CLAIMS: Final = "claims"
 SHARES: Final = "shares"
-"""What comes before the slash in the names of daemons: of a claim's devices, and of a GPU of which
-claims have shares. No resource is called so."""
+"""What comes before the slash in the names of daemons: of a claim's devices, and of a device of
+which claims have shares. No resource is called so."""
 
 MULTI_USER: Final = "-multiuser-server"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimDaemon:
-    """What claims need of a daemon.
-
-    Attributes:
-        limits: MiB that a client may have of each device, by UUID; 0 for no limit.
-        threads: percent of the threads that a client may have.
-        multi_user: whether clients of several users may work at the same time.
-    """
-
-    limits: Mapping[str, int]
-    threads: int
-    multi_user: bool
+_VOLTA: Final = 7
 
 
 def is_of_claims(name: str) -> bool:
@@ -105,13 +86,26 @@ def plan_of_claim(name: str, daemon: ClaimDaemon, inventory: Inventory) -> Plan:
         options=(MULTI_USER,) if daemon.multi_user else (),
         stays=True,
     )
-    if daemon.multi_user and not _knows(plan.programs, MULTI_USER):
-        raise MpsImpossible(
-            "MPS for several users at once (multiUser)",
-            found=f"the control program of driver {plan.driver} has no option {MULTI_USER}",
-            do="install a newer driver, or give the containers one user",
-        )
+    if daemon.multi_user:
+        _refuse_multi_user(plan, inventory)
     return plan
+
+
+def _refuse_multi_user(plan: Plan, inventory: Inventory) -> None:
+    asked = "MPS for several users at once (multiUser)"
+    for gpu in inventory.gpus:
+        major = gpu.compute_capability.partition(".")[0]
+        if gpu.uuid in plan.devices and major.isdecimal() and int(major) < _VOLTA:
+            raise MpsImpossible(
+                asked, found=f"{gpu.uuid} is {gpu.model}, older than Volta",
+                do="give the containers one user",
+            )  # fmt: skip
+    if not _knows(plan.programs, MULTI_USER):
+        raise MpsImpossible(
+            asked,
+            found=f"the control program of driver {plan.driver} has no option {MULTI_USER}",
+            do="install a driver of branch 555 or newer, or give the containers one user",
+        )
 
 
 def _knows(programs: Programs, option: str) -> bool:

@@ -110,7 +110,7 @@ def add(node: Any, path: str, value: Any, condition: str) -> Any:
         return [add(x, rest, value, condition) if i == index else x for i, x in enumerate(node)]
     if rest:
         return {**node, first: add(node[first], rest, value, condition)}
-    return {**node, first: Choice(((condition, value),))}
+    return {**node, first: Choice(((condition, value),), node.get(first, ABSENT))}
 
 
 def _name(item: Any) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import jsonschema
 import pytest
 import yaml
 
@@ -22,7 +23,7 @@ from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
 from integration.node.components import DRA_DRIVER, Options
 from integration.node.dra.configuration import read_all
-from integration.node.dra.devices import publishable
+from integration.node.dra.devices import NVIDIA, publishable
 from integration.node.health import node_condition
 from integration.node.metrics.address import parse_address
 from integration.node.plugin.settings import Source
@@ -31,7 +32,9 @@ from integration.verify.program import NAME as PROBE
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
+from tests.tools.dist.project import Project
 from tests.tools.node_image import IMAGE, NAME
+from tests.tools.release.chart import OPTIONS, files
 from tests.unit.node.dra.test_slices import DEVICES
 
 with warnings.catch_warnings():
@@ -326,6 +329,7 @@ def test_the_agent_sees_the_node_and_writes_where_it_has_to(
     more = {
         "mps": {"/host/run/nvidia/mps"},
         "dra": {f"{kubelet}/plugins_registry", f"{kubelet}/plugins/{DRA_DRIVER}"},
+        "dra-as-nvidia": {f"{kubelet}/plugins/{NVIDIA}"},
     }
     assert writable == more.get(name, set()) | {
         "/host/run/containerd-shim-nvidia", "/host/run/cdi", "/host/dev",
@@ -497,6 +501,54 @@ def test_the_driver_may_read_claims_and_write_its_nodes_slices(
     assert {"name": "NODE_NAME", "valueFrom": field} in container["env"]
 
 
+def test_only_an_agent_that_serves_claims_runs_beside_its_successor(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    field = {"fieldRef": {"fieldPath": "metadata.uid"}}
+    for name, documents in rendered.items():
+        if not any(each["kind"] == "DaemonSet" for each in documents):
+            continue
+        (container,) = _pod(documents, "node-agent")["containers"]
+        strategy = _one(documents, "DaemonSet", "node-agent")["spec"]["updateStrategy"]
+        surge = strategy["rollingUpdate"].get("maxSurge", 0)
+        waits = {"name": "POD_UID", "valueFrom": field} in container["env"]
+        assert waits == bool(surge) == ("--dra" in container["args"]), name
+        # The API server takes one of the two only.
+        assert bool(surge) != bool(strategy["rollingUpdate"]["maxUnavailable"]), name
+        assert not _pod(documents, "node-agent").get("hostNetwork")
+        assert not any("hostPort" in each for each in container.get("ports", ()))
+
+
+def test_components_of_the_driver_say_what_the_agent_takes(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    kubectl = Kubectl.of_release(RENDERS)
+    names = ("dra", "dra-mig", "dra-shares", "dra-evict", "dra-extended-resource", "dra-as-nvidia")
+    documents = render(kubectl, "not-default", *names)
+    arguments = _container(documents, "node-agent")["args"]
+    told = arguments[arguments.index("--dra") :]
+    assert told == [
+        "--dra", "--dra-mig", "--dra-shares=4", "--dra-unhealthy=evict", "--device-plugin=no",
+        f"--dra-driver={NVIDIA}",
+    ]  # fmt: skip
+    _parses(arguments)
+    classes = {e["metadata"]["name"]: e["spec"] for e in documents if e["kind"] == "DeviceClass"}
+    assert {
+        name: re.findall(r'"([a-z.]+)"', each["selectors"][0]["cel"]["expression"])
+        for name, each in classes.items()
+    } == {
+        "gpu.nvidia.com": [NVIDIA, NVIDIA, "gpu"],
+        "mig.nvidia.com": [NVIDIA, NVIDIA, "mig"],
+        DRA_DRIVER: [NVIDIA, NVIDIA, "gpu"],
+        DRA_DRIVER.replace("gpu", "mig", 1): [NVIDIA, NVIDIA, "mig"],
+        f"resource.{DRA_DRIVER}": [NVIDIA, NVIDIA, "gpu"],
+    }
+    places = _mounts(documents)
+    assert f"/host/var/lib/kubelet/plugins/{NVIDIA}" in places
+    for name in names[1:4]:
+        assert len(rendered[name]) == len(rendered["not-default"])
+
+
 def test_the_agent_may_write_one_condition_of_its_own_node(
     rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
@@ -537,6 +589,24 @@ def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_publish
         assert f"`{name.rpartition('/')[2]}`" in text or f"/{name.rpartition('/')[2]}`" in text
     selected = re.findall(r'attributes\["([a-z.]+)"\]\.(\w+)', text)
     assert {"/".join(each) for each in selected} <= published
+
+
+def test_the_components_and_values_of_the_documentation_are_ours() -> None:
+    text = (Path(MANIFESTS).parents[2] / "docs/dra.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    plain = [
+        each for example in examples for each in yaml.safe_load_all(example)
+        if "apiVersion" not in each
+    ]  # fmt: skip
+    kustomization, values = plain
+    named = [os.path.basename(each) for each in kustomization["components"]]
+    assert render(Kubectl.of_release(RENDERS), "not-default", *named)
+    chart = files(Project.of())
+    jsonschema.validate(values, json.loads(chart["values.schema.json"]))
+    rows = dict(re.findall(r"^\| `(dra[a-z-]*)` \| `(dra\.\w+)", text, re.MULTILINE))
+    found = {key: re.search(r"\.Values\.(dra\.(?!enabled)\w+)", OPTIONS[key]) for key in rows}
+    assert rows == {key: each[1] if each else "dra.enabled" for key, each in found.items()}
+    assert rows.keys() == {each for each in COMPONENTS if each.startswith("dra")}
 
 
 def _configurations(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -34,6 +34,22 @@ def test_nvidia_smi_lists_the_gpus(two: SimulatedNode, smi: Smi) -> None:
     ]
 
 
+def test_nvidia_smi_takes_a_gpu_by_all_its_names(two: SimulatedNode, smi: Smi) -> None:
+    gpu = two.scenario.gpus[1]
+    domain, bus, device = gpu.pci.removesuffix(".0").split(":")
+    names = (
+        *("1", gpu.uuid, gpu.pci, gpu.pci.upper(), f"0000{gpu.pci}", f"{domain}:{bus}:{device}"),
+        *(f"{bus}:{device}.0", f"{bus}:{device}", f"0:{bus}:{device}.0"),
+    )
+    query = ("--query-gpu=index", "--format=csv,noheader")
+    for name in names:
+        assert smi(two, "-i", name, *query).stdout == "1\n", name
+    found = [smi(two, "-i", name, *query) for name in ("2", "ff:00.0", f"{bus}:{device}.1")]
+    assert {done.stdout for done in found} == {"No devices were found\n"}
+    for name in (f"{gpu.pci}z", f"{bus}:", ":::"):
+        assert "Invalid PCI bus id format" in smi(two, "-i", name, *query).stdout, name
+
+
 def test_nvidia_smi_tells_the_compute_mode_that_was_set(two: SimulatedNode, smi: Smi) -> None:
     path = f"{two.state}/nvml-compute-mode-{two.scenario.gpus[1].uuid}"
     with open(path, "w", encoding="ascii") as file:
