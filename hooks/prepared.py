@@ -46,13 +46,6 @@ from hooks.words import Arch, Void
 
 __all__ = ["Prepared", "key_of"]
 
-FORMAT: Final = 5
-"""Of what is kept, and of what is decided: to be raised when the same request, node and image
-give other files or other edits than before."""
-
-# Of an inventory: with a set in it; and what says nothing of the node.
-_APART: Final = ("nodes", "kept")
-
 
 def key_of(
     spec: Mapping[str, Any], request: Request, inventory: Inventory | None, config: Config
@@ -60,9 +53,12 @@ def key_of(
     """On what a container's files depend besides its image.
 
     Returns:
-        Bytes that are the same if all of it is the same; None if it depends on more.
+        Bytes that are the same if all of it is the same; None if it depends on more, or if the
+        inventory is not kept: the next container has another.
     """
     if inventory is None or isinstance(request.devices, Void) or not request.wants_driver:
+        return None
+    if not inventory.id:
         return None
     if request.features or request.imex_channels != () or request.cdi_devices:
         return None
@@ -74,10 +70,12 @@ def key_of(
     if not all(isinstance(mount, dict) for mount in mounts) or linux.get("uidMappings"):
         return None
     parts = [
-        FORMAT,
         [_plain(getattr(request, name)) for name in Request.__slots__],
-        [getattr(inventory, name) for name in inventory.__match_args__ if name not in _APART],
         [_plain(getattr(inventory.nodes, name)) for name in inventory.nodes.__match_args__],
+        # By its id, what is kept of the inventory. The rest is looked up for each container.
+        [gpu.drained for gpu in inventory.gpus],
+        [device.drained for device in inventory.mig_devices],
+        [inventory.id, inventory.sockets, inventory.parameters, inventory.drained],
         config,
         [_seen(mount) for mount in mounts],
     ]
@@ -113,14 +111,13 @@ class Prepared:
 
     def encode(self) -> bytes:
         """Its form on disk."""
-        return marshal.dumps((FORMAT, _encoded(self)))
+        return marshal.dumps(_encoded(self))
 
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
         """What :meth:`encode` has written; None if this is not it."""
         try:
-            version, kept = marshal.loads(content)  # noqa: S302 - of a directory of root's alone
-            decoded = _decoded(kept) if version == FORMAT else None
+            decoded = _decoded(marshal.loads(content))  # noqa: S302 - of a directory of root's alone
         except (ValueError, TypeError, EOFError, LookupError, RecursionError):
             return None
         return decoded if isinstance(decoded, cls) else None
@@ -131,26 +128,41 @@ _KINDS: Final[tuple[type, ...]] = (
     Missing, File, LinkDirectory, ProcFile,
 )  # fmt: skip
 _NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
-# Nearly all fields are text and numbers, and each call costs more than a look.
-_COMPOSED: Final = frozenset({tuple, *_KINDS})
+# In the place of a number: values of one kind, which need no look at each field; others.
+_ROWS: Final = -1
+_MIXED: Final = -2
 
 
 def _encoded(value: Any) -> Any:
-    """A value of one of the kinds as a tuple of its number and fields; tuples become lists."""
+    """A value as lists are: its kind's number and its fields. All but kinds stays as it is."""
     if type(value) is tuple:
-        return [_encoded(v) if type(v) in _COMPOSED else v for v in value]
-    number = _NUMBERS[type(value)]
+        return _sequence(value)
+    kind = type(value)
+    return [_NUMBERS[kind], *_fields(value)] if kind in _NUMBERS else value
+
+
+def _fields(value: Any) -> list[Any]:
     if isinstance(value, Enum):
-        return number, value.value
-    fields = [getattr(value, name) for name in value.__match_args__]
-    return number, *[_encoded(v) if type(v) in _COMPOSED else v for v in fields]
+        return [value.value]
+    return [_encoded(getattr(value, name)) for name in value.__match_args__]
+
+
+def _sequence(values: tuple[Any, ...]) -> Any:
+    kinds = {type(value) for value in values}
+    if len(kinds) == 1 and not kinds.isdisjoint(_KINDS):
+        rows = [_fields(value) for value in values]
+        if not any(type(field) is list for row in rows for field in row):
+            return [_ROWS, _NUMBERS[kinds.pop()], rows]
+    encoded = tuple(map(_encoded, values))
+    return [_MIXED, *encoded] if list in map(type, encoded) else encoded
 
 
 def _decoded(value: Any) -> Any:
-    if type(value) is list:
-        return tuple([_decoded(v) if type(v) in _NESTED else v for v in value])
+    if type(value) is not list:
+        return value
     number, *fields = value
-    return _KINDS[number](*[_decoded(v) if type(v) in _NESTED else v for v in fields])
-
-
-_NESTED: Final = (tuple, list)
+    if number == _ROWS:
+        kind, rows = _KINDS[fields[0]], fields[1]
+        return tuple([kind(*row) for row in rows])
+    fields = [_decoded(field) if type(field) is list else field for field in fields]
+    return tuple(fields) if number == _MIXED else _KINDS[number](*fields)

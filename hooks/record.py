@@ -19,7 +19,8 @@ proc_files      files of procfs that are covered before the start: their content
                 and ``state``, what came of it
 owned_nodes     in a user namespace, the nodes that not everybody may open: before the start each is
                 covered by one that the container's users own; ``state`` as of ``proc_files``
-missing         what the driver should have and has not, with the places searched
+missing         what the driver should have and has not; with the places searched, if few drivers
+                lack it
 left_out        destinations for which the image has no room
 written         files and links that were written into the image, or into a layer of it
 layered         whether they are in a layer that other containers of the image share
@@ -50,11 +51,15 @@ from hooks.requests.policy import Verdict
 from hooks.requests.request import Request
 from hooks.words import NVIDIA, AllDevices, Devices, NamedDevices, NoDevices, Void
 
-__all__ = ["make_denial", "make_record", "process_edits"]
+__all__ = ["is_needed", "make_denial", "make_record", "process_edits"]
 
 FORMAT: Final = 1
 PLANNED: Final = "planned"
 """The state of a file of procfs before somebody has tried to cover it."""
+
+# Without these a container can do nothing with a GPU; the nodes of what was asked for.
+_NEEDED: Final = ("/dev/", "libcuda.so.", "libnvidia-ml.so.")
+_OPTIONAL: Final = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools")
 
 
 def make_record(
@@ -116,7 +121,10 @@ def make_record(
             "environment": [list(variable) for variable in plan.environment],
             "additional_gids": list(plan.additional_gids),
         },
-        "missing": [{"what": m.what, "sought": list(m.sought)} for m in plan.missing],
+        "missing": [
+            {"what": m.what, "sought": list(m.sought) if is_needed(m.what) else []}
+            for m in plan.missing
+        ],
         "left_out": list(placed.omitted),
         "written": list(placed.written),
         "layered": layered,
@@ -178,6 +186,15 @@ def apply_to_process(process: Mapping[str, Any], record: Mapping[str, Any]) -> d
         MalformedSpec: the process or the record has the wrong shape.
     """
     return apply_process(process, *process_edits(record))
+
+
+def is_needed(what: str) -> bool:
+    """Whether something that the node lacks is a fault; most drivers lack some of their files.
+
+    Args:
+        what: it is, as a record's ``missing`` names it.
+    """
+    return what.startswith(_NEEDED) and not what.startswith(_OPTIONAL) and "i386" not in what
 
 
 def _rows(values: Iterable[object], *names: str, **paths: str) -> list[dict[str, Any]]:

@@ -125,18 +125,20 @@ def replace_file(
         _sync(directory)
 
 
-def remove_file(path: str) -> None:
+def remove_file(path: str, *, durable: bool = True) -> None:
     """Remove a file, for good.
 
     Args:
         path: of it; what a link leads to is removed, and the link stays.
+        durable: whether it is to be gone after the machine has stopped without a word.
 
     Raises:
         OSError: it cannot be removed, or is where another user can lead us.
     """
     path = resolved(path)
     os.unlink(path)
-    _sync(os.path.dirname(path))
+    if durable:
+        _sync(os.path.dirname(path))
 
 
 def sweep(path: str, *, staging: str | None = None) -> None:

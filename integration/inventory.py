@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from hooks import engine
-from hooks.node.inventory import survey
+from hooks.config import Config
+from hooks.node.inventory import Inventory, survey
 from integration.nvml_lock import NONE, is_alone, opening
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from threading import Event
 
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
 
 __all__ = ["STOP", "Stopped", "ask", "inventory_of", "look_at_node"]
 

@@ -9,7 +9,7 @@ Rules
 - The lock goes with an open file that children inherit: it is held as long as one of them lives,
   whoever has started it is killed meanwhile.
 - Who cannot have it in time does not ask NVML, as if that did not answer.
-- Who may not open the file, since he is not root, goes without.
+- Who may not open the file, since he is not root, goes without: nobody else can hold it up, either.
 
 Source: flock(2).
 """
@@ -49,7 +49,7 @@ def opening(state: str, seconds: float) -> Iterator[int | None]:
         had; None if NVML is not to be opened now.
     """
     try:
-        fd = os.open(_path(state), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = os.open(_path(state), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
         yield NONE
         return
@@ -74,7 +74,7 @@ def alone(state: str, seconds: float) -> Iterator[int | None]:
         OSError: there is no place for the lock.
     """
     os.makedirs(state, mode=0o711, exist_ok=True)
-    fd = os.open(_path(state), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    fd = os.open(_path(state), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         yield fd if _locked(fd, fcntl.LOCK_EX, seconds) else None
     finally:

@@ -12,29 +12,24 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.abc
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
 
 from api import typeurl
 from api.errors import NvshimError, Status
-from api.proto import events_pb2, events_service_pb2, task_pb2
-from api.ttrpc import RemoteError, Service
-from api.ttrpc.client import connect
+from api.proto import events_pb2, events_service_pb2, task_pb2, types_pb2
+from api.ttrpc import Context, RemoteError, Service
+from api.ttrpc.client import Client, connect
 from api.ttrpc.server import Server
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from google.protobuf.message import Message
-
-    from api.proto import types_pb2
-    from api.ttrpc import Context
-    from api.ttrpc.client import Client
     from integration.inspection.bundles import Container
 
 TASK_V2: Final = "containerd.task.v2.Task"

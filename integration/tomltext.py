@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 __all__ = [
     "Kind",
@@ -53,25 +51,15 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A header or a key with its value.
+    """A header or a key with its value."""
 
-    Attributes:
-        kind: which of them.
-        table: the table that it opens, or that it is in.
-        key: of a key, its parts (two for ``a.b = 1``); of a header none.
-        start: where it begins, after the indentation.
-        value: where its value begins and ends; of a header, where it itself does.
-        comment: the comment behind it, from its ``#`` on, without the line's end.
-        end: where the next line begins, or the text ends.
-    """
-
-    kind: Kind
-    table: tuple[str, ...]
-    key: tuple[str, ...]
-    start: int
-    value: tuple[int, int]
-    comment: str
-    end: int
+    kind: Kind  # which of them
+    table: tuple[str, ...]  # the table that it opens, or that it is in
+    key: tuple[str, ...]  # of a key, its parts (two for ``a.b = 1``); of a header none
+    start: int  # where it begins, after the indentation
+    value: tuple[int, int]  # where its value begins and ends; of a header, where it itself does
+    comment: str  # the comment behind it, from its ``#`` on, without the line's end
+    end: int  # where the next line begins, or the text ends
 
     @property
     def path(self) -> tuple[str, ...]:

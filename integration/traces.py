@@ -29,13 +29,11 @@ import re
 import shutil
 import signal
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 # Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
 SOCKETS: Final = "/run/containerd/s"
@@ -56,39 +54,26 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """By what the traces of one containerd are told from those of others.
+    """By what the traces of one containerd are told from those of others."""
 
-    Attributes:
-        directory: all its files are below it; absolute, no link in it.
-        address: its socket, as its shims are told.
-        namespace: the one namespace that is used in it; unique on this machine.
-        names: ids of containers and groups it may have seen. Too many do no harm.
-        pid: containerd's process; 0 if it does not run.
-        pods: ids of pods and their containers that the CRI has given. Too many do no harm.
-    """
-
-    directory: str
-    address: str
-    namespace: str
+    directory: str  # all its files are below it; absolute, no link in it
+    address: str  # its socket, as its shims are told
+    namespace: str  # the one namespace that is used in it; unique on this machine
+    # ids of containers and groups it may have seen. Too many do no harm.
     names: frozenset[str] = field(default=frozenset())
-    pid: int = 0
+    pid: int = 0  # containerd's process; 0 if it does not run
+    # ids of pods and their containers that the CRI has given. Too many do no harm.
     pods: frozenset[str] = field(default=frozenset())
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Trace:
-    """One thing that is there.
+    """One thing that is there."""
 
-    Attributes:
-        kind: "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "pod",
-            "file".
-        name: the pid or the path.
-        detail: what helps a reader to recognise it.
-    """
-
+    # "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "pod", "file"
     kind: str
-    name: str
-    detail: str = ""
+    name: str  # the pid or the path
+    detail: str = ""  # what helps a reader to recognise it
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" + (f" ({self.detail})" if self.detail else "")

@@ -17,13 +17,11 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.errors import TreeDamaged, TreeUnreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["ARCHITECTURES", "MANIFEST", "Tree", "own_tree", "read_tree", "verify", "write_tree"]
 
@@ -44,27 +42,16 @@ _TEXTS: Final = ("version", "revision", "architecture", "python", "digest")
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A self-contained tree, as its manifest says it is.
+    """A self-contained tree, as its manifest says it is."""
 
-    Attributes:
-        path: where it lies.
-        version: of the project.
-        revision: the commit that it was built from; empty if that is not known.
-        architecture: Debian's and Go's name of it ("amd64", "arm64").
-        python: the version of its interpreter.
-        digest: 64 hexadecimal digits that no other tree has.
-        files: for each path below the tree ``sha256:…``, or ``link:TARGET``.
-        programs: those of the files that may be executed.
-    """
-
-    path: str
-    version: str
-    revision: str
-    architecture: str
-    python: str
-    digest: str
-    files: Mapping[str, str]
-    programs: frozenset[str]
+    path: str  # where it lies
+    version: str  # of the project
+    revision: str  # the commit that it was built from; empty if that is not known
+    architecture: str  # Debian's and Go's name of it ("amd64", "arm64")
+    python: str  # the version of its interpreter
+    digest: str  # 64 hexadecimal digits that no other tree has
+    files: Mapping[str, str]  # for each path below the tree ``sha256:…``, or ``link:TARGET``
+    programs: frozenset[str]  # those of the files that may be executed
 
     @property
     def name(self) -> str:

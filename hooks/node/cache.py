@@ -17,7 +17,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from api.values import dataclass
 from hooks.config import Config
@@ -28,7 +28,7 @@ from hooks.words import Arch
 
 NAME: Final = "inventory.json"
 # Raise it with every change of what is observed or written: an old file is then stale.
-FORMAT: Final = 6
+FORMAT: Final = 7
 
 _MOST_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -41,6 +41,7 @@ class StoredInventory:
     """The part of an inventory that is kept: see :class:`hooks.node.inventory.Inventory`.
 
     Attributes:
+        id: no other inventory has it.
         unsettled: what NVML reported and procfs cannot confirm, so that no observation shows a
             change of it; "" for nothing.
     """
@@ -53,6 +54,7 @@ class StoredInventory:
     taken: float
     unsettled: str = ""
     cuda_version: str = ""
+    id: str = ""
 
 
 def boot_id_path(config: Config) -> str:
@@ -60,17 +62,30 @@ def boot_id_path(config: Config) -> str:
     return f"{config.proc}/sys/kernel/random/boot_id"
 
 
-# The last result: the bytes, their document, and its meaning. A forked process inherits it.
-_decoded: tuple[bytes, Any, StoredInventory] | None = None
+class _Decoded(NamedTuple):
+    content: bytes
+    document: Any
+    inventory: StoredInventory
+    files: dict[str, Any]
 
 
-def load(config: Config) -> StoredInventory | None:
-    """The kept inventory; None if none was kept, or if anything has changed."""
+# The last result. A forked process inherits it.
+_decoded: _Decoded | None = None
+
+
+def load(config: Config) -> tuple[StoredInventory, dict[str, Any]] | None:
+    """The kept inventory, and what is observed of each file that it was made of, by path.
+
+    Returns:
+        None if none was kept, or if anything has changed.
+    """
     try:
         decoded = _decode(config)
-        return None if decoded is None or _why_stale(config, decoded[1]) else decoded[2]
+        if decoded is None or _why_stale(config, decoded.document):
+            return None
     except _DAMAGED:
         return None
+    return decoded.inventory, decoded.files
 
 
 def recall(config: Config) -> StoredInventory | None:
@@ -82,7 +97,7 @@ def recall(config: Config) -> StoredInventory | None:
         decoded = _decode(config)
     except _DAMAGED:
         return None
-    return None if decoded is None else decoded[2]
+    return None if decoded is None else decoded.inventory
 
 
 def decode_ahead(config: Config) -> None:
@@ -93,14 +108,15 @@ def decode_ahead(config: Config) -> None:
         pass  # and so it is for those that want it
 
 
-def _decode(config: Config) -> tuple[bytes, Any, StoredInventory] | None:
+def _decode(config: Config) -> _Decoded | None:
     global _decoded  # noqa: PLW0603 - of a pure function's results, the last
     content = _read(config)
     if content is None:
         return None
-    if _decoded is None or _decoded[0] != content:
+    if _decoded is None or _decoded.content != content:
         document = json.loads(content)
-        _decoded = (content, document, _kept(document))
+        files = {path: seen for kind, path, seen in document["observations"] if kind == "stat"}
+        _decoded = _Decoded(content, document, _kept(document), files)
     return _decoded
 
 
@@ -280,5 +296,5 @@ def _kept(document: Any) -> StoredInventory:
         ),
         notes=tuple(document["notes"]),
         taken=float(document["taken"]),
-        **{name: document[name] for name in ("nvml_failure", "unsettled", "cuda_version")},
+        **{name: document[name] for name in ("nvml_failure", "unsettled", "cuda_version", "id")},
     )

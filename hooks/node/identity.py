@@ -3,7 +3,7 @@
 Between the create and the start of a container the driver may be exchanged under it; between
 that of a restored one, whole days may lie. What was mounted then is of the old driver, and the
 kernel module of the new: every NVIDIA program would fail, each in its own words. So the record
-keeps, as observations of :mod:`hooks.node.witness`,
+keeps, as observations of :mod:`hooks.node.witness` that the inventory was found to be true by,
 
 - what the loaded kernel module says of its version;
 - the identity of each of the driver's files that was mounted (a driver container that was
@@ -23,7 +23,7 @@ from hooks.config import Config
 from hooks.errors import DriverChanged
 from hooks.node.inventory import Inventory
 from hooks.node.roots import module_files, module_version
-from hooks.node.witness import Witness, first_change
+from hooks.node.witness import Witness, first_change, read_text
 from hooks.plan import Plan
 
 
@@ -35,25 +35,19 @@ def identity_of(plan: Plan, inventory: Inventory | None, config: Config) -> dict
     """
     if inventory is None:
         return None
-    driver = inventory.driver
-    witness = Witness("/")
-    for path in module_files(config):
-        witness.observe("text", path)
-    files = {library.source for library in driver.libraries}
-    files |= {file.source for file in driver.files}
-    for mount in plan.mounts:
-        if mount.source in files:
-            witness.observe("stat", mount.source)
+    seen: dict[tuple[str, str], Any] = {("text", p): read_text(p) for p in module_files(config)}
+    files = inventory.files or {}
+    seen |= {("stat", m.source): files[m.source] for m in plan.mounts if m.source in files}
     for device in plan.devices:
         node = inventory.nodes.usable.get(device.path)
         if node is not None and node.host:
-            witness.observe("number", node.host)
+            seen["number", node.host] = [node.major, node.minor]
     return {
-        "driver": driver.version,
+        "driver": inventory.driver.version,
         "proc": config.proc,
         "sys": config.sys,
         "modules": list(module_files(config)),
-        "observations": [[kind, path, seen] for (kind, path), seen in witness.observations.items()],
+        "observations": [[kind, path, value] for (kind, path), value in seen.items()],
     }
 
 

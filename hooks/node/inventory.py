@@ -7,9 +7,10 @@ the driver's services, is looked up each time an inventory is loaded.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from api.values import dataclass, field, replace
 from hooks.config import Config
@@ -58,6 +59,8 @@ class Inventory:
             the driver's branch; "" if neither knows.
         taken: when it was taken, in seconds since boot.
         drained: since when and why the driver is out of service; "" if it is in service.
+        id: of what is kept of it, which no other has; "" if nothing is.
+        files: what was observed of the driver's files (:mod:`hooks.node.witness`), by path.
     """
 
     driver: Driver
@@ -72,6 +75,8 @@ class Inventory:
     drained: str = ""
     kept: bool = field(default=False, compare=False)
     taken: float = field(default=0.0, compare=False)
+    id: str = field(default="", compare=False)
+    files: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -88,11 +93,9 @@ class Inventory:
 def load_inventory(config: Config) -> Inventory | None:
     """The kept inventory; None if none was kept, or if the node has changed."""
     kept = cache.load(config)
-    if kept is None:
+    if kept is None or _is_too_old(kept[0]):
         return None
-    if _is_too_old(kept):
-        return None
-    return replace(_complete(config, kept), kept=True)
+    return replace(_complete(config, *kept), kept=True)
 
 
 def _is_too_old(kept: cache.StoredInventory) -> bool:
@@ -112,9 +115,11 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
     witness = Witness(config.host_root)
-    kept = _look(witness, config, nvml_report)
-    fault = cache.store(config, kept, witness.observations)
-    return _complete(config, kept, *([f"{NOT_KEPT}: {fault}"] if fault else []))
+    found = replace(_look(witness, config, nvml_report), id=os.urandom(16).hex())
+    fault = cache.store(config, found, witness.observations)
+    if fault:
+        found = replace(found, id="", notes=(*found.notes, f"{NOT_KEPT}: {fault}"))
+    return _complete(config, found, witness.files())
 
 
 def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inventory:
@@ -134,13 +139,15 @@ def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inv
     """
     kept = cache.load(config)
     if kept is not None:
-        return replace(_complete(config, kept), kept=True)
-    if ask is None:
-        return _complete(config, _look(Witness(config.host_root), config, None, _NOT_ASKED))
-    return _complete(config, _look(Witness(config.host_root), config, ask()))
+        return replace(_complete(config, *kept), kept=True)
+    witness = Witness(config.host_root)
+    answer, unanswered = (None, _NOT_ASKED) if ask is None else (ask(), _TOO_LATE)
+    found = _look(witness, config, answer, unanswered)
+    return _complete(config, found, witness.files())
 
 
 _NOT_ASKED: Final = "NVML was not asked"
+_TOO_LATE: Final = "NVML did not answer in time"
 _OF_ANOTHER: Final = "NVML is of driver"
 
 
@@ -148,7 +155,7 @@ def _look(
     witness: Witness,
     config: Config,
     nvml_report: bytes | None,
-    unanswered: str = "NVML did not answer in time",
+    unanswered: str = _TOO_LATE,
 ) -> cache.StoredInventory:
     """Looks at the node through a witness."""
     witness.text(cache.boot_id_path(config))
@@ -183,23 +190,25 @@ def _nodes(
     return look_at_nodes(config, gpus, mig_devices, of_the_driver)
 
 
-def _complete(config: Config, kept: cache.StoredInventory, *notes: str) -> Inventory:
-    root = kept.driver.root
-    gpus, exclusions = mark_excluded(kept.gpus, config.excluded_gpus)
+def _complete(config: Config, found: cache.StoredInventory, files: Mapping[str, Any]) -> Inventory:
+    root = found.driver.root
+    gpus, exclusions = mark_excluded(found.gpus, config.excluded_gpus)
     drains = read_drains(config)
-    gpus, mig_devices = mark_drained(gpus, kept.mig_devices, drains)
+    gpus, mig_devices = mark_drained(gpus, found.mig_devices, drains)
     return Inventory(
-        driver=kept.driver,
+        driver=found.driver,
         gpus=gpus,
         mig_devices=mig_devices,
-        nodes=_nodes(config, root, gpus, kept.mig_devices),
+        nodes=_nodes(config, root, gpus, found.mig_devices),
         sockets=find_sockets(root),
-        notes=(*kept.notes, *notes, *exclusions),
-        nvml_failure=kept.nvml_failure,
+        notes=(*found.notes, *exclusions),
+        nvml_failure=found.nvml_failure,
         parameters=read_text(f"{config.proc}/driver/nvidia/params") or "",
-        cuda_version=kept.cuda_version,
+        cuda_version=found.cuda_version,
         drained=driver_of(drains),
-        taken=kept.taken,
+        taken=found.taken,
+        id=found.id,
+        files=files,
     )
 
 

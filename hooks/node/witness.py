@@ -103,6 +103,10 @@ class Witness:
         """
         return self._of_type(path, stat.S_IFDIR)
 
+    def files(self) -> dict[str, Any]:
+        """What was observed of files, by path."""
+        return {path: seen for (kind, path), seen in self.observations.items() if kind == "stat"}
+
     def _of_type(self, path: str, wanted: int) -> str | None:
         host = self.resolve(path)
         if host is None:

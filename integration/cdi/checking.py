@@ -26,21 +26,18 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.cdi import files, schema
 from hooks.cdi.applying import MOUNT_KINDS
 from hooks.cdi.errors import CdiFileUnusable, CdiSpecInvalid
+from hooks.cdi.registry import Registry
+from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecMount
+from hooks.config import Config
 from hooks.node.roots import DRIVER_CONTAINER
 from integration.cdi.listing import CONFLICT, HIDDEN, list_devices
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from hooks.cdi.registry import Registry
-    from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecMount
-    from hooks.config import Config
 
 ERROR: Final = "error"
 WARNING: Final = "warning"
@@ -50,21 +47,13 @@ _KINDS: Final = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong.
+    """Something that is wrong."""
 
-    Attributes:
-        what: a word of this module's head.
-        weight: :data:`ERROR` or :data:`WARNING`.
-        device: whose edit it is, by its full name; "" for all of the file's devices.
-        subject: the path, or the device.
-        found: what is wrong with it, for people.
-    """
-
-    what: str
-    weight: str
-    device: str
-    subject: str
-    found: str
+    what: str  # a word of this module's head
+    weight: str  # ERROR or WARNING
+    device: str  # whose edit it is, by its full name; "" for all of the file's devices
+    subject: str  # the path, or the device
+    found: str  # what is wrong with it, for people
 
 
 @dataclass(slots=True)

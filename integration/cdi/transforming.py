@@ -17,16 +17,13 @@ runtime specification, "POSIX-platform Hooks", for where a hook runs.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.cdi import files, schema
+from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecHook, SpecMount
 from integration.cdi.errors import CdiInputUnreadable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hooks.cdi.spec import DeviceNode, Edits, SpecFile, SpecHook, SpecMount
 
 HOST: Final = "host"
 CONTAINER: Final = "container"

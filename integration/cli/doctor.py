@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import click
 
 from api.errors import printable
-from integration.cli import exits
-from integration.cli.options import with_listing
-from integration.cli.output import Column, Format, is_coloured, width_of
+from integration.cli.options import found_if, with_listing
+from integration.cli.output import Column, Format, Output, is_coloured, width_of
 from integration.cli.tables import folded
 from integration.doctor.bundle import report, write_bundle
 from integration.doctor.examination import choose, examine, lasting_skips
 from integration.doctor.identity import NEEDED, identity_lines
 from integration.doctor.places import Places
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from integration.cli.output import Output
 
 _STYLES: Final[dict[str, dict[str, Any]]] = {
     "error": {"fg": "red", "bold": True},
@@ -160,8 +155,7 @@ def command(
     sys.stdout.flush()
     if not output.form.is_document:
         sys.stderr.write(f"{_counted(document)}\n")
-    if not examination.is_healthy:
-        click.get_current_context().exit(exits.FOUND)
+    found_if(not examination.is_healthy)
 
 
 def _tell(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None:

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import click
 
 from api.errors import printable
 from hooks.config import load_config
 from integration.cli.options import located, with_output
-from integration.cli.output import width_of
+from integration.cli.output import Output, width_of
 from integration.cli.tables import folded
 from integration.inspection import explaining
-from integration.inspection.codes import code_of, explain_code
+from integration.inspection.codes import Meaning, code_of, explain_code
 from integration.inspection.ended import find_ends
 from integration.inspection.errors import ContainerUnknown, StateUnreadable
+from integration.inspection.explaining import Explanation
 from integration.inspection.processes import all_containers
 from integration.inspection.summary import summarize
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.cli.output import Output
-    from integration.inspection.codes import Meaning
-    from integration.inspection.explaining import Explanation
 
 _PLAIN: Final = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _TITLE: Final = 11

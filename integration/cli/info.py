@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
 from api.errors import printable
+from hooks.config import Config
 from integration.cli.install import with_place
 from integration.cli.options import configured, with_output
 from integration.cli.output import Output, plain, width_of
 from integration.cli.tables import folded
 from integration.inspection.node import describe_node
+from integration.install.places import Place
 from integration.install.status import status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from hooks.config import Config
-    from integration.install.places import Place
 
 _WIDTH = 14
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import click
 
 from api.errors import printable
-from integration.cli import exits
+from hooks.config import Config
 from integration.cli.kinds import HOLDINGS
 from integration.cli.options import (
     configured,
+    found_if,
     holding,
     located,
     pod_resources_option,
@@ -28,10 +30,6 @@ from integration.node.ledger.claims import release as remove
 from integration.node.ledger.values import as_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hooks.config import Config
-
     Places = tuple[Sequence[str], str, str]
     """containerd's state directories, procfs, and the kubelet's pod-resources socket."""
 
@@ -171,8 +169,7 @@ def check(
             click.echo(printable(f"{title} was not given {row['why']}"))
         for line in found["unknown"]:
             click.echo(printable(line), err=True)
-    if found["holdings"] or any(row["pid"] for row in found["unheld"]):
-        click.get_current_context().exit(exits.FOUND)
+    found_if(found["holdings"] or any(row["pid"] for row in found["unheld"]))
 
 
 @command.command("faults")

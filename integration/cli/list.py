@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import click
 
+from hooks.config import Config
 from integration.cli.options import configured, located, with_listing
 from integration.cli.output import Column, Output, plain, title_of
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.gpus import list_gpus
 from integration.inspection.health import read_health
 from integration.inspection.processes import all_containers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hooks.config import Config
 
 
 def _holders(containers: Sequence[Mapping[str, Any]] | None) -> str:

@@ -83,7 +83,9 @@ def command(
     where a flag comes before its variable, and that before the configuration file.
     """
     if ready:
-        click.get_current_context().exit(exits.OK if is_ready(config) else exits.FOUND)
+        click.get_current_context().exit(
+            exits.OK if is_ready(config, told.others["pod_uid"]) else exits.FOUND
+        )
     spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
     options = options_of(told, spec="" if spec == "none" else spec, poll=poll)
     policy_of(config, options.ignored_xids, options.heeded_xids)  # what is wrong is said now

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from integration.cli.options import with_output
-
-if TYPE_CHECKING:
-    from integration.cli.output import Output
+from integration.cli.output import Output
 
 
 @click.command("node-installer")

@@ -31,6 +31,7 @@ R = TypeVar("R")
 _LONGEST_DRIVER: Final = 63
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+_UID: Final = re.compile("[A-Za-z0-9-]{1,63}", re.ASCII)
 
 # The options that say where the device plugin's settings come from.
 _OF_SETTINGS: Final = frozenset({
@@ -178,6 +179,13 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     return value
 
 
+def _uid(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    del context, parameter
+    if value and not _UID.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is no UID of a pod")
+    return value
+
+
 def _driver(context: click.Context, parameter: click.Parameter, value: str) -> str:
     del context, parameter
     if len(value) > _LONGEST_DRIVER or not _SUBDOMAIN.fullmatch(value):
@@ -229,6 +237,10 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         help="How the API server is asked, in place of the three above: its current context, with"
         " a token or a client certificate, as a kubelet's own has them.",
     ),
+    "api_timeout": click.option(
+        "--api-timeout", metavar="SECONDS", type=click.FloatRange(0.1, 15), default=10,
+        show_default=True, help="How long the API server may be silent when it is asked.",
+    ),
     "dra": click.option(
         "--dra", is_flag=True,
         help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"
@@ -261,6 +273,11 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "node_name": click.option(
         "--node-name", metavar="NAME", default="", envvar="NODE_NAME",
         help="What the node is called in the cluster.  [default: the host's name]",
+    ),
+    "pod_uid": click.option(
+        "--pod-uid", metavar="UID", default="", envvar="POD_UID", callback=_uid,
+        help="The agent's pod, if another's may run beside it: with --dra it then waits for the end"
+        " of that one, and passes on to it what the kubelet asks.",
     ),
     "states": click.option(
         "--containerd-state", "--state", "states", metavar="DIR", multiple=True,

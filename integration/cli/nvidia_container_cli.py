@@ -6,12 +6,13 @@ import os
 import platform
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from api.errors import NvshimError, one_line
-from hooks.config import load_config
+from hooks.config import Config, load_config
+from hooks.node.inventory import Inventory
 from integration.cli.options import version_option
 from integration.compat import COMPATIBLE_WITH
 from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
@@ -20,10 +21,6 @@ from integration.compat.gocli import flatten
 from integration.devices.creating import Wish, create
 from integration.inventory import inventory_of
 from shim import VERSION
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
 
 _SETTINGS: Final = {"help_option_names": ["-?", "--help", "--usage"]}
 

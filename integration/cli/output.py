@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -22,8 +23,6 @@ from integration.cli.kinds import API_VERSION
 from integration.cli.tables import tabulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     Source = str | Callable[[Mapping[str, Any]], Any]
 
 _WIDTH: Final = 80
@@ -46,21 +45,13 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        title: its head, in capitals as kubectl's.
-        source: the key of the row's value, or what makes the cell's value of the whole row.
-        show: makes the cell's text of the value; by default :func:`plain`.
-        right: numbers stand right.
-        wide: it is shown with ``-o wide`` only.
-    """
-
-    title: str
-    source: Source
-    show: Callable[[Any], str] | None = None
-    right: bool = False
-    wide: bool = False
+    title: str  # its head, in capitals as kubectl's
+    source: Source  # the key of the row's value, or what makes the cell's value of the whole row
+    show: Callable[[Any], str] | None = None  # makes the cell's text of the value; by default plain
+    right: bool = False  # numbers stand right
+    wide: bool = False  # it is shown with ``-o wide`` only
 
     def cell(self, row: Mapping[str, Any]) -> str:
         """The text of its cell in a row."""

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import Self, TextIO
 
 from api.errors import printable
-from integration.cli.output import Format, is_terminal
-
-if TYPE_CHECKING:
-    from typing import TextIO
-
-    from integration.cli.output import Output
+from integration.cli.output import Format, Output, is_terminal
 
 _CLEAR = "\r\x1b[K"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
@@ -11,9 +12,6 @@ from hooks.config import load_config
 from integration.cli.options import holding, located, with_listing
 from integration.cli.output import Column, Output, by_index, plain, short_id, title_of
 from integration.inspection.processes import list_processes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _STARTS: Final = {True: "warm", False: "cold", None: "-"}
 

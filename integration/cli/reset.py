@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from hooks.config import Config
 from integration.cli.drain import ending, wish_of
 from integration.cli.options import configured, located, with_output
+from integration.cli.output import Output
 from integration.cli.progress import Progress
 from integration.drain.serving import reset
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.cli.output import Output
 
 
 @click.command("reset")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
 from api.errors import printable
-from integration.cli import exits
 from integration.cli.install import with_place
-from integration.cli.options import with_listing
-from integration.cli.output import Column, Format
+from integration.cli.options import found_if, with_listing
+from integration.cli.output import Column, Format, Output
+from integration.install.places import Place
 from integration.install.status import status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.cli.output import Output
-    from integration.install.places import Place
 
 _COLUMNS = (
     Column("NAME", "name"),
@@ -44,8 +39,7 @@ def command(output: Output, *, place: Place, verify: bool) -> None:
             output.rows(answer["versions"], _COLUMNS)
         if output.form is not Format.NAME:
             output.text("".join(f"{line}\n" for line in _notes(answer)), answer)
-    if answer["problems"]:
-        raise click.exceptions.Exit(exits.FOUND)
+    found_if(answer["problems"])
 
 
 def _notes(answer: Mapping[str, Any]) -> Iterator[str]:

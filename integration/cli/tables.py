@@ -8,11 +8,9 @@ dash, else anywhere. Numbers, which stand right, stay whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Final
 
 _GAP: Final = "  "
 _NARROWEST: Final = 4

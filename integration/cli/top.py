@@ -12,8 +12,9 @@ import sys
 import termios
 import time
 import tty
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import click
@@ -23,16 +24,12 @@ from rich.table import Table
 from rich.text import Text
 
 from api.errors import printable
+from hooks.config import Config
 from integration.cli import exits
 from integration.cli.options import configured, located, with_listing
 from integration.cli.output import Column, Format, Output, document_of, is_terminal, width_of
 from integration.node.ledger.observing import observing
 from integration.node.ledger.top import Sort, frame_of, lines_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from hooks.config import Config
 
 _COLUMNS: Final = (
     Column("GPU / CONTAINER", "what"),

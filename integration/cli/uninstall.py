@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from api.errors import printable
-from integration.cli import exits
+from hooks.config import Config
 from integration.cli.install import with_place
-from integration.cli.options import configured, with_output
-from integration.cli.output import Format, counted
+from integration.cli.options import configured, found_if, with_output
+from integration.cli.output import Format, Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
 from integration.install.leaving import remedy
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.cli.output import Output
-    from integration.install.places import Place
+from integration.install.places import Place
 
 
 @click.command("uninstall")
@@ -66,8 +62,7 @@ def command(
             dry_run=dry_run,
         )
     output.text("\n".join(map(printable, _lines(answer))), answer)
-    if not answer["complete"] and (answer["steps"] or not dry_run):
-        raise click.exceptions.Exit(exits.FOUND)
+    found_if(not answer["complete"] and (answer["steps"] or not dry_run))
 
 
 def _program(answer: dict[str, Any]) -> str:

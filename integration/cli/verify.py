@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from api.errors import NvshimError, printable
+from hooks.config import Config
 from integration.cli import exits
 from integration.cli.kinds import ERROR
 from integration.cli.options import configured, with_output
-from integration.cli.output import Format, counted, document_of, is_coloured, serialized
+from integration.cli.output import Format, Output, counted, document_of, is_coloured, serialized
 from integration.cli.progress import Progress
 from integration.cli.tables import folded
 from integration.errors import fields_of
 from integration.verify.checks import CHECKS
 from integration.verify.outcomes import Outcome
 from integration.verify.running import Asked, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from hooks.config import Config
-    from integration.cli.output import Output
 
 _STYLES: Final[dict[str, dict[str, Any]]] = {
     Outcome.PASSED: {"fg": "green"},

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from api.errors import printable
 from integration.cli.options import with_output
+from integration.cli.output import Output
 from integration.inspection.node import own_version
-
-if TYPE_CHECKING:
-    from integration.cli.output import Output
 
 
 @click.command("version")

@@ -31,21 +31,13 @@ _LIVE: Final = "run containers with the shim, which resolves devices when they s
 
 
 class Other(NamedTuple):
-    """A flag of which only matters whether it is given.
+    """A flag of which only matters whether it is given."""
 
-    Attributes:
-        names: the first is the original's own.
-        envvar: its variable.
-        why: it changes nothing, or cannot be followed.
-        refused: whether it would change the result, and is an error.
-        several: whether it may be repeated.
-    """
-
-    names: tuple[str, ...]
-    envvar: str
-    why: str
-    refused: bool = False
-    several: bool = True
+    names: tuple[str, ...]  # the first is the original's own
+    envvar: str  # its variable
+    why: str  # it changes nothing, or cannot be followed
+    refused: bool = False  # whether it would change the result, and is an error
+    several: bool = True  # whether it may be repeated
 
     @property
     def parameter(self) -> str:

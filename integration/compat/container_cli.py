@@ -13,9 +13,11 @@ Source: libnvidia-container, src/cli/info.c, src/cli/list.c and src/nvc_info.c; 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from hooks.edits.grant import decide
 from hooks.errors import ImexChannelMissing, NvmlFailed
 from hooks.node.capabilities import (
@@ -30,17 +32,12 @@ from hooks.node.capabilities import (
     every_row,
 )
 from hooks.node.device_nodes import cap_minors, cap_path
+from hooks.node.driver import DriverFile
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
 from hooks.requests.naming import items_of, parse_names
 from hooks.requests.request import Request
 from hooks.words import CAPABILITIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from hooks.config import Config
-    from hooks.node.driver import DriverFile
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
 
 _PROGRAMS: Final = (
     "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager",
@@ -124,29 +121,18 @@ def _block(titles: Iterable[str], values: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What ``list`` is to list.
+    """What ``list`` is to list."""
 
-    Attributes:
-        devices: comma lists of devices; None for no device nodes at all.
-        libraries: the driver's libraries.
-        binaries: its programs.
-        ipcs: the sockets of its services.
-        firmwares: its firmware.
-        compat32: 32-bit libraries as well.
-        mig_config: comma lists of GPUs whose MIG devices may be configured.
-        mig_monitor: likewise, be monitored.
-        imex_channels: numbers of IMEX channels.
-    """
-
+    # comma lists of devices; None for no device nodes at all
     devices: tuple[str, ...] | None = None
-    libraries: bool = False
-    binaries: bool = False
-    ipcs: bool = False
-    firmwares: bool = False
-    compat32: bool = False
-    mig_config: tuple[str, ...] = ()
-    mig_monitor: tuple[str, ...] = ()
-    imex_channels: tuple[str, ...] = ()
+    libraries: bool = False  # the driver's libraries
+    binaries: bool = False  # its programs
+    ipcs: bool = False  # the sockets of its services
+    firmwares: bool = False  # its firmware
+    compat32: bool = False  # 32-bit libraries as well
+    mig_config: tuple[str, ...] = ()  # comma lists of GPUs whose MIG devices may be configured
+    mig_monitor: tuple[str, ...] = ()  # likewise, be monitored
+    imex_channels: tuple[str, ...] = ()  # numbers of IMEX channels
 
     @classmethod
     def everything(cls) -> Listed:

@@ -9,12 +9,10 @@ Source: github.com/urfave/cli, Go's package flag.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import click
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})

@@ -15,16 +15,14 @@ Source: NVIDIA Container Toolkit, ``nvidia-ctk config``; the defaults of its rel
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from hooks.config.nvidia import kind_of_key, parse_nvidia_config
 from hooks.errors import ConfigError
 from integration import tomltext
 from integration.compat.errors import ToolkitConfigUnusable
 from integration.files import read_file, replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DEFAULT: Final = """\
 #accept-nvidia-visible-devices-as-volume-mounts = false

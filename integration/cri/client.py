@@ -11,19 +11,15 @@ Source: k8s.io/cri-api pkg/apis/runtime/v1/api.proto.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
+from collections.abc import Iterator
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 from google.protobuf.message import Message
 
 from api.proto import cri_pb2 as pb
-from integration.cri.engine import engine_of
+from integration.cri.engine import Engine, engine_of
 from integration.cri.errors import CriRefused, CriUnreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.cri.engine import Engine
 
 Q = TypeVar("Q", bound=Message)
 Q_contra = TypeVar("Q_contra", bound=Message, contravariant=True)

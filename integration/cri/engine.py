@@ -28,14 +28,13 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.handlers import calls_our_shim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from api.proto import cri_pb2 as pb
 
 CRI_SOCKETS: Final = (
@@ -58,19 +57,13 @@ _OPTIONS: Final = "options"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine.
+    """A running engine."""
 
-    Attributes:
-        name: "containerd", "cri-o".
-        version: as it says it ("2.1.9", "1.7.24~ds1").
-        config: of its configuration, what is compared; empty if it does not tell.
-        handlers: the names of its handlers; none if it is too old to list them.
-    """
-
-    name: str
-    version: str
+    name: str  # "containerd", "cri-o"
+    version: str  # as it says it ("2.1.9", "1.7.24~ds1")
+    # of its configuration, what is compared; empty if it does not tell
     config: Mapping[str, Any] = field(default_factory=dict)
-    handlers: tuple[str, ...] = ()
+    handlers: tuple[str, ...] = ()  # the names of its handlers; none if it is too old to list them
 
     def __str__(self) -> str:
         """Its name and version, for people."""

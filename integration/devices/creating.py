@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from hooks.node.device_nodes import look_at_node, read_majors
 from hooks.node.host_setup import (
     DRIVER,
     TIMEOUT,
+    Wanted,
     is_linked,
     is_loaded,
     link_nodes,
@@ -36,12 +39,6 @@ from hooks.plan import Device
 from hooks.words import CAPABILITIES, Node
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import MODULES, expected_nodes, is_forbidden
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from hooks.config import Config
-    from hooks.node.host_setup import Wanted
 
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHORT: Final = 200
@@ -61,42 +58,25 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of one module, node or link.
+    """What came of one module, node or link."""
 
-    Attributes:
-        kind: "module", "node" or "link".
-        path: of the node or link, on the host; the name of a module.
-        numbers: "MAJOR:MINOR"; "" for a module, and where the major is not known.
-        state: of :class:`State`.
-        reason: what stands in the way; "" if nothing does.
-    """
-
-    kind: str
-    path: str
-    numbers: str
-    state: str
-    reason: str = ""
+    kind: str  # "module", "node" or "link"
+    path: str  # of the node or link, on the host; the name of a module
+    numbers: str  # "MAJOR:MINOR"; "" for a module, and where the major is not known
+    state: str  # of State
+    reason: str = ""  # what stands in the way; "" if nothing does
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be made.
+    """What is to be made."""
 
-    Attributes:
-        modules: whether kernel modules are loaded first.
-        nodes: whether nodes are made.
-        links: whether links in dev/char are made.
-        control_only: nodes that belong to no GPU and no capability, and no others.
-        link_dev: the directory whose char has the links, if it is not that of the nodes.
-        dry_run: whether nothing is done.
-    """
-
-    modules: bool = False
-    nodes: bool = True
-    links: bool = True
-    control_only: bool = False
-    link_dev: str = ""
-    dry_run: bool = False
+    modules: bool = False  # whether kernel modules are loaded first
+    nodes: bool = True  # whether nodes are made
+    links: bool = True  # whether links in dev/char are made
+    control_only: bool = False  # nodes that belong to no GPU and no capability, and no others
+    link_dev: str = ""  # the directory whose char has the links, if it is not that of the nodes
+    dry_run: bool = False  # whether nothing is done
 
 
 def create(

@@ -16,8 +16,10 @@ and nv-caps.c of NVIDIA's open kernel modules.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
+from hooks.config import Config
 from hooks.node.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
 from hooks.node.device_nodes import CAPS, cap_path
 from hooks.node.gpus import find_gpus
@@ -29,11 +31,6 @@ from hooks.node.host_setup import (
     parse_parameters,
 )
 from hooks.node.witness import Witness, read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.config import Config
 
 _CONTROL_NODES: Final = (CONTROL, MODESET, UVM, UVM_TOOLS)
 

@@ -18,11 +18,9 @@ Source: CHANGELOG of runc; NEWS and security advisories of crun; security adviso
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Final
 
 Version = tuple[int, int, int, int, int]
 """Major, minor, patch, stage (alpha 0, beta 1, candidate 2, release 3), number of the stage."""
@@ -33,23 +31,14 @@ _STAGES: Final = {"alpha": 0, "beta": 1, "rc": 2, None: 3}
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """A vulnerability.
+    """A vulnerability."""
 
-    Attributes:
-        cve: its number.
-        program: whose.
-        fixed: the first version of each branch that has the fix.
-        what: what an attacker gets, in some words.
-        severe: whether it lets a container out, or into another.
-        since: the first version that has it; "" for all.
-    """
-
-    cve: str
-    program: str
-    fixed: tuple[str, ...]
-    what: str
-    severe: bool = False
-    since: str = ""
+    cve: str  # its number
+    program: str  # whose
+    fixed: tuple[str, ...]  # the first version of each branch that has the fix
+    what: str  # what an attacker gets, in some words
+    severe: bool = False  # whether it lets a container out, or into another
+    since: str = ""  # the first version that has it; "" for all
 
 
 OLDEST: Final = {"runc": "1.1.0", "crun": "1.8.0", "containerd": "1.6.0"}

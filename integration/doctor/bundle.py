@@ -23,14 +23,13 @@ import os
 import tarfile
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.doctor.errors import BundleNotWritten
 from integration.doctor.identity import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from integration.doctor.examination import Examination
 
 _DIRECTORY: Final = "nvshim-doctor"

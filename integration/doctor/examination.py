@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.errors import ConfigError
 from integration.doctor.checks import CHECKS
 from integration.doctor.errors import CheckUnknown
-from integration.doctor.findings import Severity
+from integration.doctor.facts import Node
+from integration.doctor.findings import Check, Finding, Severity
 from integration.doctor.observing import observe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from integration.doctor.facts import Node
-    from integration.doctor.findings import Check, Finding
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 _PREFIX: Final = "NVSHIM-"
 _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
@@ -24,18 +20,12 @@ _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was asked, seen and found.
+    """What was asked, seen and found."""
 
-    Attributes:
-        checks: that were made, in their order.
-        node: the facts that they needed.
-        findings: the worst first, then by code.
-        skipped: codes of the checks that were left out, by the command or the configuration.
-    """
-
-    checks: tuple[Check, ...]
-    node: Node
-    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]  # that were made, in their order
+    node: Node  # the facts that they needed
+    findings: tuple[Finding, ...]  # the worst first, then by code
+    # codes of the checks that were left out, by the command or the configuration
     skipped: tuple[str, ...] = ()
 
     def count(self, severity: Severity) -> int:

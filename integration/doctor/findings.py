@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from api.errors import one_line
-from integration.doctor.facts import Unseen
+from integration.doctor.facts import Node, Unseen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from integration.doctor.facts import Node
-
-    Look = Callable[..., Iterable["Trouble | Unseen"]]
+    Told: TypeAlias = "str | Trouble | Unseen"
+    """What a check yields; a text is a :class:`Trouble` of which its row says the rest."""
+    Look = Callable[..., Iterable[Told]]
 
 TABLE: Final = os.path.join(os.path.dirname(__file__), "checks", "checks.toml")
 """What checks say, by their codes."""
@@ -43,46 +42,28 @@ ERROR, WARNING, NOTE = Severity
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What a check has found.
+    """What a check has found."""
 
-    Attributes:
-        found: what is there, with its names and numbers.
-        remedy: what to do, where it is not what the check's row says.
-        command: what to type, where it is not what the check's row says.
-        severity: where it is not that of the check's row.
-        line: all that a person needs at first, in place of the other texts; "" for these.
-    """
-
-    found: str
-    remedy: str = ""
-    command: str = ""
-    severity: Severity | None = None
-    line: str = ""
+    found: str  # what is there, with its names and numbers
+    remedy: str = ""  # what to do, where it is not what the check's row says
+    command: str = ""  # what to type, where it is not what the check's row says
+    severity: Severity | None = None  # where it is not that of the check's row
+    line: str = ""  # all that a person needs at first, in place of the other texts; "" for these
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the table: a pure function of facts, with what it stands for.
+    """A row of the table: a pure function of facts, with what it stands for."""
 
-    Attributes:
-        code: stable, and never given to another check.
-        severity: of what it finds, unless a finding says otherwise.
-        title: what is wrong, in some words.
-        why: what comes of it.
-        remedy: what to do about it.
-        command: what to type, if the remedy is a command.
-        reference: where to read more.
-        look: finds it. Its parameters are named after the facts that it needs
-            (:class:`~integration.doctor.facts.Node`).
-    """
-
-    code: str
-    severity: Severity
-    title: str
-    why: str
-    remedy: str
-    command: str
-    reference: str
+    code: str  # stable, and never given to another check
+    severity: Severity  # of what it finds, unless a finding says otherwise
+    title: str  # what is wrong, in some words
+    why: str  # what comes of it
+    remedy: str  # what to do about it
+    command: str  # what to type, if the remedy is a command
+    reference: str  # where to read more
+    # finds it. Its parameters are named after the facts that it needs
+    # (integration.doctor.facts.Node).
     look: Look
 
     @property
@@ -98,7 +79,7 @@ class Check:
         facts = {name: getattr(node, name) for name in self.needs}
         there = {name: fact for name, fact in facts.items() if fact is not None}
         parameters = signature(self.look).parameters.values()
-        told: Iterable[Trouble | Unseen] = ()
+        told: Iterable[Told] = ()
         if unseen := [fact for fact in facts.values() if isinstance(fact, Unseen)]:
             told = unseen[:1]
         elif all(each.name in there for each in parameters if each.default is each.empty):
@@ -124,33 +105,22 @@ def _rows() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is told.
+    """What is told."""
 
-    Attributes:
-        code: of the check.
-        severity: how bad it is.
-        title: what is wrong, in some words.
-        found: what is there.
-        remedy: what to do.
-        command: what to type; "" if no command does it.
-        reference: where to read more; "" for nowhere.
-        unseen: whether the check could not look.
-        line: all of it in one line, where that is enough at first; "" for what has none.
-    """
-
-    code: str
-    severity: Severity
-    title: str
-    found: str
-    remedy: str
-    command: str = ""
-    reference: str = ""
-    unseen: bool = False
-    line: str = ""
+    code: str  # of the check
+    severity: Severity  # how bad it is
+    title: str  # what is wrong, in some words
+    found: str  # what is there
+    remedy: str  # what to do
+    command: str = ""  # what to type; "" if no command does it
+    reference: str = ""  # where to read more; "" for nowhere
+    unseen: bool = False  # whether the check could not look
+    line: str = ""  # all of it in one line, where that is enough at first; "" for what has none
 
     @classmethod
-    def of(cls, check: Check, trouble: Trouble | Unseen) -> Finding:
+    def of(cls, check: Check, told: Told) -> Finding:
         """What a check has found, or that it could not look, in one line for each part."""
+        trouble = Trouble(told) if isinstance(told, str) else told
         if isinstance(trouble, Unseen):
             return cls(
                 code=check.code,

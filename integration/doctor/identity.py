@@ -7,16 +7,12 @@ an engine or an installation, too.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from integration.doctor.facts import Unseen
+from integration.doctor.facts import Node, Unseen
 from integration.doctor.findings import listed
 from shim import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.doctor.facts import Node
 
 NEEDED: Final = ("driver", "containerd", "docker", "installation")
 """The facts that it is a function of."""

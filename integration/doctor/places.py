@@ -25,27 +25,16 @@ _OF_CONFIG: Final = ("host_root", "dev", "proc", "sys", "state", "layers", "drai
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look.
+    """Where to look."""
 
-    Attributes:
-        root: the directory that is "/" for the node.
-        config_path: our configuration; None for that of the node.
-        containerd_config: the root file of containerd's; "" for that of the running one.
-        prefix: where our trees are.
-        bindir: where links to our programs are.
-        manifest: a file of Kubernetes manifests with RuntimeClasses; "" for none.
-        kubeconfig: by which a cluster is asked for them; "" for not at all.
-        patience: seconds that each group of facts may take.
-    """
-
-    root: str = "/"
-    config_path: str | None = None
-    containerd_config: str = ""
-    prefix: str = "/opt/containerd-shim-nvidia"
-    bindir: str = "/usr/local/bin"
-    manifest: str = ""
-    kubeconfig: str = ""
-    patience: float = 30.0
+    root: str = "/"  # the directory that is "/" for the node
+    config_path: str | None = None  # our configuration; None for that of the node
+    containerd_config: str = ""  # the root file of containerd's; "" for that of the running one
+    prefix: str = "/opt/containerd-shim-nvidia"  # where our trees are
+    bindir: str = "/usr/local/bin"  # where links to our programs are
+    manifest: str = ""  # a file of Kubernetes manifests with RuntimeClasses; "" for none
+    kubeconfig: str = ""  # by which a cluster is asked for them; "" for not at all
+    patience: float = 30.0  # seconds that each group of facts may take
 
     def check(self) -> None:
         """See that the root is there.

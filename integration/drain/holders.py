@@ -31,12 +31,16 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.config import Config
 from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, read_majors
+from hooks.node.inventory import Inventory
 from hooks.node.witness import read_text
+from integration.inspection.bundles import Container
 from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.processes import all_containers
 from integration.inspection.procfs import Procfs
@@ -44,12 +48,7 @@ from integration.node.ledger.cgroups import Owners
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
     from integration.drain.targets import Target
-    from integration.inspection.bundles import Container
 
 CONTAINER: Final = "container"
 AGENT: Final = "agent"
@@ -79,21 +78,13 @@ _ANSWER: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One who holds something of what is taken out of service.
+    """One who holds something of what is taken out of service."""
 
-    Attributes:
-        kind: of the table above.
-        name: what people call it.
-        pid: a process of it; 0 for none, or none yet.
-        devices: names of what it holds.
-        container: the container that it is, or is a process of.
-    """
-
-    kind: str
-    name: str
-    pid: int = 0
-    devices: tuple[str, ...] = ()
-    container: Container | None = None
+    kind: str  # of the table above
+    name: str  # what people call it
+    pid: int = 0  # a process of it; 0 for none, or none yet
+    devices: tuple[str, ...] = ()  # names of what it holds
+    container: Container | None = None  # the container that it is, or is a process of
 
     @property
     def do(self) -> str:

@@ -19,19 +19,16 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from hooks.node.drained import Drain, path_of, read_drains
 from integration.drain.errors import MarkUnwritten, NotDrained, ResetRunning
 from integration.files import remove_file, replace_file, sweep
 from shim.causes.agent import is_locked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.config import Config
 
 _LOCK: Final = "drained.lock"
 _RESET: Final = "reset.lock"

@@ -22,27 +22,26 @@ Source: nvidia-smi(1), "--gpu-reset".
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from api.errors import NvshimError, one_line
 from hooks import engine
+from hooks.config import Config
 from hooks.node.drained import Drain
+from hooks.node.inventory import Inventory
 from integration.drain import marks
 from integration.drain.errors import ResetFailed, ResetUnproven, StillHeld
+from integration.drain.targets import Target
 from integration.inventory import ask
 from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.nvml_lock import alone
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
     from integration.drain.holders import Holder
-    from integration.drain.targets import Target
 
 DRAINING: Final = "waits for its holders"
 RESETTING: Final = "nvidia-smi resets it"

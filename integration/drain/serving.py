@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
+from hooks.config import Config
 from hooks.errors import InventoryError
 from hooks.node.drained import DRIVER, Drain, read_drains
+from hooks.node.inventory import Inventory
 from integration.drain import marks
 from integration.drain.errors import TargetUnknown
-from integration.drain.holders import find_holders
+from integration.drain.holders import Holder, find_holders
 from integration.drain.resetting import Reset
-from integration.drain.targets import THE_DRIVER, drained_of, targets_of
+from integration.drain.targets import THE_DRIVER, Target, drained_of, targets_of
 from integration.drain.waiting import Force, blocking, not_by_themselves, wait_until_free
 from integration.inventory import look_at_node
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.drain.holders import Holder
-    from integration.drain.targets import Target
-
     Say = Callable[[str], None]
 
 _TO_LET_GO: Final = 10.0 * PATIENCE
@@ -33,38 +29,23 @@ _TO_LET_GO: Final = 10.0 * PATIENCE
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the commands are told.
+    """What the commands are told."""
 
-    Attributes:
-        reason: why, for people; "" if nobody said.
-        seconds: to wait at most; None not to wait.
-        grace: seconds that containers have to end; None to end none.
-        lets_go: whether the node agent is to close NVML.
-        states: containerd's state directories; none for those that are known.
-        proc: where the node's processes are shown.
-    """
-
-    reason: str = ""
-    seconds: float | None = None
-    grace: float | None = None
-    lets_go: bool = False
-    states: tuple[str, ...] = ()
-    proc: str = "/proc"
+    reason: str = ""  # why, for people; "" if nobody said
+    seconds: float | None = None  # to wait at most; None not to wait
+    grace: float | None = None  # seconds that containers have to end; None to end none
+    lets_go: bool = False  # whether the node agent is to close NVML
+    states: tuple[str, ...] = ()  # containerd's state directories; none for those that are known
+    proc: str = "/proc"  # where the node's processes are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What is out of service, and who holds it still.
+    """What is out of service, and who holds it still."""
 
-    Attributes:
-        targets: what was taken out of service, each with its mark.
-        holders: of any of them, whether they are waited for or not.
-        free: whether none of them has to be waited for.
-    """
-
-    targets: tuple[tuple[Target, Drain], ...]
-    holders: tuple[Holder, ...]
-    free: bool
+    targets: tuple[tuple[Target, Drain], ...]  # what was taken out of service, each with its mark
+    holders: tuple[Holder, ...]  # of any of them, whether they are waited for or not
+    free: bool  # whether none of them has to be waited for
 
 
 def drain(config: Config, names: Sequence[str], wish: Wish, say: Say) -> Drained:

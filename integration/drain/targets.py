@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hooks.config import Config
 from hooks.edits.grant import gpus_named, mig_devices_named
 from hooks.errors import RequestError
 from hooks.node.drained import DRIVER, Drain, read_drains
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
 from hooks.requests.naming import parse_names
 from hooks.sharing import id_of
 from hooks.words import AllDevices, NamedDevices
 from integration.drain.errors import NotDrained, TargetUnknown
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is taken out of service.
+    """What is taken out of service."""
 
-    Attributes:
-        device: what its mark is called.
-        name: what people call it ("GPU 3", "MIG device 3:0", "the driver").
-        gpu: the GPU that it is, or is a part of; None for the driver.
-        mig: the MIG device that it is; None for a GPU, and for the driver.
-    """
-
-    device: str
-    name: str
-    gpu: Gpu | None = None
-    mig: MigDevice | None = None
+    device: str  # what its mark is called
+    name: str  # what people call it ("GPU 3", "MIG device 3:0", "the driver")
+    gpu: Gpu | None = None  # the GPU that it is, or is a part of; None for the driver
+    mig: MigDevice | None = None  # the MIG device that it is; None for a GPU, and for the driver
 
     @property
     def words(self) -> str:

@@ -17,23 +17,19 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
 from api.errors import NvshimError
-from integration.drain.holders import AGENT, CONTAINER, MPS
+from integration.drain.holders import AGENT, CONTAINER, MPS, Holder
+from integration.inspection.bundles import Container
 from integration.shim_client import kill
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from integration.drain.holders import Holder
-    from integration.inspection.bundles import Container
 
 _LOOK: Final = 0.5
 _TO_ANSWER: Final = 5.0 * PATIENCE
@@ -55,15 +51,10 @@ def not_by_themselves(holders: Iterable[Holder]) -> tuple[Holder, ...]:
 
 @dataclass
 class Force:
-    """Ends containers in order.
+    """Ends containers in order."""
 
-    Attributes:
-        grace: seconds from SIGTERM to SIGKILL.
-        say: told in one line what is done.
-    """
-
-    grace: float
-    say: Callable[[str], None]
+    grace: float  # seconds from SIGTERM to SIGKILL
+    say: Callable[[str], None]  # told in one line what is done
     _told: dict[str, float] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
 

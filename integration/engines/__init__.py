@@ -25,15 +25,13 @@ replaces files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Final, TypeAlias
 
 from integration.engines import containerd, crio, docker
 from integration.engines.files import Change, FileChange, Need, apply
 from integration.engines.options import Options as ContainerdOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
 
 Options: TypeAlias = ContainerdOptions | docker.Options | crio.Options
 

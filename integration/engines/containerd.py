@@ -27,8 +27,9 @@ docs/cri/config.md; k3s pkg/agent/templates.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.engines.dump import Containerd, cri, differences, handlers
 from integration.engines.errors import ConfigRefused, EngineNotInstalled
@@ -46,9 +47,6 @@ from integration.engines.verdict import (
 )
 from integration.engines.wanted import as_before, drop_in_before, kept, with_us, without_theirs
 from integration.handlers import calls_our_shim
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _TOLD_OF_A_HANDLER: Final = (
     "runtime_type", "runtime_path", "options", "container_annotations", "pod_annotations",

@@ -20,8 +20,9 @@ import os
 import shutil
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import tomltext
 from integration.engines.errors import (
@@ -38,9 +39,6 @@ from integration.engines.programs import PATH, find_program, run
 from integration.engines.runtime_options import RuntimeOptions
 from integration.engines.undo import HEAD, Record, View, changes, read_record, without
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ENGINE: Final = "crio"
 DEFAULT_CONFIG: Final = "/etc/crio/crio.conf"
 DEFAULT_DROP_IN: Final = "/etc/crio/crio.conf.d/99-nvshim.conf"
@@ -49,18 +47,14 @@ SHIM: Final = "containerd-shim-nvidia-v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted.
-
-    Attributes:
-        config: CRI-O's own file, which is only read unless the handler is replaced in it.
-        drop_in: where the handler is written.
-    """
+    """What is wanted."""
 
     engine = ENGINE
     named_by = ("--drop-in", "drop_in", DEFAULT_DROP_IN)
 
+    # CRI-O's own file, which is only read unless the handler is replaced in it
     config: str = DEFAULT_CONFIG
-    drop_in: str = DEFAULT_DROP_IN
+    drop_in: str = DEFAULT_DROP_IN  # where the handler is written
 
 
 def plan(options: Options) -> Change:

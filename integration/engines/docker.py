@@ -22,8 +22,9 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.engines import jsontext
 from integration.engines.errors import (
@@ -48,9 +49,6 @@ from integration.engines.undo import (
     without,
 )
 from integration.handlers import RUNTIME_TYPE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"
@@ -77,21 +75,16 @@ exit 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted.
-
-    Attributes:
-        config: daemon.json.
-        enable_cdi: whether Docker applies CDI specs itself (from 28.2 on it does); None for what
-            was configured before.
-        hook_directory: where the hook's stand-in is made if there is none.
-    """
+    """What is wanted."""
 
     engine = ENGINE
     named_by = ("--config", "config", DEFAULT_CONFIG)
 
-    config: str = DEFAULT_CONFIG
+    config: str = DEFAULT_CONFIG  # daemon.json
+    # whether Docker applies CDI specs itself (from 28.2 on it does); None for what was configured
+    # before
     enable_cdi: bool | None = None
-    hook_directory: str = "/usr/local/bin"
+    hook_directory: str = "/usr/local/bin"  # where the hook's stand-in is made if there is none
 
 
 def plan(options: Options) -> Change:

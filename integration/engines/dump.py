@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import tempfile
 import tomllib
+from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import tomltext
 from integration.engines.errors import ConfigRefused
 from integration.engines.imports import imports_value, load
 from integration.engines.programs import find_program, run, version_of
 from integration.engines.running import running_program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.engines.undo import View
+from integration.engines.undo import View
 
 # The plugin that has the handlers, newest first.
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")

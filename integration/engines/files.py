@@ -21,9 +21,10 @@ import errno
 import fcntl
 import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.engines.errors import (
     ChangedMeanwhile,
@@ -32,9 +33,6 @@ from integration.engines.errors import (
     WriteFailed,
 )
 from integration.files import remove_file, replace_file, sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _MODE: Final = 0o644
 
@@ -49,25 +47,18 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """What becomes of a file.
+    """What becomes of a file."""
 
-    Attributes:
-        path: as the person named it; it may be a link.
-        old: its content; None if there is none.
-        new: what is to be there instead; None for nothing.
-        mode: of a file that is made; if only root may read it, no difference is shown.
-        directories: that are made for the file, or removed with it if they are empty then; each
-            each before those below it.
-        staging: where it is written before it is renamed, if that is on the same file system; None
-            for the directory that it is in. For one that is in a directory of which an engine
-            may read every file.
-    """
-
-    path: str
-    old: bytes | None
-    new: bytes | None
-    mode: int = _MODE
+    path: str  # as the person named it; it may be a link
+    old: bytes | None  # its content; None if there is none
+    new: bytes | None  # what is to be there instead; None for nothing
+    mode: int = _MODE  # of a file that is made; if only root may read it, no difference is shown
+    # that are made for the file, or removed with it if they are empty then; each before those below
+    # it
     directories: tuple[str, ...] = ()
+    # where it is written before it is renamed, if that is on the same file system; None for the
+    # directory that it is in. For one that is in a directory of which an engine may read every
+    # file.
     staging: str | None = None
 
     @property
@@ -116,25 +107,17 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be done to an engine's configuration.
+    """What is to be done to an engine's configuration."""
 
-    Attributes:
-        engine: whose.
-        files: what becomes of each file that changes, in the order in which it is done.
-        need: what the engine needs to know of it.
-        why: that in a sentence.
-        notes: what a person should know besides.
-        lock: a path in whose directory the lock is.
-        in_force: what a running engine has to say of itself once it knows of all this, as
-            :meth:`integration.cri.engine.Engine.lacks` compares it; empty if that is not known.
-    """
-
-    engine: str
+    engine: str  # whose
+    # what becomes of each file that changes, in the order in which it is done
     files: tuple[FileChange, ...]
-    need: Need
-    why: str
-    lock: str
-    notes: tuple[str, ...] = ()
+    need: Need  # what the engine needs to know of it
+    why: str  # that in a sentence
+    lock: str  # a path in whose directory the lock is
+    notes: tuple[str, ...] = ()  # what a person should know besides
+    # what a running engine has to say of itself once it knows of all this, as
+    # integration.cri.engine.Engine.lacks compares it; empty if that is not known
     in_force: Mapping[str, Any] = field(default_factory=dict)
 
     def diff(self) -> str:

@@ -8,17 +8,14 @@ file, however somebody has written it since.
 from __future__ import annotations
 
 import tomllib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from integration import tomltext
 from integration.engines import undo
 from integration.engines.imports import imports_value, resolved
-from integration.engines.options import PLUGINS, handlers_path
+from integration.engines.options import PLUGINS, Options, handlers_path
+from integration.engines.undo import Record, View, Written
 from integration.handlers import calls_our_shim
-
-if TYPE_CHECKING:
-    from integration.engines.options import Options
-    from integration.engines.undo import Record, View, Written
 
 
 def without_us(options: Options, record: Record) -> View:

@@ -18,34 +18,25 @@ import fnmatch
 import glob
 import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import tomltext
 from integration.engines.errors import ConfigInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.engines.undo import View
+from integration.engines.undo import View
 
 _VERSIONS: Final = range(1, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the configuration.
+    """A file of the configuration."""
 
-    Attributes:
-        path: of it.
-        text: what is in it; None for one that is imported and not there.
-        table: the same, parsed.
-        imports: the files that it imports, in order, each import with those that it names.
-    """
-
-    path: str
-    text: str | None
-    table: Mapping[str, Any]
+    path: str  # of it
+    text: str | None  # what is in it; None for one that is imported and not there
+    table: Mapping[str, Any]  # the same, parsed
+    # the files that it imports, in order, each import with those that it names
     imports: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property

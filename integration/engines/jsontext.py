@@ -11,12 +11,10 @@ Source: RFC 8259.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from json.decoder import JSONDecodeError
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any, Final
 
 MARK: Final = "\ufeff"
 """What some editors put before UTF-8, and dockerd takes."""

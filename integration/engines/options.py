@@ -27,32 +27,26 @@ PLUGINS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(RuntimeOptions):
-    """What is wanted.
-
-    Attributes:
-        config: the root file.
-        drop_in: where the drop-in is to be; None for the place that the root file imports.
-        runtime_type: the handler's type, ours or runc's; if it was never said, ours.
-        systemd_cgroup: whether systemd makes the cgroups; None for what the node's pods have now.
-        enable_cdi: whether containerd applies CDI specs itself.
-        container_annotations: patterns of the annotations that containerd hands on.
-        pod_annotations: likewise, of the pod; if it was never said, none.
-        handler_options: the directory of the file that containerd 1.6 needs for options.
-        socket: where it listens, if it runs; "" if it is not to be asked which it is.
-    """
+    """What is wanted."""
 
     engine = ENGINE
     named_by = ("--config", "config", DEFAULT_CONFIG)
 
-    config: str = DEFAULT_CONFIG
+    config: str = DEFAULT_CONFIG  # the root file
+    # where the drop-in is to be; None for the place that the root file imports
     drop_in: str | None = None
+    # the handler's type, ours or runc's; if it was never said, ours
     runtime_type: str | None = None
+    # whether systemd makes the cgroups; None for what the node's pods have now
     systemd_cgroup: bool | None = None
-    enable_cdi: bool | None = None
+    enable_cdi: bool | None = None  # whether containerd applies CDI specs itself
+    # patterns of the annotations that containerd hands on
     container_annotations: tuple[str, ...] = ("cdi.k8s.io/*",)
+    # likewise, of the pod; if it was never said, none
     pod_annotations: tuple[str, ...] | None = None
+    # the directory of the file that containerd 1.6 needs for options
     handler_options: str = "/etc/containerd-shim-nvidia/handlers"
-    socket: str = ""
+    socket: str = ""  # where it listens, if it runs; "" if it is not to be asked which it is
 
 
 def default_drop_in(options: Options) -> str:

@@ -25,16 +25,13 @@ import struct
 import time
 import urllib.parse
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.engines.errors import EngineNotInstalled, RestartFailed, RestartRefused
-from integration.engines.files import Need
+from integration.engines.files import Change, Need
 from integration.engines.programs import find_program, run
 from integration.engines.running import peer_of
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from integration.engines.files import Change
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEOUT: Final = 60 * PATIENCE

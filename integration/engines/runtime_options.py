@@ -23,30 +23,21 @@ class RuntimeOptions:
 
     What is None, and has no other meaning then, stays as it was configured before: so an installer
     that comes by does not undo what a person has asked for.
-
-    Attributes:
-        engine: whose options these are.
-        named_by: the option that names the file by which one configuration is told from another,
-            the field that has it, and the file that most nodes have.
-        runtime_name: as a RuntimeClass, or ``docker run --runtime``, names it.
-        set_default: whether who names no runtime gets it.
-        shim: path of the shim; None for the one on the path of system services.
-        program: the engine's; None for the one that runs, or is installed.
-        force: whether what was changed by hand is lost.
-        replace: whether it takes the place of a runtime of that name that somebody else has made.
-        records: the directory of records.
     """
 
-    engine: ClassVar[str]
+    engine: ClassVar[str]  # whose options these are
+    # the option that names the file by which one configuration is told from another, the field that
+    # has it, and the file that most nodes have
     named_by: ClassVar[tuple[str, str, str]]
 
-    runtime_name: str = "nvidia"
-    set_default: bool | None = None
-    shim: str | None = None
-    program: str | None = None
-    force: bool = False
+    runtime_name: str = "nvidia"  # as a RuntimeClass, or ``docker run --runtime``, names it
+    set_default: bool | None = None  # whether who names no runtime gets it
+    shim: str | None = None  # path of the shim; None for the one on the path of system services
+    program: str | None = None  # the engine's; None for the one that runs, or is installed
+    force: bool = False  # whether what was changed by hand is lost
+    # whether it takes the place of a runtime of that name that somebody else has made
     replace: bool | None = None
-    records: str = RECORDS
+    records: str = RECORDS  # the directory of records
 
     @property
     def record(self) -> str:

@@ -22,14 +22,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from integration.engines.errors import ChangedByHand, RecordInvalid
 from integration.engines.files import FileChange, missing_directories, read, read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
 """How each file begins that is ours."""
@@ -43,31 +41,22 @@ _WORD: Final = re.compile(r"\S*\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of a text, by which it can be found and taken back.
+    """A change of a text, by which it can be found and taken back."""
 
-    Attributes:
-        old: what stood there.
-        new: what stands there; nowhere else in the text.
-        stood: whether ``old`` is somebody's handler, whose place ours has taken.
-    """
-
-    old: str
-    new: str
-    stood: bool = False
+    old: str  # what stood there
+    new: str  # what stands there; nowhere else in the text
+    stood: bool = False  # whether ``old`` is somebody's handler, whose place ours has taken
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A node's files, some of them as they would be.
+    """A node's files, some of them as they would be."""
 
-    Attributes:
-        exchanged: text by path; None for a file that is taken away.
-        edits: that were made of files of others, in their order.
-        seen: what was read of the disk, once, so that a plan is about one state of it.
-    """
-
+    # text by path; None for a file that is taken away
     exchanged: Mapping[str, str | None] = field(default_factory=dict)
+    # that were made of files of others, in their order
     edits: Mapping[str, tuple[Edit, ...]] = field(default_factory=dict)
+    # what was read of the disk, once, so that a plan is about one state of it
     seen: dict[str, str | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
@@ -98,39 +87,25 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a file.
+    """What became of a file."""
 
-    Attributes:
-        before: what was in it; None if it was not there.
-        after: what we have written.
-        edits: how the one became the other; none if all of the file is ours.
-    """
-
-    before: str | None
-    after: str
-    edits: tuple[Edit, ...] = ()
+    before: str | None  # what was in it; None if it was not there
+    after: str  # what we have written
+    edits: tuple[Edit, ...] = ()  # how the one became the other; none if all of the file is ours
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was done to an engine's configuration.
+    """What was done to an engine's configuration."""
 
-    Attributes:
-        path: of the record.
-        name: the handler's.
-        remedy: the command that takes all of it back.
-        replaced: whether it has taken the place of somebody's.
-        files: what became of each.
-        earlier: likewise by the configuration before, which may not all be exchanged yet.
-        directories: that were made for each file of ours.
-    """
-
-    path: str
-    name: str = ""
-    remedy: str = ""
-    replaced: bool = False
-    files: Mapping[str, Written] = field(default_factory=dict)
+    path: str  # of the record
+    name: str = ""  # the handler's
+    remedy: str = ""  # the command that takes all of it back
+    replaced: bool = False  # whether it has taken the place of somebody's
+    files: Mapping[str, Written] = field(default_factory=dict)  # what became of each
+    # likewise by the configuration before, which may not all be exchanged yet
     earlier: Mapping[str, Written] = field(default_factory=dict)
+    # that were made for each file of ours
     directories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_text(self) -> str:

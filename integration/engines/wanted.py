@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration import tomltext
-from integration.engines.dump import IMAGES, cri, differences, handlers, pruned
+from integration.engines.dump import IMAGES, Containerd, cri, differences, handlers, pruned
 from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs, ShimNotFound
 from integration.engines.imports import File, covers, imports_value, load, parse
 from integration.engines.options import (
@@ -23,15 +24,9 @@ from integration.engines.options import (
     handlers_path,
 )
 from integration.engines.programs import PATH
-from integration.engines.undo import HEAD
+from integration.engines.undo import HEAD, Record, View
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE, calls_our_shim
 from shim import PROGRAM
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from integration.engines.dump import Containerd
-    from integration.engines.undo import Record, View
 
 _IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
 
@@ -57,14 +52,10 @@ _Table = tuple[tuple[str, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What containerd would read differently only because a handler is named.
+    """What containerd would read differently only because a handler is named."""
 
-    Attributes:
-        handlers: built-in ones that it would forget.
-        settings: of images, as it reads them without us.
-    """
-
-    handlers: Mapping[str, Any] = field(default_factory=dict)
+    handlers: Mapping[str, Any] = field(default_factory=dict)  # built-in ones that it would forget
+    # of images, as it reads them without us
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

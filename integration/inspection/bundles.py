@@ -17,8 +17,9 @@ Source: containerd docs/runtime-v2.md; internal/cri/annotations; nerdctl pkg/lab
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.procfs import Procfs
@@ -26,9 +27,6 @@ from shim import bundle as bundle_files
 from shim import files
 from shim.errors import BundleUnusable
 from shim.sockets import SCHEME
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 
@@ -57,48 +55,31 @@ _NAMES: Final = ("io.kubernetes.cri.container-name", "nerdctl/name")
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of Kubernetes.
+    """A pod of Kubernetes."""
 
-    Attributes:
-        namespace: of Kubernetes.
-        name: its name.
-        uid: what tells it from others of its name; "" if that is not known.
-    """
-
-    namespace: str
-    name: str
+    namespace: str  # of Kubernetes
+    name: str  # its name
+    # what tells it from others of its name; "" if that is not known
     uid: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container that containerd has a task of.
+    """A container that containerd has a task of."""
 
-    Attributes:
-        id: its id.
-        namespace: containerd's.
-        bundle: its bundle.
-        pod: the pod that it belongs to; None if its spec names none.
-        name: its own name, where the spec's annotations say it.
-        group: the id of its pod's sandbox; its own for one without a pod.
-        sandbox: whether it is the sandbox of a pod.
-        pid: its init process; 0 if that has ended, or is not made yet.
-        record: what was injected (:mod:`hooks.record`); None if nothing was asked.
-        address: where its shim listens; "" if that is not known.
-        has_stopped: whether its init process was made and is no more. That of a container that is
-            being made has not begun.
-    """
-
-    id: str
-    namespace: str
-    bundle: str
-    pod: Pod | None
-    name: str
-    group: str
-    sandbox: bool
-    pid: int
+    id: str  # its id
+    namespace: str  # containerd's
+    bundle: str  # its bundle
+    pod: Pod | None  # the pod that it belongs to; None if its spec names none
+    name: str  # its own name, where the spec's annotations say it
+    group: str  # the id of its pod's sandbox; its own for one without a pod
+    sandbox: bool  # whether it is the sandbox of a pod
+    pid: int  # its init process; 0 if that has ended, or is not made yet
+    # what was injected (hooks.record); None if nothing was asked
     record: Mapping[str, Any] | None = field(default=None, compare=False)
-    address: str = ""
+    address: str = ""  # where its shim listens; "" if that is not known
+    # whether its init process was made and is no more. That of a container that is being made has
+    # not begun.
     has_stopped: bool = False
 
     @property

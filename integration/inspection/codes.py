@@ -11,13 +11,11 @@ import ast
 import inspect
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.inspection.errors import CodeUnknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 ROOMS: Final = ("api", "hooks", "shim", "integration")
 """The directories that are installed."""
@@ -29,25 +27,15 @@ _PREFIX: Final = "NVSHIM-"
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a code means.
+    """What a code means."""
 
-    Attributes:
-        code: in full.
-        name: in some words.
-        meaning: what it stands for.
-        causes: what is found where it is said; ``…`` is what depends on the case.
-        remedies: what to do; likewise.
-        command: what to type; "" if no command does it.
-        reference: where to read more; "" for nowhere.
-    """
-
-    code: str
-    name: str
-    meaning: str
-    causes: tuple[str, ...]
-    remedies: tuple[str, ...]
-    command: str = ""
-    reference: str = ""
+    code: str  # in full
+    name: str  # in some words
+    meaning: str  # what it stands for
+    causes: tuple[str, ...]  # what is found where it is said; ``…`` is what depends on the case
+    remedies: tuple[str, ...]  # what to do; likewise
+    command: str = ""  # what to type; "" if no command does it
+    reference: str = ""  # where to read more; "" for nowhere
 
     def to_json(self) -> dict[str, Any]:
         """As an answer has it."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ADDED: Final = "added"
 REMOVED: Final = "removed"
@@ -32,19 +30,12 @@ _SIGNS: Final = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs.
+    """One thing that differs."""
 
-    Attributes:
-        path: of the object's key or of the list, with dots ("process.env").
-        kind: :data:`ADDED`, :data:`REMOVED` or :data:`CHANGED`.
-        before: the value, or the list's entry; None if it was added.
-        after: likewise; None if it was removed.
-    """
-
-    path: str
-    kind: str
-    before: Any = None
-    after: Any = None
+    path: str  # of the object's key or of the list, with dots ("process.env")
+    kind: str  # ADDED, REMOVED or CHANGED
+    before: Any = None  # the value, or the list's entry; None if it was added
+    after: Any = None  # likewise; None if it was removed
 
     def to_json(self) -> dict[str, Any]:
         """As an answer has it."""

@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from integration.inspection.bundles import Container, Pod
 from shim import bundle as bundle_files
 from shim.causes.ended import list_ended
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended.
+    """How a container ended."""
 
-    Attributes:
-        container: which; it has a bundle only if that is there still.
-        at: when, in seconds since the epoch.
-        document: all that is remembered.
-    """
-
-    container: Container
-    at: float
-    document: Mapping[str, Any]
+    container: Container  # which; it has a bundle only if that is there still
+    at: float  # when, in seconds since the epoch
+    document: Mapping[str, Any]  # all that is remembered
 
     @property
     def cause(self) -> str:

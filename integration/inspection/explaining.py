@@ -13,29 +13,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import printable
 from hooks import engine
+from hooks.config import Config
 from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.requests.request import read_request
-from hooks.story import tell
-from integration.inspection.differences import differences, tell_differences
-from integration.inspection.ended import end_of, newest_of_each
+from integration.inspection.bundles import Container
+from integration.inspection.differences import Difference, differences, tell_differences
+from integration.inspection.ended import End, end_of, newest_of_each
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
-from integration.inspection.given import given_in, given_to
+from integration.inspection.given import Given, given_in, given_to
+from integration.inspection.story import tell
 from integration.inventory import look_at_node
 from shim import bundle as bundle_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hooks.config import Config
-    from integration.inspection.bundles import Container
-    from integration.inspection.differences import Difference
-    from integration.inspection.ended import End
-    from integration.inspection.given import Given
 
 _LONGEST_SPEC: Final = 16 << 20
 _MOST_NAMED: Final = 5
@@ -44,27 +38,18 @@ _WIDTH: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is to be said of a container.
+    """What is to be said of a container."""
 
-    Attributes:
-        record: what was injected, or would be (:mod:`hooks.record`); empty for nothing.
-        nothing: why nothing is injected; "" if something is, or was denied.
-        found: what differs in the spec; None if that is not known.
-        notes: what else a reader has to know.
-        config: the configuration that it goes by; None for a running container, which has had
-            its own.
-        container: which runs; None for a config.json.
-        given: what it has of NVIDIA's devices by another than the shim; None for nothing.
-        end: how it ended by a fault of a GPU, or the attempt before it; None if that is not known.
-    """
-
-    record: dict[str, Any]
-    nothing: str
-    found: tuple[Difference, ...] | None
-    notes: tuple[str, ...] = ()
+    record: dict[str, Any]  # what was injected, or would be (hooks.record); empty for nothing
+    nothing: str  # why nothing is injected; "" if something is, or was denied
+    found: tuple[Difference, ...] | None  # what differs in the spec; None if that is not known
+    notes: tuple[str, ...] = ()  # what else a reader has to know
+    # the configuration that it goes by; None for a running container, which has had its own
     config: Config | None = None
-    container: Container | None = None
+    container: Container | None = None  # which runs; None for a config.json
+    # what it has of NVIDIA's devices by another than the shim; None for nothing
     given: Given | None = None
+    # how it ended by a fault of a GPU, or the attempt before it; None if that is not known
     end: End | None = None
 
     def to_json(self, *, diff: bool = True) -> dict[str, Any]:

@@ -7,17 +7,16 @@ shim sees it. The shim is not asked then, and writes no record.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.config import Config
+from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
 from integration.inspection.holding import Holders, by_nodes_of, inventory_for, nodes_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
 
 _NODES: Final = "/dev/nvidia"
@@ -25,16 +24,12 @@ _NODES: Final = "/dev/nvidia"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a container has, and by whom.
+    """What a container has, and by whom."""
 
-    Attributes:
-        devices: GPUs and MIG devices, as a record's grant has them, with their ``kind``.
-        nodes: the paths of NVIDIA's nodes in its spec.
-        unknown: the UUIDs of what it has and the node has not, or not as far as is known.
-    """
-
+    # GPUs and MIG devices, as a record's grant has them, with their ``kind``
     devices: tuple[dict[str, Any], ...]
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # the paths of NVIDIA's nodes in its spec
+    # the UUIDs of what it has and the node has not, or not as far as is known
     unknown: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

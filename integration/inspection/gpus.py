@@ -15,16 +15,20 @@ Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
 from hooks import platforms
-from hooks.config import Platform
+from hooks.config import Config, Platform
 from hooks.errors import DriverNotFound
+from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.inventory import Inventory
 from hooks.node.witness import read_text
 from hooks.platforms import tegra, wsl
 from hooks.sharing import id_of
 from hooks.vendors import amd, intel
+from hooks.vendors.gpus import VendorGpu
 from hooks.words import NVIDIA
 from integration.inspection.holding import Holders, nodes_of
 from integration.inspection.records import entries, strings
@@ -32,12 +36,6 @@ from integration.inventory import look_at_node
 from integration.node.ledger.holdings import stale_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu, MigDevice
-    from hooks.node.inventory import Inventory
-    from hooks.vendors.gpus import VendorGpu
     from integration.inspection.bundles import Container
 
 _ABSENT: Final = "a container has it, and the node has it no more"

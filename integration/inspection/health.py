@@ -5,18 +5,15 @@ It counts while an agent keeps the node: what one that is gone has thought says 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.node.drained import DRIVER, read_drains
 from integration.node.errors import DeviceUnwatched, HealthUnknown
 from integration.node.health import requests
 from integration.node.health.store import read_devices
 from integration.node.health.values import State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.config import Config
 
 _TO_ANSWER: Final = 10.0
 

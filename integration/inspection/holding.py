@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
-from hooks.node.inventory import survey
+from hooks.config import Config
+from hooks.node.inventory import Inventory, survey
 from hooks.requests.policy import read_container
 from hooks.sharing import held_by_nodes, held_by_record, id_of
 from integration.files import read_file
@@ -32,10 +34,6 @@ from shim import files
 from shim.work import claims
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
 
 LEDGER: Final = "ledger.json"

@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks import platforms
-from hooks.config import Platform
+from hooks.config import Config, Platform
 from hooks.node import cache
 from hooks.node.host_setup import is_loaded
+from hooks.node.inventory import Inventory
 from hooks.node.roots import look, module_version
 from hooks.node.witness import Witness, read_text
 from integration.inspection.gpus import gpu_rows
 from integration.inventory import look_at_node
 from integration.tree import own_tree, read_tree
 from shim import VERSION
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
 
 KEPT: Final = "kept"
 NVML: Final = "NVML"

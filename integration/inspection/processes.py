@@ -29,12 +29,15 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.config import Config
 from integration.inspection.bundles import (
     TASKS,
+    Container,
     find_containers,
     read_container,
     state_directories,
@@ -42,18 +45,12 @@ from integration.inspection.bundles import (
 from integration.inspection.ended import causes_of, find_ends
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.holding import Holders, indexes_of, inventory_for
-from integration.inspection.procfs import Procfs
+from integration.inspection.procfs import Procfs, Status
 from integration.inspection.records import entries, strings
 from integration.inspection.trees import DELETED, Tree, is_current, tree_of
 from shim import PROGRAM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hooks.config import Config
-    from integration.inspection.bundles import Container
-    from integration.inspection.procfs import Status
-
     _Servers = Sequence[tuple["OurProcess", "_Candidate"]]
 
 SHIM: Final = "shim"
@@ -66,37 +63,22 @@ _NAMESPACES: Final = ("ns/mnt", "ns/user", "ns/pid")
 
 @dataclass(frozen=True, slots=True)
 class OurProcess:
-    """A process of ours.
+    """A process of ours."""
 
-    Attributes:
-        pid: which.
-        kind: :data:`SHIM`, :data:`FORK_SERVER` or :data:`SPARE`.
-        uid: whose it is: only root's, and one's own, are what a node runs.
-        address: of containerd, as it says.
-        namespace: of containerd; "" but for a shim.
-        group: the id that it was started for: of a pod's sandbox, or a container.
-        socket: where it listens; "" for a spare.
-        bundle: its directory; "" but for a shim, and for one that has outlived it.
-        age: seconds since it was started.
-        memory: PSS and USS in bytes; None if they cannot be read.
-        tree: what it was started from; None if that is not known.
-        warm: whether it was forked from a fork server; None if that is not known.
-        is_abroad: whether it is in a pid or user namespace that is not the node's.
-    """
-
-    pid: int
-    kind: str
-    uid: int
-    address: str
-    namespace: str = ""
-    group: str = ""
-    socket: str = ""
-    bundle: str = ""
-    age: float = field(default=0.0, compare=False)
+    pid: int  # which
+    kind: str  # SHIM, FORK_SERVER or SPARE
+    uid: int  # whose it is: only root's, and one's own, are what a node runs
+    address: str  # of containerd, as it says
+    namespace: str = ""  # of containerd; "" but for a shim
+    group: str = ""  # the id that it was started for: of a pod's sandbox, or a container
+    socket: str = ""  # where it listens; "" for a spare
+    bundle: str = ""  # its directory; "" but for a shim, and for one that has outlived it
+    age: float = field(default=0.0, compare=False)  # seconds since it was started
+    # PSS and USS in bytes; None if they cannot be read
     memory: tuple[int, int] | None = field(default=None, compare=False)
-    tree: Tree | None = None
-    warm: bool | None = None
-    is_abroad: bool = False
+    tree: Tree | None = None  # what it was started from; None if that is not known
+    warm: bool | None = None  # whether it was forked from a fork server; None if that is not known
+    is_abroad: bool = False  # whether it is in a pid or user namespace that is not the node's
 
     def of(self, containers: Iterable[Container]) -> list[Container]:
         """The containers that a shim serves, of some."""

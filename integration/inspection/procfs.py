@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.memory import pss_and_uss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
 _STATE, _PARENT, _THREADS, _START_TIME, _START_STACK = 0, 1, 17, 19, 25
@@ -23,24 +21,16 @@ _PATH_COLUMN, _INODE_COLUMN, _FLAGS_COLUMN = 7, 6, 3
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What ``stat`` says of a process.
+    """What ``stat`` says of a process."""
 
-    Attributes:
-        pid: which.
-        parent: the pid of its parent.
-        state: one letter.
-        start_time: in clock ticks since boot.
-        stack: the address where its stack begins: the same in processes that were forked from
-            one another, and random in others. 0 if it may not be known.
-        threads: how many go on.
-    """
-
-    pid: int
-    parent: int
-    state: str
-    start_time: int
+    pid: int  # which
+    parent: int  # the pid of its parent
+    state: str  # one letter
+    start_time: int  # in clock ticks since boot
+    # the address where its stack begins: the same in processes that were forked from one another,
+    # and random in others. 0 if it may not be known.
     stack: int
-    threads: int = 1
+    threads: int = 1  # how many go on
 
     @property
     def is_zombie(self) -> bool:

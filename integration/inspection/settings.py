@@ -18,8 +18,9 @@ import difflib
 import json
 import os
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.config import TABLES, Config, find_files, parse_config, parse_toml
@@ -35,9 +36,6 @@ from integration.inspection.errors import (
     SettingUnknown,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 DEFAULT: Final = "default"
 OURS: Final = "file"
 NVIDIAS: Final = "nvidia"
@@ -47,34 +45,21 @@ _OF_NVIDIA: Final = frozenset({"nvidia-container-cli", "nvidia-container-runtime
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The file that the configuration is read from.
+    """The file that the configuration is read from."""
 
-    Attributes:
-        path: of the file in use; that of ours if there is none.
-        kind: :data:`OURS` or :data:`NVIDIAS`; :data:`DEFAULT` if there is none.
-        ours: where a file of ours is, or would be.
-    """
-
-    path: str
-    kind: str
-    ours: str
+    path: str  # of the file in use; that of ours if there is none
+    kind: str  # OURS or NVIDIAS; DEFAULT if there is none
+    ours: str  # where a file of ours is, or would be
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that holds.
+    """A value that holds."""
 
-    Attributes:
-        name: ``TABLE.KEY``.
-        value: as TOML has it; None for what no value of TOML says.
-        origin: :data:`DEFAULT`, :data:`OURS` or :data:`NVIDIAS`.
-        wanted: which values it can have, for people.
-    """
-
-    name: str
-    value: Any
-    origin: str
-    wanted: str
+    name: str  # ``TABLE.KEY``
+    value: Any  # as TOML has it; None for what no value of TOML says
+    origin: str  # DEFAULT, OURS or NVIDIAS
+    wanted: str  # which values it can have, for people
 
     def to_json(self) -> dict[str, Any]:
         """As an answer has it."""
@@ -88,19 +73,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to become of a file.
+    """What is to become of a file."""
 
-    Attributes:
-        path: of the file.
-        before: its content; None if there is none.
-        after: its content to be.
-        notes: what a reader has to know of it.
-    """
-
-    path: str
-    before: bytes | None
-    after: bytes
-    notes: tuple[str, ...] = ()
+    path: str  # of the file
+    before: bytes | None  # its content; None if there is none
+    after: bytes  # its content to be
+    notes: tuple[str, ...] = ()  # what a reader has to know of it
 
     @property
     def is_needed(self) -> bool:

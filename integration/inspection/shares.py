@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shim import bundle as bundle_files
@@ -16,8 +17,6 @@ from shim import files
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from integration.inspection.bundles import Container
 
 __all__ = ["Share", "shares_in", "shares_of", "variable_of"]
@@ -29,19 +28,12 @@ _FORM: Final = re.compile(
 
 
 class Share(NamedTuple):
-    """A part of a GPU.
+    """A part of a GPU."""
 
-    Attributes:
-        id: the share's.
-        device: UUID of the GPU.
-        memory: MiB; 0 if it is not known.
-        shares: how many of the GPU's; 0 if it is not known.
-    """
-
-    id: str
-    device: str
-    memory: int
-    shares: int
+    id: str  # the share's
+    device: str  # UUID of the GPU
+    memory: int  # MiB; 0 if it is not known
+    shares: int  # how many of the GPU's; 0 if it is not known
 
 
 def variable_of(share: Share) -> str:

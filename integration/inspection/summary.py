@@ -1,19 +1,18 @@
 """What ``nvshim explain`` says at first: asked by whom, granted or why not, and what to do.
 
 A pure function of an :class:`~integration.inspection.explaining.Explanation`: a few titled lines.
-The whole story is :mod:`hooks.story`'s, and every value is in the document.
+The whole story is :mod:`integration.inspection.story`'s, and every value is in the document.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.story import is_needed
+from hooks.record import is_needed
 from integration.inspection.records import entries, strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from integration.inspection.explaining import Explanation
     from integration.inspection.given import Given
 

@@ -25,17 +25,11 @@ _DEEPEST: Final = 6  # directories between a tree and that library
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What a process was started from.
+    """What a process was started from."""
 
-    Attributes:
-        path: the installed tree, or the checkout.
-        version: its version; "" if that cannot be read any more.
-        is_there: whether it is there still.
-    """
-
-    path: str
-    version: str
-    is_there: bool
+    path: str  # the installed tree, or the checkout
+    version: str  # its version; "" if that cannot be read any more
+    is_there: bool  # whether it is there still
 
 
 def tree_of(procfs: Procfs, pid: int) -> Tree | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from integration.install.errors import (
@@ -15,14 +16,11 @@ from integration.install.errors import (
     PlaceUnsafe,
     SourceBroken,
 )
-from integration.tree import ARCHITECTURES
+from integration.install.places import Place
+from integration.tree import ARCHITECTURES, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.install.places import Place
     from integration.install.survey import Survey
-    from integration.tree import Tree
 
 
 # In the list of directories that the tree's loader is given, see shim/forkserver/tree.c.

@@ -18,18 +18,13 @@ import stat
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import IO, Final
 
 from integration.errors import TreeError
 from integration.install.errors import ArchiveRefused, NoSpace, SourceBroken, SourceMissing
-from integration.tree import MANIFEST, read_tree, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import IO
-
-    from integration.tree import Tree
+from integration.tree import MANIFEST, Tree, read_tree, verify
 
 LARGEST: Final = 2 << 30
 """Bytes that an archive may unpack to."""

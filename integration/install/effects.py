@@ -16,9 +16,10 @@ import signal
 import stat
 import subprocess
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.install import copying, selftest, steps, usage
 from integration.install.errors import (
@@ -32,6 +33,7 @@ from integration.install.places import (
     INCOMING,
     REMOVING,
     SELF_TEST,
+    Place,
     new_link,
     working_name,
 )
@@ -39,11 +41,6 @@ from integration.install.trees import known_tree
 from integration.install.usage import Role
 from integration.timeouts import PATIENCE
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from integration.install.places import Place
 
 # Seconds that fork servers get to end.
 _END: Final = 3.0 * PATIENCE
@@ -58,40 +55,26 @@ _SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 
 @dataclass(slots=True)
 class Done:
-    """What came of the steps.
+    """What came of the steps."""
 
-    Attributes:
-        taken: what was done, one line for each step.
-        collected: names of trees that are gone.
-        in_use: names of trees that should have gone, and are used.
-        warnings: what a person should know.
-    """
-
-    taken: list[str] = field(default_factory=list)
-    collected: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)  # what was done, one line for each step
+    collected: list[str] = field(default_factory=list)  # names of trees that are gone
+    # names of trees that should have gone, and are used
     in_use: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what a person should know
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """Where and how steps are taken.
+    """Where and how steps are taken."""
 
-    Attributes:
-        place: where.
-        say: told each step before it is taken.
-        runtime: the low-level runtime that a self-test uses; empty for the node's.
-        spare: processes that may use a tree that is removed: the one that removes it.
-        selinux: where SELinux' file system is, if it is on.
-        path: the search path of programs of the node.
-    """
-
-    place: Place
-    say: Callable[[str], None] = lambda _: None
-    runtime: str = ""
+    place: Place  # where
+    say: Callable[[str], None] = lambda _: None  # told each step before it is taken
+    runtime: str = ""  # the low-level runtime that a self-test uses; empty for the node's
+    # processes that may use a tree that is removed: the one that removes it
     spare: frozenset[int] = frozenset()
-    selinux: str = _SELINUX
-    path: str = _SYSTEM_PATH
+    selinux: str = _SELINUX  # where SELinux' file system is, if it is on
+    path: str = _SYSTEM_PATH  # the search path of programs of the node
 
     def take(self, plan: Sequence[steps.Step]) -> Done:
         """Take steps in their order.

@@ -7,49 +7,34 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from integration.install import checks, copying, leaving, planning, steps
-from integration.install.effects import Workshop, locked
+from integration.install.effects import Done, Workshop, locked
 from integration.install.errors import SourceBroken
 from integration.install.places import Place
 from integration.install.selftest import find_runtime
-from integration.install.survey import look
+from integration.install.survey import Survey, look
 from integration.install.trees import own_tree, problem_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from hooks.config import Config
-    from integration.install.effects import Done
-    from integration.install.survey import Survey
-    from integration.tree import Tree
+from integration.tree import Tree
 
 _POLL: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What a person wants installed.
+    """What a person wants installed."""
 
-    Attributes:
-        place: where.
-        source: a tree or an archive of one; empty for the tree that this program is part of.
-        use: the version of an installed tree instead; empty for none.
-        rollback: the one before instead.
-        test: whether it has to start a container first.
-        keep: how many other trees stay that nothing uses.
-        workshop: how steps are taken.
-    """
-
-    place: Place
-    source: str = ""
-    use: str = ""
-    rollback: bool = False
-    test: bool = True
-    keep: int = planning.KEEP
-    workshop: Workshop = field(default_factory=lambda: Workshop(Place()))
+    place: Place  # where
+    source: str = ""  # a tree or an archive of one; empty for the tree that this program is part of
+    use: str = ""  # the version of an installed tree instead; empty for none
+    rollback: bool = False  # the one before instead
+    test: bool = True  # whether it has to start a container first
+    keep: int = planning.KEEP  # how many other trees stay that nothing uses
+    workshop: Workshop = field(default_factory=lambda: Workshop(Place()))  # how steps are taken
 
 
 def install(wanted: Installation, *, dry_run: bool = False) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from api.errors import NvshimError
 from hooks.cdi import files
-from hooks.config import DEFAULT_PATH
+from hooks.config import DEFAULT_PATH, Config
 from hooks.node import cache
 from hooks.node.drained import path_of, read_drains
 from integration.engines import undo
@@ -23,9 +24,6 @@ from integration.install.places import SHIM
 from shim.work import layers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.config import Config
     from integration.install.survey import Survey
 
 ENGINES: Final = (

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Final
 
 PREFIX: Final = "/opt/containerd-shim-nvidia"
 BINDIR: Final = "/usr/local/bin"
@@ -37,14 +35,10 @@ _NAME: Final = re.compile(r"[0-9][0-9A-Za-z.+~_]*-[0-9a-f]{8}(\.[1-9][0-9]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An installation's directories.
+    """An installation's directories."""
 
-    Attributes:
-        prefix: below it are the trees; absolute.
-        bindir: where containerd and people find the programs; absolute. Empty for nowhere.
-    """
-
-    prefix: str = PREFIX
+    prefix: str = PREFIX  # below it are the trees; absolute
+    # where containerd and people find the programs; absolute. Empty for nowhere.
     bindir: str = BINDIR
 
     @classmethod

@@ -21,6 +21,7 @@ Rules of an uninstallation
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
 from integration.install.places import CURRENT, PREVIOUS, SHIM, is_directory_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from integration.install.survey import Installed, Survey
     from integration.tree import Tree
 
@@ -40,21 +39,13 @@ KEEP = 1
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an installation is to come to.
+    """What an installation is to come to."""
 
-    Attributes:
-        tree: what is to be in effect.
-        source: where it is to be copied from; empty if it is installed.
-        name: of the installed one.
-        test: whether it has to start a container before it is in effect.
-        keep: how many others stay that nothing uses.
-    """
-
-    tree: Tree | None = None
-    source: str = ""
-    name: str = ""
-    test: bool = True
-    keep: int = KEEP
+    tree: Tree | None = None  # what is to be in effect
+    source: str = ""  # where it is to be copied from; empty if it is installed
+    name: str = ""  # of the installed one
+    test: bool = True  # whether it has to start a container before it is in effect
+    keep: int = KEEP  # how many others stay that nothing uses
 
 
 def plan_installation(survey: Survey, wish: Wish) -> list[steps.Step]:

@@ -19,8 +19,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
@@ -39,9 +40,6 @@ from integration.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.timeouts import PATIENCE
 from shim import mountinfo
 from shim.rootfs import mounts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _TIMEOUT: Final = 30.0 * PATIENCE
 _CALL_TIMEOUT: Final = 15.0 * PATIENCE

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from integration.install import leaving
 from integration.install.effects import is_locked
-from integration.install.places import CURRENT
-from integration.install.survey import look
+from integration.install.places import CURRENT, Place
+from integration.install.survey import Installed, Survey, look
 from integration.install.trees import problem_of
 from integration.install.usage import Role
-
-if TYPE_CHECKING:
-    from integration.install.places import Place
-    from integration.install.survey import Installed, Survey
 
 
 def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dict[str, Any]:

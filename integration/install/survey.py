@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.install import usage
 from integration.install.places import (
     CURRENT,
     PREVIOUS,
+    Place,
     is_directory_name,
     is_leftover_name,
     new_link,
 )
 from integration.install.trees import known_tree
 from integration.install.usage import Role, User
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.install.places import Place
-    from integration.tree import Tree
+from integration.tree import Tree
 
 _ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A tree below the prefix.
+    """A tree below the prefix."""
 
-    Attributes:
-        name: of its directory.
-        tree: what it says of itself; None if it says nothing that can be read.
-        placed: when it got its name, in nanoseconds since 1970.
-        users: the processes that use it.
-        problem: what is wrong with its files; empty if nothing is, or nobody has looked.
-    """
-
-    name: str
-    tree: Tree | None
-    placed: int = 0
-    users: tuple[User, ...] = ()
-    problem: str = ""
+    name: str  # of its directory
+    tree: Tree | None  # what it says of itself; None if it says nothing that can be read
+    placed: int = 0  # when it got its name, in nanoseconds since 1970
+    users: tuple[User, ...] = ()  # the processes that use it
+    problem: str = ""  # what is wrong with its files; empty if nothing is, or nobody has looked
 
     @property
     def holders(self) -> tuple[User, ...]:
@@ -58,19 +47,12 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link that leads to the tree in effect, or should.
+    """A link that leads to the tree in effect, or should."""
 
-    Attributes:
-        path: where it is.
-        wanted: where it should lead.
-        target: where it leads; empty if there is nothing.
-        ours: whether there is nothing, or a link into the prefix.
-    """
-
-    path: str
-    wanted: str
-    target: str
-    ours: bool
+    path: str  # where it is
+    wanted: str  # where it should lead
+    target: str  # where it leads; empty if there is nothing
+    ours: bool  # whether there is nothing, or a link into the prefix
 
     @property
     def is_right(self) -> bool:
@@ -80,27 +62,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """An installation as it is.
+    """An installation as it is."""
 
-    Attributes:
-        place: where.
-        installed: the trees, the oldest first.
-        current: the name of the tree in effect; empty if none is.
-        previous: the name of the one before; likewise.
-        links: those of the directory of links.
-        leftovers: paths of what installers have left that were killed.
-        foreign: names below the prefix that no installer makes.
-        blind: whether there may be shims that are not seen.
-    """
-
-    place: Place
-    installed: tuple[Installed, ...] = ()
-    current: str = ""
-    previous: str = ""
-    links: tuple[Link, ...] = ()
-    leftovers: tuple[str, ...] = ()
-    foreign: tuple[str, ...] = ()
-    blind: bool = False
+    place: Place  # where
+    installed: tuple[Installed, ...] = ()  # the trees, the oldest first
+    current: str = ""  # the name of the tree in effect; empty if none is
+    previous: str = ""  # the name of the one before; likewise
+    links: tuple[Link, ...] = ()  # those of the directory of links
+    leftovers: tuple[str, ...] = ()  # paths of what installers have left that were killed
+    foreign: tuple[str, ...] = ()  # names below the prefix that no installer makes
+    blind: bool = False  # whether there may be shims that are not seen
 
     def named(self, name: str) -> Installed | None:
         """The tree in a directory; None if there is none of that name."""

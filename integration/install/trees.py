@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from integration import tree as manifest
 from integration.errors import TreeError
 from integration.install.errors import SourceMissing
-
-if TYPE_CHECKING:
-    from integration.tree import Tree
+from integration.tree import Tree
 
 
 def known_tree(path: str) -> Tree | None:

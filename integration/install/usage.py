@@ -20,6 +20,7 @@ import re
 import socket
 import stat
 import struct
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,8 +30,6 @@ from integration.inspection.procfs import Procfs
 from integration.install.places import PROGRAMS, SHIM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     Identity = tuple[int, int]
 
 PROC: Final = "/proc"
@@ -58,19 +57,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A process that uses a tree.
+    """A process that uses a tree."""
 
-    Attributes:
-        pid: the process.
-        role: what it does.
-        tree: the tree's directory.
-        asked_by: of a shim, the path of the program that containerd executes to clean up after it;
-            empty if that is not known.
-    """
-
-    pid: int
-    role: Role
-    tree: str
+    pid: int  # the process
+    role: Role  # what it does
+    tree: str  # the tree's directory
+    # of a shim, the path of the program that containerd executes to clean up after it; empty if
+    # that is not known
     asked_by: str = ""
 
 
@@ -161,32 +154,20 @@ def _pids(proc: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that a process executes or maps.
+    """A file that a process executes or maps."""
 
-    Attributes:
-        path: as the kernel tells it.
-        identity: likewise; on some file systems the device is not that which stat(2) tells.
-        link: leads to it, in procfs.
-    """
-
-    path: str
-    identity: Identity
-    link: str
+    path: str  # as the kernel tells it
+    identity: Identity  # likewise; on some file systems the device is not that which stat(2) tells
+    link: str  # leads to it, in procfs
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the files of a tree are known by.
+    """What the files of a tree are known by."""
 
-    Attributes:
-        below: how their paths begin, as they are given and as the kernel tells them.
-        own: what they are.
-        device: that they are on; -1 if that is not known.
-    """
-
-    below: tuple[str, ...]
-    own: frozenset[Identity]
-    device: int
+    below: tuple[str, ...]  # how their paths begin, as they are given and as the kernel tells them
+    own: frozenset[Identity]  # what they are
+    device: int  # that they are on; -1 if that is not known
 
     @classmethod
     def of(cls, tree: str) -> _Known:

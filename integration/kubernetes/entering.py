@@ -42,6 +42,7 @@ HANDED_ON: Final = frozenset(
         "NODE_LABEL",
         "NODE_NAME",
         "NVSHIM_CONTAINERD_STATE",
+        "POD_UID",
     }
 )
 """The variables by which a container's agent is told what to do."""

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.kubernetes.errors import VariableUnusable
 from integration.kubernetes.settings import ENGINES, RESTARTS, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
@@ -34,19 +32,13 @@ _THEIR_MOUNTS: Final = ("/runtime/", "/driver-root")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What becomes of a variable.
+    """What becomes of a variable."""
 
-    Attributes:
-        field: of :class:`Settings` that it sets; empty if it means nothing here.
-        meaning: in a few words, or why it means nothing.
-        read: makes the field's value of the text; raises ValueError, saying what is wanted.
-        nvidia: whether NVIDIA's installer has it.
-    """
-
-    field: str
-    meaning: str
+    field: str  # of Settings that it sets; empty if it means nothing here
+    meaning: str  # in a few words, or why it means nothing
+    # makes the field's value of the text; raises ValueError, saying what is wanted
     read: Callable[[str], Any] = str
-    nvidia: bool = True
+    nvidia: bool = True  # whether NVIDIA's installer has it
 
 
 def _boolean(text: str) -> bool:

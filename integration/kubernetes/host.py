@@ -22,16 +22,14 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from hooks.image.openat2 import open_in_root
 from integration.kubernetes.errors import HostCommandFailed, HostUnusable, InstallerRunning
 from integration.kubernetes.settings import STATE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY
 ENVIRONMENT: Final = {
@@ -48,17 +46,11 @@ _LONGEST_PID: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program of the node ended.
+    """How a program of the node ended."""
 
-    Attributes:
-        code: its exit status; negative for a signal.
-        stdout: what it wrote there.
-        stderr: likewise.
-    """
-
-    code: int
-    stdout: str
-    stderr: str
+    code: int  # its exit status; negative for a signal
+    stdout: str  # what it wrote there
+    stderr: str  # likewise
 
     @property
     def last_words(self) -> str:

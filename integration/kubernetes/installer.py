@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
@@ -21,7 +22,8 @@ from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
 from integration.kubernetes.handlers import ask_engine
-from integration.kubernetes.status import Reporter, State
+from integration.kubernetes.settings import Settings
+from integration.kubernetes.status import Log, Reporter, State
 from integration.kubernetes.validations import (
     DRIVER_READY,
     TOOLKIT_READY,
@@ -32,11 +34,7 @@ from integration.tree import MANIFEST, own_tree, read_tree, verify
 from shim import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from integration.kubernetes.host import Host
-    from integration.kubernetes.settings import Settings
-    from integration.kubernetes.status import Log
 
     _Seen = dict[str, tuple[int, ...] | None]
 

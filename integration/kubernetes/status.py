@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -21,8 +22,6 @@ from api.errors import one_line
 from integration.kubernetes.errors import InstallerUnwell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from integration.kubernetes.host import Host
 
 FILE: Final = "node-installer.json"
@@ -49,27 +48,18 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the installer is doing.
+    """What the installer is doing."""
 
-    Attributes:
-        state: of :class:`State`.
-        version: of this project.
-        message: for people.
-        restart_outstanding: whether the engine has yet to be restarted before a pod can have the
-            handler; None if that is not known.
-        driver_root: that was set; empty if it is found by looking.
-        reasserted: how often the configuration was put back.
-        since: when this state began, in seconds since the epoch.
-        heard: when the installer was last heard of, in seconds since the machine has started.
-    """
-
-    state: str = State.STARTING
-    version: str = ""
-    message: str = ""
+    state: str = State.STARTING  # of State
+    version: str = ""  # of this project
+    message: str = ""  # for people
+    # whether the engine has yet to be restarted before a pod can have the handler; None if that is
+    # not known
     restart_outstanding: bool | None = None
-    driver_root: str = ""
-    reasserted: int = 0
-    since: int = 0
+    driver_root: str = ""  # that was set; empty if it is found by looking
+    reasserted: int = 0  # how often the configuration was put back
+    since: int = 0  # when this state began, in seconds since the epoch
+    # when the installer was last heard of, in seconds since the machine has started
     heard: float = 0.0
 
 

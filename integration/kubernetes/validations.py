@@ -24,15 +24,11 @@ _ROOT: Final = "NVIDIA_DRIVER_ROOT"
 
 @dataclass(frozen=True, slots=True)
 class DriverReady:
-    """What the validator found.
+    """What the validator found."""
 
-    Attributes:
-        driver_root: the directory that is "/" for the driver's files; empty if it is not said.
-        is_host_driver: whether the driver is the node's own, and not a container's.
-    """
-
+    # the directory that is "/" for the driver's files; empty if it is not said
     driver_root: str = ""
-    is_host_driver: bool = False
+    is_host_driver: bool = False  # whether the driver is the node's own, and not a container's
 
 
 def read_driver_ready(content: bytes, path: str) -> DriverReady:

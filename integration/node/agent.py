@@ -8,7 +8,9 @@
                                        └──▶ the board, which the other parts of the agent go by
 
 Rules
-- One agent per node: a lock in its state directory says so, which ends with the process.
+- One agent per node: a lock in its state directory says so (:mod:`.lock`). A second one ends, but
+  not in a rolling update with DRA: there it serves the kubelet by the first (:mod:`.dra.standby`),
+  and is the agent once that has ended.
 - A look runs in a thread, and what it asks of the driver in a child of it: neither a hung driver
   nor a hung file system keeps the agent from ending when it is told to. A look that is under way
   then is given the time that it takes to end its child, and no more.
@@ -20,23 +22,20 @@ Rules
 - The status file is written when what is in it differs, and its time is that of the last look,
   whatever else was written since: that is what readiness goes by. Where it cannot be written, the
   agent goes on, and is not ready.
-
-Source: flock(2).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import anyio.abc
@@ -50,23 +49,25 @@ from integration.install.places import CURRENT
 from integration.inventory import STOP
 from integration.node.changes import announced
 from integration.node.components import PARTS, Context, keep
-from integration.node.errors import AgentRunning, AgentStateUnusable
+from integration.node.errors import AgentStateUnusable
+from integration.node.lock import NodeLock, pod_path
 from integration.node.refresh import Made, Seen, keep_spec, look
 from integration.node.watcher import ANY, Interest, Watcher, first_of
 from integration.tree import own_tree
 from shim import VERSION
-from shim.causes.agent import LOCK, agent_of, agent_runs
+from shim.causes.agent import agent_of, agent_runs, is_locked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hooks.config import Config
     from integration.node.components import Options
 
 _STATUS: Final = "node.json"
 
-# What of the board is in the status file, besides what a look has seen.
-_NOTED: Final = ("faults", "resources", "claims", "told")
+# What of the board is in the status file, besides what a look has seen, and the seconds after
+# which it is there: claims change with each pod, and to write all of them takes a while.
+_NOTED: Final = ((0.1, ("faults", "resources", "told")), (1.0, ("claims",)))
 
 # Seconds after which a swarm of changes is over.
 _QUIET: Final = 0.3
@@ -74,10 +75,8 @@ _QUIET: Final = 0.3
 # A look that has not come for so many times the time between two is not going to come.
 _LATE: Final = 3
 
-# Seconds for a child to be killed, and for one who asks for readiness.
+# Seconds for a child to be killed.
 _TO_END: Final = 2.0
-_TO_ASK: Final = 1.0
-_POLL: Final = 0.02
 
 
 async def serve(
@@ -95,24 +94,42 @@ async def serve(
         AgentRunning: another agent has the node.
         AgentStateUnusable: its directory cannot be used.
     """
-    with _alone(config), Watcher(_QUIET) as watcher, announced(watcher) as unannounced:
-        async with anyio.create_task_group() as tasks:
-            context = Context(config, options, say)
+    seen, in_effect = Seen(), _is_in_effect()
+    with NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced:
+        if not (is_ours := lock.take()) and (once or not _may_wait(options)):
+            raise lock.held()
+        context = Context(config, options, say)
+        async with aclosing(context.kubelet), anyio.create_task_group() as tasks:
             if not once:
                 await tasks.start(_do_as_told, tasks.cancel_scope, context)
+                if not is_ours:
+                    context = await _wait(tasks, context, lock)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
+                lock.show_pod(options.pod_uid)
             rounds = _Rounds(context, watcher, unannounced)
-            seen, in_effect = Seen(), _is_in_effect()
             seen = await rounds.look(first=True)
             if not once:
                 _begin_parts(tasks, context)
-                tasks.start_soon(context.board.follow, rounds.note, *_NOTED)
+                for pause, names in _NOTED:
+                    tasks.start_soon(rounds.keep_noted, pause, *names)
                 while not in_effect or _is_in_effect():
                     await rounds.wait()
                     seen = await rounds.look()
                 say("info", "ends", reason="another version was put into effect")
             tasks.cancel_scope.cancel()
     return seen
+
+
+def _may_wait(options: Options) -> bool:
+    """Whether the agent may wait for another's end: it has something to do meanwhile."""
+    return options.dra and bool(options.pod_uid)
+
+
+async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
+    """Be the driver's second instance until the node is ours; returns the context from then on."""
+    from integration.node.dra.standby import stand_by  # noqa: PLC0415 - it loads gRPC
+
+    return await stand_by(tasks, context, lock)
 
 
 class _Rounds:
@@ -184,8 +201,23 @@ class _Rounds:
         )
         self._heard = bool(which) or heard or board.version("wanted") != self._wanted
 
+    async def keep_noted(self, pause: float, *names: str) -> NoReturn:
+        """Have what other parts post be in the status file, too.
+
+        Args:
+            pause: seconds after which it is; what is posted meanwhile is written with it.
+            names: of the board's table.
+        """
+        board = self._context.board
+        version = board.version(*names)
+        while True:
+            await board.change(*names, since=version)
+            await anyio.sleep(pause)
+            version = board.version(*names)
+            self.note()
+
     def note(self, *, strict: bool = False) -> None:
-        """Keep the status file true, also when another part has something to say in it.
+        """Keep the status file true.
 
         Raises:
             AgentStateUnusable: it cannot be written, and that is not to be overlooked.
@@ -313,19 +345,21 @@ def status_path(config: Config) -> str:
     return os.path.join(config.state, _STATUS)
 
 
-def lock_path(config: Config) -> str:
-    """The file that an agent holds locked, and writes its pid into."""
-    return os.path.join(config.state, LOCK)
-
-
 def is_running(config: Config) -> bool:
     """Whether an agent has this node, whatever it does."""
     return agent_runs(config.state)
 
 
-def is_ready(config: Config) -> bool:
-    """Whether an agent keeps this node, and has looked at it not long ago."""
+def is_ready(config: Config, pod: str = "") -> bool:
+    """Whether an agent keeps this node, and has looked at it not long ago.
+
+    Args:
+        pod: the UID of one whose agent has to be that one, or to wait for its turn and to serve
+            beside it; "" for any.
+    """
     path = status_path(config)
+    if pod and not is_locked(pod_path(config, pod)):
+        return False
     try:
         content = read_file(path)
         age = time.time() - os.stat(path).st_mtime
@@ -384,49 +418,3 @@ def _note(context: Context, looked: float) -> None:
         raise AgentStateUnusable(
             f"to write {path}", found=str(error.strerror), do="make it writable, or free some space"
         ) from error
-
-
-@contextmanager
-def _alone(config: Config) -> Iterator[None]:
-    """Have the node, as long as this lasts.
-
-    Raises:
-        AgentRunning: another agent has it.
-        AgentStateUnusable: there is no place for the lock.
-    """
-    path = lock_path(config)
-    try:
-        os.makedirs(config.state, mode=0o711, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise AgentStateUnusable(
-            f"to lock {path}", found=str(error.strerror), do="run it as root"
-        ) from error
-    try:
-        if not _lock(fd):
-            number = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            raise AgentRunning(
-                "to keep this node's GPUs",
-                found=f"another agent, process {number or 'unknown'}, holds {path}",
-                do="stop it first; it may run in a pod",
-            )
-        with suppress(OSError):  # a full disk: then it is not known which it is
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int) -> bool:
-    """Take the lock; one who only asks whether an agent is ready has it for a moment."""
-    deadline = time.monotonic() + _TO_ASK
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL)
-        else:
-            return True

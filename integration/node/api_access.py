@@ -20,15 +20,13 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from hooks.cdi.tree import BadTree, of_yaml
 from integration.node.errors import KubeconfigUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Access", "of_kubeconfig", "of_pod"]
 
@@ -39,23 +37,14 @@ _OF_USER: Final = ("exec", "auth-provider", "username", "password", "as", "as-ui
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A server, and who asks it.
+    """A server, and who asks it."""
 
-    Attributes:
-        host: its address; IPv6 without brackets.
-        port: likewise.
-        name: in its certificate, if that is another than the address; "" if not.
-        authority: PEM certificates of who signs its certificate.
-        token: of who asks; "" for none.
-        certificate: PEM certificate and key of who asks; "" for none.
-    """
-
-    host: str
-    port: int
-    authority: str
-    name: str = ""
-    token: str = ""
-    certificate: str = ""
+    host: str  # its address; IPv6 without brackets
+    port: int  # likewise
+    authority: str  # PEM certificates of who signs its certificate
+    name: str = ""  # in its certificate, if that is another than the address; "" if not
+    token: str = ""  # of who asks; "" for none
+    certificate: str = ""  # PEM certificate and key of who asks; "" for none
 
 
 def of_pod(host: str, port: int, directory: str) -> Access:

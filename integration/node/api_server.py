@@ -2,8 +2,8 @@
 
 Rules
 - How it is reached, and as whom, is read for each call (:mod:`.api_access`).
-- A call is made in a thread, for it blocks. None takes longer than :data:`TIMEOUT` between two
-  bytes; a watch that is closed ends at once.
+- A call is made in a thread, for it blocks. In none is the server waited for longer than a limit
+  between two bytes; a watch that is closed ends at once.
 - A GET on a connection that was kept and that the server has closed meanwhile, or that leads
   nowhere, is made once more on a new one. A write might be made twice so, and has a new one each
   time.
@@ -20,19 +20,17 @@ import http.client
 import json
 import socket
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from api.errors import one_line, printable
-from integration.node.api_access import of_kubeconfig, of_pod
+from integration.node.api_access import Access, of_kubeconfig, of_pod
 from integration.node.api_connection import IDLE_TIMEOUT, TIMEOUT, Connection, Kept
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.node.api_access import Access
     from integration.node.components import Options
 
 __all__ = ["TIMEOUT", "ApiServer", "Watch", "api_server_of"]
@@ -51,19 +49,13 @@ _NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """The cluster's API server.
+    """The cluster's API server."""
 
-    Attributes:
-        host: its address.
-        port: likewise.
-        service_account: the directory that has the token, and the certificate of who signs.
-        kubeconfig: the path of one, in place of all of that; "" for none.
-    """
-
-    host: str
-    port: int
-    service_account: str
-    kubeconfig: str = ""
+    host: str  # its address
+    port: int  # likewise
+    service_account: str  # the directory that has the token, and the certificate of who signs
+    kubeconfig: str = ""  # the path of one, in place of all of that; "" for none
+    timeout: float = TIMEOUT  # seconds that it may be silent in a call
     _kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
     def call(
@@ -89,7 +81,7 @@ class ApiServer:
         """
         asked = f"to {method} {path}"
         try:
-            connection, answer = self._ask(method, path, body, query or {}, TIMEOUT)
+            connection, answer = self._ask(method, path, body, query or {}, self.timeout)
             is_kept = False
             try:
                 said = answer.read(_LONGEST + 1)
@@ -128,7 +120,7 @@ class ApiServer:
         }
         try:
             connection, answer = self._ask(
-                "GET", path, None, {**query, **more}, TIMEOUT + _WATCH_LASTS
+                "GET", path, None, {**query, **more}, self.timeout + _WATCH_LASTS
             )
             if answer.status >= _FIRST_REFUSAL:
                 with connection:
@@ -155,9 +147,9 @@ class ApiServer:
         trust = self._kept.trust(access)
         while method == "GET" and (idle := self._kept.idle(access)) is not None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                idle.plain.settimeout(IDLE_TIMEOUT)
+                idle.plain.settimeout(min(IDLE_TIMEOUT, self.timeout))
                 return idle, idle.asked(method, target, data, headers, timeout)
-        connection = Connection(access, trust)
+        connection = Connection(access, trust, self.timeout)
         return connection, connection.asked(method, target, data, headers, timeout)
 
     def _access(self, asked: str) -> Access:
@@ -192,7 +184,11 @@ class ApiServer:
 def api_server_of(options: Options) -> ApiServer:
     """The API server that the agent is told to ask."""
     return ApiServer(
-        options.api_server, options.api_port, options.service_account, options.kubeconfig
+        options.api_server,
+        options.api_port,
+        options.service_account,
+        options.kubeconfig,
+        options.api_timeout,
     )
 
 

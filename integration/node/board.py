@@ -40,6 +40,7 @@ What was done and heard since the agent began is counted in :attr:`Board.counter
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -49,22 +50,19 @@ from integration.node.ledger.energy import Meter
 from integration.node.ledger.lately import Lately
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.metrics.counters import Counters
-from integration.node.monitor.values import Sample, now
+from integration.node.monitor.values import GpuEvent, Sample, Sampler, now
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from integration.node.causes.hits import Hit
     from integration.node.causes.journal import Entry
-    from integration.node.dra.serving import Health
-    from integration.node.dra.state import Claim, ClaimDevice
+    from integration.node.dra.values import Claim, ClaimDevice, Health
     from integration.node.health.machine import Condition
     from integration.node.monitor.values import GpuEvent, Sampler
-    from integration.node.mps.claims import ClaimDaemon
     from integration.node.mps.containers import MpsDaemon
+    from integration.node.mps.plan import ClaimDaemon
     from integration.node.plugin.engine_cdi import Told
     from integration.node.plugin.values import Resource, Settings
 
@@ -128,7 +126,8 @@ class Board:
         self.wanted: int = 0
         self.hangups: int = 0
         self._posted: dict[str, int] = {}
-        self._news = anyio.Event()
+        # Who waits for which of these to change.
+        self._waiting: dict[str, set[anyio.Event]] = {}
         self._listening: set[MemoryObjectSendStream[GpuEvent]] = set()
 
     def post(self, **known: Any) -> None:
@@ -138,15 +137,16 @@ class Board:
             known: the new values. One that equals the old wakes nobody.
         """
         for name, value in known.items():
-            if getattr(self, name) != value:
-                self._posted[name] = self._posted.get(name, 0) + 1
+            before = getattr(self, name)
             setattr(self, name, value)
+            if before is not value and before != value:
+                self._posted[name] = self._posted.get(name, 0) + 1
+                for waiter in self._waiting.pop(name, ()):
+                    waiter.set()
         if "ledger" in known:
             self.lately.saw(self.ledger, now())
         if "usage" in known:
             self.lately.used(self.usage, now())
-        self._news.set()
-        self._news = anyio.Event()
 
     def fault(self, part: str, line: str) -> None:
         """Say what is wrong with a part of the agent.
@@ -184,9 +184,16 @@ class Board:
         Returns:
             The version now; the same if the time is up.
         """
-        with anyio.move_on_after(timeout):
-            while self.version(*names) == since:
-                await self._news.wait()
+        if self.version(*names) == since:
+            news = anyio.Event()
+            for name in names:
+                self._waiting.setdefault(name, set()).add(news)
+            try:
+                with anyio.move_on_after(timeout):
+                    await news.wait()
+            finally:
+                for name in names:
+                    self._waiting.get(name, set()).discard(news)
         return self.version(*names)
 
     async def follow(

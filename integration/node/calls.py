@@ -10,14 +10,12 @@ Source: grpc.aio ``UnaryUnaryCall.__await__``; anyio's asyncio backend, ``TaskGr
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable
+from typing import Any
 
 import anyio.lowlevel
 import grpc  # type: ignore[import-untyped] # it ships no types
 import grpc.aio  # type: ignore[import-untyped] # likewise
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
 
 
 async def answer_of(call: Awaitable[Any]) -> Any:

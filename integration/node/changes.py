@@ -16,13 +16,12 @@ Source: netlink(7), NETLINK_KOBJECT_UEVENT; kernel lib/kobject_uevent.c.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from integration.node.watcher import Watcher
 
 _KOBJECT_UEVENT: Final = 15

@@ -12,7 +12,7 @@ import os
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
 
@@ -20,6 +20,7 @@ from api.errors import NvshimError, one_line
 from integration.cri.engine import CRI_SOCKETS
 from integration.node.backoff import Backoff
 from integration.node.board import Board
+from integration.node.ledger.kubelet import PodResources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,6 +58,7 @@ class Options:
         api_port: likewise.
         service_account: where the agent's token for it is, if it has one.
         kubeconfig: one that says how the API server is asked, in place of those; "" for none.
+        api_timeout: seconds that the API server may be silent when it is asked.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
         dra_unhealthy: what becomes of devices that no new pod should get: ``taint``, ``evict`` or
@@ -65,6 +67,8 @@ class Options:
         dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.
+        pod_uid: of the pod that the agent runs in, which may run beside another's for a while; ""
+            for none.
         states: containerd's state directories; none for those that are known.
         ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
         heeded_xids: what ``DP_ENABLE_HEALTHCHECKS`` says.
@@ -83,6 +87,7 @@ class Options:
     api_port: int = 443
     service_account: str = "/run/containerd-shim-nvidia/service-account"
     kubeconfig: str = ""
+    api_timeout: float = 10.0
     dra: bool = False
     dra_driver: str = DRA_DRIVER
     dra_unhealthy: str = "taint"
@@ -90,10 +95,18 @@ class Options:
     dra_mig: bool = False
     node_condition: bool = False
     node_name: str = ""
+    pod_uid: str = ""
     states: tuple[str, ...] = ()
     ignored_xids: str = ""
     heeded_xids: str = ""
     kernel_log: str = "/dev/kmsg"
+
+
+class Serves(Protocol):
+    """What serves the kubelet as a driver (:mod:`integration.node.dra.serving`)."""
+
+    async def work(self, answers: Any) -> None:
+        """Have the answers be ours from now on, until cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +118,16 @@ class Context:
         options: what the agent is to do.
         say: takes the log's lines: level, event, fields.
         board: what the parts tell each other.
+        serving: what has served the kubelet since before the node was ours, if it was not at first.
+        kubelet: says what it has given to whom.
     """
 
     config: Config
     options: Options
     say: Callable[..., None]
     board: Board = field(default_factory=Board)
+    serving: Serves | None = None
+    kubelet: PodResources = field(default_factory=PodResources)
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Post what is wrong with a part, and say it once.

@@ -231,16 +231,11 @@ class ApiServerSilent(NodeAgentError, code="NVSHIM-E2770", status=Status.UNAVAIL
 
 
 class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMISSION_DENIED):
-    """The cluster's API server says no.
-
-    Attributes:
-        http: the status of its answer.
-        retry_after: seconds after which it may be asked again; 0 if it does not say.
-    """
+    """The cluster's API server says no."""
 
     remedy = "see the ClusterRole of the agent's service account"
-    http: int = 0
-    retry_after: float = 0.0
+    http: int = 0  # the status of its answer
+    retry_after: float = 0.0  # seconds after which it may be asked again; 0 if it does not say
 
 
 class KubeconfigUnusable(NodeAgentError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +21,6 @@ from integration.node.mps.plan import where_programs_run
 from integration.nvml_lock import NONE, opening
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hooks.config import Config
     from hooks.node.driver import Driver
 

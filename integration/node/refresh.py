@@ -19,22 +19,19 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.cdi import files, generating, schema
+from hooks.config import Config
 from hooks.errors import CdiError
 from hooks.node.drained import driver_of, read_drains
-from hooks.node.inventory import load_inventory
+from hooks.node.inventory import Inventory, load_inventory
 from hooks.sharing import by_name
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, replace_file
 from integration.inventory import inventory_of
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
 
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
 """The first line of the spec; without it, a file is somebody else's."""
@@ -60,19 +57,12 @@ _WISH: Final = generating.Wish(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the node was like at one look.
+    """What the node was like at one look."""
 
-    Attributes:
-        inventory: what the node has; None if that could not be told.
-        faults: what is wrong, a line each.
-        spec: the path of the CDI spec; "" if there is none.
-        written: whether the spec was written or removed this time.
-    """
-
-    inventory: Inventory | None = None
-    faults: tuple[str, ...] = ()
-    spec: str = ""
-    written: bool = False
+    inventory: Inventory | None = None  # what the node has; None if that could not be told
+    faults: tuple[str, ...] = ()  # what is wrong, a line each
+    spec: str = ""  # the path of the CDI spec; "" if there is none
+    written: bool = False  # whether the spec was written or removed this time
 
     @property
     def driver(self) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -20,11 +21,7 @@ import grpc.aio  # type: ignore[import-untyped] # likewise
 
 from integration.node.errors import PluginSocketUnusable
 from integration.node.plugin import sockets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.node.plugin.sockets import Identity
+from integration.node.plugin.sockets import Identity
 
 CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 """gRPC's own values by the numbers of :class:`api.errors.Status`."""
@@ -93,13 +90,17 @@ class SocketServer:
         if self.identity is not None:
             sockets.remove(self.path, self.identity)
 
-    async def end(self) -> None:
-        """Withdraw, and end once the calls under way have."""
+    async def end(self, to_end: float = _TO_END) -> None:
+        """Withdraw, and end once the calls under way have.
+
+        Args:
+            to_end: seconds that they have.
+        """
         self.withdraw()
         server, self._server = self._server, None
         if server is not None:
             with anyio.CancelScope(shield=True):
-                await server.stop(_TO_END)
+                await server.stop(to_end)
 
     @property
     def is_in_place(self) -> bool:

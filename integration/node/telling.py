@@ -6,6 +6,7 @@ What the API server does not take is said once, and tried again after a while.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -13,12 +14,9 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
-from integration.node.api_server import api_server_of
+from integration.node.api_server import ApiServer, api_server_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.node.api_server import ApiServer
     from integration.node.components import Context
 
 _AGAIN: Final = 60.0  # seconds

@@ -23,15 +23,13 @@ import math
 import os
 import select
 import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import anyio
 
 from shim import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 # struct inotify_event: wd, mask, cookie, len; then the name.
 _EVENT: Final = struct.Struct("iIII")
@@ -48,15 +46,11 @@ _LONGEST_SWARM: Final = 5.0
 
 
 class Interest(NamedTuple):
-    """What matters in a directory.
+    """What matters in a directory."""
 
-    Attributes:
-        names: of files; None for all.
-        content: whether it matters that a file is written. Where device nodes are, that happens
-            with every line for /dev/null.
-    """
-
-    names: frozenset[str] | None = None
+    names: frozenset[str] | None = None  # of files; None for all
+    # whether it matters that a file is written. Where device nodes are, that happens with every
+    # line for /dev/null.
     content: bool = True
 
 

@@ -16,12 +16,10 @@ import os
 import re
 import shlex
 import subprocess
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from integration.simulated.errors import ArchiveNotFound
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 COMPONENTS: Final = ("contrib", "non-free")
 

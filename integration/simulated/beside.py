@@ -16,12 +16,10 @@ drivers/infiniband/core for uverbs and rdma_cm).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from integration.simulated.tree import MISC_MAJOR, Device, NodeTree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _VERBS: Final = 231
 _FIRST_VERBS: Final = 192

@@ -45,81 +45,45 @@ class Brand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One size that a GPU can be cut into.
+    """One size that a GPU can be cut into."""
 
-    Attributes:
-        name: "3g.40gb", or "1g.10gb+me" with media engines.
-        index: NVML's index of the profile, by which it is asked for.
-        id: the driver's number of the profile, as ``nvidia-smi mig -lgip`` prints it.
-        slices: compute slices, of seven.
-        memory_slices: memory slices, of eight.
-        memory: MiB.
-        multiprocessors: SMs.
-        starts: memory slices it may start at.
-        instances: how many of it one GPU can have.
-        first_id: ids of its GPU instances count from here.
-        copy_engines: asynchronous copy engines.
-        decoders: NVDECs.
-        jpeg: JPEG engines.
-        ofa: optical flow engines.
-    """
-
-    name: str
-    index: int
-    id: int
-    slices: int
-    memory_slices: int
-    memory: int
-    multiprocessors: int
-    starts: tuple[int, ...]
-    instances: int
-    first_id: int
-    copy_engines: int
-    decoders: int
-    jpeg: int
-    ofa: int
+    name: str  # "3g.40gb", or "1g.10gb+me" with media engines
+    index: int  # NVML's index of the profile, by which it is asked for
+    id: int  # the driver's number of the profile, as ``nvidia-smi mig -lgip`` prints it
+    slices: int  # compute slices, of seven
+    memory_slices: int  # memory slices, of eight
+    memory: int  # MiB
+    multiprocessors: int  # SMs
+    starts: tuple[int, ...]  # memory slices it may start at
+    instances: int  # how many of it one GPU can have
+    first_id: int  # ids of its GPU instances count from here
+    copy_engines: int  # asynchronous copy engines
+    decoders: int  # NVDECs
+    jpeg: int  # JPEG engines
+    ofa: int  # optical flow engines
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model of GPU.
+    """One model of GPU."""
 
-    Attributes:
-        name: what NVML calls it.
-        device: PCI device id.
-        subsystem: PCI subsystem id (its vendor is NVIDIA).
-        pci_class: PCI class code; data-centre GPUs are 3D controllers, others VGA controllers.
-        memory: MiB, as ``nvidia-smi`` shows it.
-        architecture: generation.
-        capability: CUDA compute capability.
-        brand: what it is sold as.
-        multiprocessors: SMs.
-        cores: CUDA cores.
-        power: watts, the default limit.
-        clocks: highest (graphics, memory) clocks in MHz.
-        pcie: (generation, lanes).
-        vbios: the first two numbers of its video BIOS's version.
-        profiles: MIG profiles; empty where the model has no MIG.
-        driver: the least version of the driver that knows it; "" for every one.
-        addresses: where the first of them sit on their usual board; empty for the bus of an HGX.
-    """
-
-    name: str
-    device: int
-    subsystem: int
-    pci_class: int
-    memory: int
-    architecture: Architecture
-    capability: tuple[int, int]
-    brand: Brand
-    multiprocessors: int
-    cores: int
-    power: int
-    clocks: tuple[int, int]
-    pcie: tuple[int, int]
-    vbios: str
-    profiles: tuple[MigProfile, ...] = ()
-    driver: str = ""
+    name: str  # what NVML calls it
+    device: int  # PCI device id
+    subsystem: int  # PCI subsystem id (its vendor is NVIDIA)
+    pci_class: int  # PCI class code; data-centre GPUs are 3D controllers, others VGA controllers
+    memory: int  # MiB, as ``nvidia-smi`` shows it
+    architecture: Architecture  # generation
+    capability: tuple[int, int]  # CUDA compute capability
+    brand: Brand  # what it is sold as
+    multiprocessors: int  # SMs
+    cores: int  # CUDA cores
+    power: int  # watts, the default limit
+    clocks: tuple[int, int]  # highest (graphics, memory) clocks in MHz
+    pcie: tuple[int, int]  # (generation, lanes)
+    vbios: str  # the first two numbers of its video BIOS's version
+    profiles: tuple[MigProfile, ...] = ()  # MIG profiles; empty where the model has no MIG
+    driver: str = ""  # the least version of the driver that knows it; "" for every one
+    # where the first of them sit on their usual board; empty for the bus of an HGX
     addresses: tuple[str, ...] = ()
 
 

@@ -32,8 +32,9 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from integration import traces
 from integration.simulated.errors import (
@@ -45,9 +46,6 @@ from integration.simulated.errors import (
 )
 from integration.simulated.programs import Programs
 from integration.timeouts import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 # Of no use here, and each costs time at start or touches a fixed place of the system.
 DISABLED_PLUGINS: Final = (
@@ -101,19 +99,12 @@ _POLL: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        argv: what was run.
-        code: its exit code; negative for a signal.
-        stdout: what it wrote there, decoded as UTF-8.
-        stderr: likewise.
-    """
-
-    argv: tuple[str, ...]
-    code: int
-    stdout: str
-    stderr: str
+    argv: tuple[str, ...]  # what was run
+    code: int  # its exit code; negative for a signal
+    stdout: str  # what it wrote there, decoded as UTF-8
+    stderr: str  # likewise
 
     @property
     def lines(self) -> list[str]:

@@ -31,18 +31,15 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.archive import machine_sources
 from integration.simulated.errors import DriverIncomplete
 from integration.simulated.layouts import Layout, rearrange
 from integration.simulated.library import build_stand_in
 from integration.simulated.packages import default_cache, fetch, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 PACKAGES: Final = (
     "libcuda1", "libcudadebugger1", "libnvidia-ml1", "libnvidia-cfg1",
@@ -107,17 +104,11 @@ _DEBIAN_RULES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
-    """The driver's packages, unpacked.
+    """The driver's packages, unpacked."""
 
-    Attributes:
-        directory: where.
-        version: the driver's full version, from the name of its CUDA library.
-        triplet: the multiarch name its libraries lie below.
-    """
-
-    directory: str
-    version: str
-    triplet: str
+    directory: str  # where
+    version: str  # the driver's full version, from the name of its CUDA library
+    triplet: str  # the multiarch name its libraries lie below
 
     @classmethod
     def fetch(

@@ -29,13 +29,11 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 GLIBC: Final = "nvshim.local/glibc:latest"
 
@@ -86,23 +84,15 @@ Tree = dict[str, Node]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of one layer.
+    """An image of one layer."""
 
-    Attributes:
-        name: what it is called in containerd.
-        tree: its files.
-        environment: variables besides PATH; one named PATH replaces it.
-        entrypoint: what is always run.
-        command: what is run unless something else is asked for.
-        labels: for people and tools.
-    """
-
-    name: str
-    tree: Mapping[str, Node]
+    name: str  # what it is called in containerd
+    tree: Mapping[str, Node]  # its files
+    # variables besides PATH; one named PATH replaces it
     environment: Mapping[str, str] = field(default_factory=dict)
-    entrypoint: tuple[str, ...] = ()
-    command: tuple[str, ...] = ("/bin/sh",)
-    labels: Mapping[str, str] = field(default_factory=dict)
+    entrypoint: tuple[str, ...] = ()  # what is always run
+    command: tuple[str, ...] = ("/bin/sh",)  # what is run unless something else is asked for
+    labels: Mapping[str, str] = field(default_factory=dict)  # for people and tools
 
     def named(self, name: str, *, environment: Mapping[str, str] | None = None) -> Image:
         """The same image under another name, and with other variables if they are given."""

@@ -18,11 +18,9 @@ Bottlerocket's packages; NVIDIA's driver container.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final
 
 
 class Layout(Enum):

@@ -12,18 +12,14 @@ import os
 import re
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from integration.simulated.capabilities import access_minor
-from integration.simulated.catalogue import MODELS
+from integration.simulated.catalogue import MODELS, MigProfile
 from integration.simulated.errors import DriverIncomplete, LibraryNotBuilt
 from integration.simulated.nvidia import VENDOR
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from integration.simulated.catalogue import MigProfile
-    from integration.simulated.scenario import Gpu, Scenario
+from integration.simulated.scenario import Gpu, Scenario
 
 SONAME: Final = "libnvidia-ml.so.1"
 

@@ -4,51 +4,34 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.simulated.catalogue import MigProfile, Model
 from integration.simulated.errors import invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from integration.simulated.catalogue import MigProfile, Model
 
 _COMPUTE: Final = re.compile(r"([1-7])c", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """A part of a GPU instance that has engines of its own.
+    """A part of a GPU instance that has engines of its own."""
 
-    Attributes:
-        id: its number within the GPU instance.
-        slices: compute slices it has.
-        start: the first of them, within the GPU instance.
-        uuid: the MIG device's UUID.
-    """
-
-    id: int
-    slices: int
-    start: int
-    uuid: str
+    id: int  # its number within the GPU instance
+    slices: int  # compute slices it has
+    start: int  # the first of them, within the GPU instance
+    uuid: str  # the MIG device's UUID
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInstance:
-    """A part of a GPU with memory of its own.
+    """A part of a GPU with memory of its own."""
 
-    Attributes:
-        id: the driver's number for it.
-        profile: its size.
-        start: the first memory slice.
-        compute: its compute instances; each of them is one MIG device.
-    """
-
-    id: int
-    profile: MigProfile
-    start: int
-    compute: tuple[ComputeInstance, ...]
+    id: int  # the driver's number for it
+    profile: MigProfile  # its size
+    start: int  # the first memory slice
+    compute: tuple[ComputeInstance, ...]  # its compute instances; each of them is one MIG device
 
     def device_name(self, compute: ComputeInstance) -> str:
         """What ``nvidia-smi -L`` calls one MIG device ("1c.3g.40gb" if it does not fill us)."""

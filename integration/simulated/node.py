@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import tomllib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from integration.simulated.beside import BESIDE
 from integration.simulated.driver import (
@@ -25,9 +26,6 @@ from integration.simulated.platforms import make_platform
 from integration.simulated.scenario import Scenario
 from integration.simulated.tree import NodeTree
 from integration.simulated.vendors import add_vendors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Parts of a node, by the key that the configuration has for each.
 _ROOTS: Final = {
@@ -51,16 +49,11 @@ class SimulatedNode:
     """A directory that looks like a node with GPUs.
 
     As a context manager it removes itself at the end.
-
-    Attributes:
-        directory: where it is; an absolute path.
-        scenario: what it has.
-        driver_version: the full version of its driver.
     """
 
-    directory: str
-    scenario: Scenario
-    driver_version: str
+    directory: str  # where it is; an absolute path
+    scenario: Scenario  # what it has
+    driver_version: str  # the full version of its driver
 
     @property
     def driver_root(self) -> str:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.capabilities import (
     CONFIG_MINOR,
@@ -20,10 +20,8 @@ from integration.simulated.capabilities import (
     access_minor,
     mig_minors,
 )
+from integration.simulated.scenario import Gpu, Scenario
 from integration.simulated.tree import DRM_MAJOR, Device, NodeTree, PciDevice, video_group
-
-if TYPE_CHECKING:
-    from integration.simulated.scenario import Gpu, Scenario
 
 VENDOR: Final = 0x10DE
 

@@ -31,9 +31,11 @@ import fcntl
 import glob
 import os
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.archive import complaint, machine_sources, read, run
 from integration.simulated.errors import (
@@ -42,10 +44,6 @@ from integration.simulated.errors import (
     PackageNotFound,
     UnpackFailed,
 )
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _KEYRING_PACKAGE: Final = "debian-archive-keyring"
 _KEYRING: Final = "usr/share/keyrings/debian-archive-keyring.gpg"

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from integration.simulated.driver import DriverFiles
 from integration.simulated.library import build_stand_in
 from integration.simulated.scenario import TEGRA
 from integration.simulated.tree import (
@@ -25,9 +26,6 @@ from integration.simulated.tree import (
     NodeTree,
     video_group,
 )
-
-if TYPE_CHECKING:
-    from integration.simulated.driver import DriverFiles
 
 LISTS: Final = "etc/nvidia-container-runtime/host-files-for-container.d"
 STORE: Final = "usr/lib/wsl/drivers/nv_dispi.inf_amd64_0123456789abcdef"

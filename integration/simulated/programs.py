@@ -25,23 +25,14 @@ LOW_LEVEL: Final = ("runc", "crun")
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs that a containerd is made of, as absolute paths.
+    """The programs that a containerd is made of, as absolute paths."""
 
-    Attributes:
-        name: "installed", or the release that they are of.
-        containerd: the daemon.
-        ctr: its client.
-        shim: containerd-shim-runc-v2.
-        runc: the low-level runtime that shims call unless told otherwise.
-        crun: the other one.
-    """
-
-    name: str
-    containerd: str
-    ctr: str
-    shim: str
-    runc: str
-    crun: str
+    name: str  # "installed", or the release that they are of
+    containerd: str  # the daemon
+    ctr: str  # its client
+    shim: str  # containerd-shim-runc-v2
+    runc: str  # the low-level runtime that shims call unless told otherwise
+    crun: str  # the other one
 
     @classmethod
     def installed(cls) -> Self:

@@ -40,19 +40,15 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from integration.simulated.beside import BESIDE
 from integration.simulated.catalogue import MODELS, Model
 from integration.simulated.errors import ScenarioInvalid, invalid
 from integration.simulated.mig import GpuInstance, layout, made_uuid, mig_entry
-from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, parse_vendors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from integration.simulated.vendors import VendorGpu
+from integration.simulated.vendors import AMD_MODELS, INTEL_MODELS, VendorGpu, parse_vendors
 
 SHIPPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scenarios")
 
@@ -90,25 +86,15 @@ _GPU_KEYS: Final = frozenset({"index", "model", "uuid", "pci", "minor", "mig"})
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a node.
+    """One GPU of a node."""
 
-    Attributes:
-        index: NVML's index when all are visible.
-        minor: the minor of its device node.
-        key: its model's key in the catalogue.
-        uuid: "GPU-…".
-        pci: "0000:18:00.0", as sysfs writes it.
-        numa_node: the socket it hangs on.
-        mig: its GPU instances; None where MIG mode is off.
-    """
-
-    index: int
-    key: str
-    uuid: str
-    pci: str
-    minor: int
-    numa_node: int
-    mig: tuple[GpuInstance, ...] | None = None
+    index: int  # NVML's index when all are visible
+    key: str  # its model's key in the catalogue
+    uuid: str  # "GPU-…"
+    pci: str  # "0000:18:00.0", as sysfs writes it
+    minor: int  # the minor of its device node
+    numa_node: int  # the socket it hangs on
+    mig: tuple[GpuInstance, ...] | None = None  # its GPU instances; None where MIG mode is off
 
     @property
     def model(self) -> Model:
@@ -128,32 +114,21 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All that is simulated of a node.
+    """All that is simulated of a node."""
 
-    Attributes:
-        gpus: its GPUs in the order of NVML's indices.
-        driver: the driver's version; empty for what :meth:`driver_version` says.
-        cuda: the CUDA version the driver offers; None for that of its branch.
-        drm: whether the GPUs have DRM nodes.
-        imex_channels: numbers of the IMEX channels.
-        compat32: whether the driver has libraries for programs of 32 bits.
-        beside: what drivers it has beside the GPUs', keys of :mod:`integration.simulated.beside`.
-        nvidia: whether NVIDIA's usual driver is there.
-        platform: which other driver of NVIDIA's is there, of :data:`PLATFORMS`; "" for none.
-        others: the GPUs that are not NVIDIA's.
-        nvml_lacks: functions that its NVML does not have, as those of an older driver.
-    """
-
-    gpus: tuple[Gpu, ...]
-    driver: str = ""
+    gpus: tuple[Gpu, ...]  # its GPUs in the order of NVML's indices
+    driver: str = ""  # the driver's version; empty for what driver_version says
+    # the CUDA version the driver offers; None for that of its branch
     cuda: tuple[int, int] | None = None
-    drm: bool = True
-    imex_channels: tuple[int, ...] = ()
-    nvidia: bool = True
-    platform: str = ""
-    others: tuple[VendorGpu, ...] = ()
+    drm: bool = True  # whether the GPUs have DRM nodes
+    imex_channels: tuple[int, ...] = ()  # numbers of the IMEX channels
+    nvidia: bool = True  # whether NVIDIA's usual driver is there
+    platform: str = ""  # which other driver of NVIDIA's is there, of PLATFORMS; "" for none
+    others: tuple[VendorGpu, ...] = ()  # the GPUs that are not NVIDIA's
+    # what drivers it has beside the GPUs', keys of integration.simulated.beside
     beside: tuple[str, ...] = ()
-    compat32: bool = False
+    compat32: bool = False  # whether the driver has libraries for programs of 32 bits
+    # functions that its NVML does not have, as those of an older driver
     nvml_lacks: tuple[str, ...] = ()
 
     @classmethod

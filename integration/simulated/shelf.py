@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from api.errors import NvshimError
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import SHIPPED, Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
 """Where a node is made that is given a name and no path."""

@@ -18,13 +18,11 @@ import grp
 import os
 import re
 import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.errors import DevicesForbidden
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 DRM_MAJOR: Final = 226
 MISC_MAJOR: Final = 10
@@ -50,25 +48,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """What sysfs says of a GPU on the PCI bus.
+    """What sysfs says of a GPU on the PCI bus."""
 
-    Attributes:
-        address: "0000:18:00.0".
-        driver: the kernel driver.
-        vendor: PCI vendor id, also of the subsystem.
-        device: PCI device id.
-        pci_class: PCI class code.
-        subsystem: PCI subsystem id; None where it is not simulated.
-        more: the contents of other attributes.
-    """
-
-    address: str
-    driver: str
-    vendor: int
-    device: int
-    pci_class: int
-    subsystem: int | None = None
-    more: dict[str, str] = field(default_factory=dict)
+    address: str  # "0000:18:00.0"
+    driver: str  # the kernel driver
+    vendor: int  # PCI vendor id, also of the subsystem
+    device: int  # PCI device id
+    pci_class: int  # PCI class code
+    subsystem: int | None = None  # PCI subsystem id; None where it is not simulated
+    more: dict[str, str] = field(default_factory=dict)  # the contents of other attributes
 
     @property
     def directory(self) -> str:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.errors import ShimNotFound
 from integration.simulated.images import GLIBC, glibc, write_archive
 from shim import PROGRAM, RUNTIME_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _NAME: Final = "try"

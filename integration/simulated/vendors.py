@@ -14,8 +14,9 @@ Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c, drivers/gpu/drm/amd/amdxcp/am
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.simulated.errors import invalid
 from integration.simulated.tree import (
@@ -28,9 +29,6 @@ from integration.simulated.tree import (
     video_group,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 MOST: Final = 8
 
 _KFD: Final = "sys/devices/virtual/kfd/kfd"
@@ -38,19 +36,12 @@ _KFD: Final = "sys/devices/virtual/kfd/kfd"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a model says of itself.
+    """What a model says of itself."""
 
-    Attributes:
-        device: PCI device id.
-        pci_class: PCI class.
-        driver: the kernel driver.
-        partitions: into how many it can be cut.
-    """
-
-    device: int
-    pci_class: int
-    driver: str
-    partitions: tuple[int, ...] = (1,)
+    device: int  # PCI device id
+    pci_class: int  # PCI class
+    driver: str  # the kernel driver
+    partitions: tuple[int, ...] = (1,)  # into how many it can be cut
 
 
 AMD_MODELS: Final = {
@@ -69,23 +60,14 @@ _AMD, _INTEL = 0x1002, 0x8086
 
 @dataclass(frozen=True, slots=True)
 class VendorGpu:
-    """One GPU that is not NVIDIA's.
+    """One GPU that is not NVIDIA's."""
 
-    Attributes:
-        vendor: its PCI vendor.
-        key: its model's key.
-        model: its model.
-        pci: "0000:60:00.0".
-        partitions: into how many it is cut; 1 for not at all.
-        first: the number of its first card node; its partitions' follow.
-    """
-
-    vendor: int
-    key: str
-    model: Model
-    pci: str
-    partitions: int
-    first: int
+    vendor: int  # its PCI vendor
+    key: str  # its model's key
+    model: Model  # its model
+    pci: str  # "0000:60:00.0"
+    partitions: int  # into how many it is cut; 1 for not at all
+    first: int  # the number of its first card node; its partitions' follow
 
     @property
     def entry(self) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 
 from api.proto import deviceplugin_pb2, podresources_pb2
+from hooks.config import Config
 from hooks.node.kubelet import kubelet_root
 from integration.node.plugin.sockets import socket_name
 from integration.timeouts import PATIENCE
@@ -22,7 +23,6 @@ from integration.verify.outcomes import NotAsExpected, NotMade
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from hooks.config import Config
 
 _LISTER: Final = "/v1.PodResourcesLister"
 _PLUGIN: Final = "/v1beta1.DevicePlugin"

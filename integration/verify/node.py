@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from integration.verify.sight import wanted_of
+from integration.verify.sight import Wanted, wanted_of
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from integration.cri.engine import Engine
     from integration.verify.kubelet import Kubelet
     from integration.verify.pods import Pods
-    from integration.verify.sight import Wanted
 
 _SCENARIO: Final = "scenario.toml"
 _FAULTS: Final = "nvml-faults"
@@ -22,20 +21,14 @@ _FAULTS: Final = "nvml-faults"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What checks look at.
-
-    Attributes:
-        inventory: taken at the beginning.
-        engine: as it described itself then.
-        restart_agent: whether a check may restart the node agent.
-    """
+    """What checks look at."""
 
     config: Config
-    inventory: Inventory
-    engine: Engine
+    inventory: Inventory  # taken at the beginning
+    engine: Engine  # as it described itself then
     pods: Pods
     kubelet: Kubelet
-    restart_agent: bool = False
+    restart_agent: bool = False  # whether a check may restart the node agent
 
     @property
     def handler(self) -> str:

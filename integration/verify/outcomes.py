@@ -52,20 +52,13 @@ class NotMade(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a check.
+    """The outcome of a check."""
 
-    Attributes:
-        name: of the check.
-        title: what it checks, in some words.
-        told: what was seen if it passed, why if it was skipped.
-        seconds: that it took.
-    """
-
-    name: str
-    title: str
+    name: str  # of the check
+    title: str  # what it checks, in some words
     outcome: Outcome
-    told: str = ""
+    told: str = ""  # what was seen if it passed, why if it was skipped
     expected: str = ""
     seen: str = ""
     do: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took

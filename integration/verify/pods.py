@@ -20,22 +20,21 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from api.proto import cri_pb2 as pb
+from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
 from integration.cri.errors import CriError, CriRefused
 from integration.timeouts import PATIENCE
 from integration.verify.errors import ImageMissing
+from integration.verify.interrupts import Interrupts
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import END, NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
     from integration.cri.client import Cri
-    from integration.verify.interrupts import Interrupts
 
 LABEL: Final = "containerd-shim-nvidia/verify"
 """Of every pod, so that the next run finds what this one could not remove."""
@@ -58,36 +57,22 @@ _PAUSE: Final = "/pause"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What pods are made with.
+    """What pods are made with."""
 
-    Attributes:
-        handler: the engine's.
-        namespace: the pods'.
-        image: the id of one that the engine has.
-        program: on the node.
-        directory: for logs; it is there, and removed by who made it.
-        systemd: whether the handler's cgroups are systemd's.
-    """
-
-    handler: str
-    namespace: str
-    image: str
-    program: str
-    directory: str
-    systemd: bool = False
+    handler: str  # the engine's
+    namespace: str  # the pods'
+    image: str  # the id of one that the engine has
+    program: str  # on the node
+    directory: str  # for logs; it is there, and removed by who made it
+    systemd: bool = False  # whether the handler's cgroups are systemd's
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a container or an exec ended.
+    """How a container or an exec ended."""
 
-    Attributes:
-        code: its exit code.
-        lines: what it wrote.
-    """
-
-    code: int
-    lines: tuple[str, ...] = ()
+    code: int  # its exit code
+    lines: tuple[str, ...] = ()  # what it wrote
 
 
 class Container:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.tree import own_tree
 from integration.verify.errors import ProbeMissing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 NAME: Final = "nvshim-probe"
 END: Final = "end"
@@ -24,19 +22,14 @@ _CHECKOUT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a container sees.
+    """What a container sees."""
 
-    Attributes:
-        nodes: the character devices below its /dev: number and errno of an attempt to open it, 0
-            for success, by path.
-        numbers: the errno of opening a device by its number alone. What is not here could not even
-            be made.
-        mounts: the names of what is mounted, without their directories.
-    """
-
+    # the character devices below its /dev: number and errno of an attempt to open it, 0 for
+    # success, by path
     nodes: dict[str, tuple[Number, int]] = field(default_factory=dict)
+    # the errno of opening a device by its number alone. What is not here could not even be made.
     numbers: dict[Number, int] = field(default_factory=dict)
-    mounts: frozenset[str] = frozenset()
+    mounts: frozenset[str] = frozenset()  # the names of what is mounted, without their directories
 
 
 def find_program() -> str:

@@ -7,16 +7,17 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.proto import cri_pb2 as pb
-from hooks.config import Mode
+from hooks.config import Config, Mode
 from integration.cri.client import Cri
-from integration.cri.engine import CRI_SOCKETS
+from integration.cri.engine import CRI_SOCKETS, Engine
 from integration.cri.errors import CriError
 from integration.inventory import inventory_of
-from integration.verify.checks import CHECKS
+from integration.verify.checks import CHECKS, Check
 from integration.verify.errors import EngineMissing, NothingVerified, VerifyRunning, VerifyUnusable
 from integration.verify.interrupts import Interrupts
 from integration.verify.kubelet import Kubelet
@@ -26,13 +27,6 @@ from integration.verify.pods import Place, Pods, find_image
 from integration.verify.program import find_program
 from shim import VERSION
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hooks.config import Config
-    from integration.cri.engine import Engine
-    from integration.verify.checks import Check
-
 _NAMESPACE: Final = "nvshim-verify"
 _DIRECTORY: Final = "verify"
 _SYSTEMD: Final = "SystemdCgroup"
@@ -40,34 +34,21 @@ _SYSTEMD: Final = "SystemdCgroup"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a node is verified.
+    """How a node is verified."""
 
-    Attributes:
-        handler: the engine's.
-        cri_socket: where it serves the CRI; "" for the first place that has one.
-        checks: which, in their order.
-        restart_agent: whether the node agent may be restarted.
-    """
-
-    handler: str
-    cri_socket: str = ""
-    checks: Sequence[Check] = CHECKS
-    restart_agent: bool = False
+    handler: str  # the engine's
+    cri_socket: str = ""  # where it serves the CRI; "" for the first place that has one
+    checks: Sequence[Check] = CHECKS  # which, in their order
+    restart_agent: bool = False  # whether the node agent may be restarted
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        node: which node it is, as values that JSON has.
-        results: one for each check.
-        seconds: that it took.
-    """
-
-    node: dict[str, Any]
-    results: tuple[Result, ...]
-    seconds: float
+    node: dict[str, Any]  # which node it is, as values that JSON has
+    results: tuple[Result, ...]  # one for each check
+    seconds: float  # that it took
 
     def count(self, outcome: Outcome) -> int:
         """How many checks ended so."""

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from hooks.node.inventory import Inventory
     from integration.verify.program import Number, Report
 
@@ -28,19 +27,12 @@ _LIBRARY: Final = "libcuda.so."
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The device that a container is to have.
+    """The device that a container is to have."""
 
-    Attributes:
-        name: what people call it.
-        request: what it is asked for by.
-        nodes: those that the container must have, by their paths in it.
-        more: those that it may have besides, of the same GPU.
-    """
-
-    name: str
-    request: str
-    nodes: frozenset[str]
-    more: frozenset[str] = frozenset()
+    name: str  # what people call it
+    request: str  # what it is asked for by
+    nodes: frozenset[str]  # those that the container must have, by their paths in it
+    more: frozenset[str] = frozenset()  # those that it may have besides, of the same GPU
 
 
 def wanted_of(inventory: Inventory) -> tuple[Wanted, ...]:

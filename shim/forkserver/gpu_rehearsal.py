@@ -97,7 +97,7 @@ def rehearse(directory: str, times: int) -> None:
     try:
         os.makedirs(directory, 0o700, exist_ok=True)
         files.write(os.path.join(directory, bundle_files.CONFIG), _SPEC)
-        kept = cache.StoredInventory(_DRIVER, (_GPU,), (), (), "", 0.0)
+        kept = cache.StoredInventory(_DRIVER, (_GPU,), (), (), "", 0.0, id="0")
         cache.store(config, kept, {("text", _NOWHERE): None, ("stat", _NOWHERE): None})
         for _ in range(times):
             _work(directory, config)

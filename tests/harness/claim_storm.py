@@ -21,6 +21,7 @@ class Storm:
         held: who has which device.
         twice: what was given while somebody had it.
         prepared: how many claims were.
+        unanswered: how many calls had no answer.
     """
 
     def __init__(self, place: Place, devices: list[str]) -> None:
@@ -28,6 +29,7 @@ class Storm:
         self.twice: list[str] = []
         self.failed: list[BaseException] = []
         self.prepared = 0
+        self.unanswered = 0
         self._place = place
         self._devices = devices
         self._lock = threading.Lock()
@@ -41,6 +43,7 @@ class Storm:
                     return driver.prepare(reference)[reference[1]].error
                 error = driver.unprepare(reference)[reference[1]]
             except (grpc.RpcError, ValueError):
+                self.unanswered += 1
                 continue  # it is away, or its channel closed, and is asked again
             if not error:
                 return ""

@@ -6,7 +6,8 @@
 
 It watches its directory of registrations, asks a socket that appears for what it is, takes the
 first version that it knows in the plugin's order, tells it that it is registered, opens the health
-stream, and has the time limits that a real one has. It keeps no record of claims but what a test
+stream, and has the time limits that a real one has. Of several instances of a driver it calls the
+newest that it is connected to. It keeps no record of claims but what a test
 asks it to write (:mod:`.kubelet_root`).
 
 Source: tests/recorded/kubernetes-1.36/dra; kubelet pkg/kubelet/pluginmanager, cm/dra/plugin.
@@ -53,6 +54,10 @@ class Driver:
         self.version = version
         self.health: dict[str, health.DeviceHealth] = {}
         """What it has told last of each device, by its name."""
+        self.told = 0
+        """How often it has told that."""
+        self.is_connected = True
+        """Whether the stream of that has not ended, as it does with the connection."""
         self._channel = grpc.insecure_channel(f"unix:{info.endpoint}")
         watch = self._channel.unary_stream(
             "/v1alpha1.DRAResourceHealth/NodeWatchResources",
@@ -66,6 +71,8 @@ class Driver:
         with suppress(grpc.RpcError):
             for told in self._stream:
                 self.health = {each.device.device_name: each for each in told.devices}
+                self.told += 1
+        self.is_connected = False
 
     def _call(self, method: str, request: Any, answer: Any, patience: float = _CALL) -> Any:
         call = self._channel.unary_unary(
@@ -108,10 +115,10 @@ class KubeletDra:
 
     def __init__(self, root: str, known: tuple[str, ...] = tuple(_KNOWN)) -> None:
         self.root = root
-        self.drivers: dict[str, Driver] = {}
+        self._instances: list[Driver] = []
         self._known = known
         self._registry = os.path.join(root, "plugins_registry")
-        self._sockets: dict[str, tuple[object, str]] = {}
+        self._sockets: dict[str, tuple[object, Driver | None]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -126,15 +133,29 @@ class KubeletDra:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        for driver in self.drivers.values():
+        for driver in self._instances:
             driver.close()
-        self.drivers.clear()
+        self._instances.clear()
         self._sockets.clear()
 
     def restart(self) -> None:
         """Begin anew: it looks through its directory, and calls nobody but to register."""
         self.__exit__()
         self.__enter__()
+
+    @property
+    def drivers(self) -> dict[str, Driver]:
+        """The drivers, by name: of each the newest instance that it is connected to."""
+        found: dict[str, Driver] = {}
+        for driver in list(self._instances):
+            before = found.get(driver.info.name)
+            if before is None or driver.is_connected or not before.is_connected:
+                found[driver.info.name] = driver
+        return found
+
+    def instances(self, name: str) -> list[Driver]:
+        """All instances of a driver, the oldest first."""
+        return [each for each in list(self._instances) if each.info.name == name]
 
     def wait_for(self, name: str) -> Driver:
         """Wait until a driver is registered."""
@@ -150,16 +171,18 @@ class KubeletDra:
                     seen = os.stat(path)
                     if not entry.startswith(".") and stat.S_ISSOCK(seen.st_mode):
                         there[path] = (seen.st_ino, seen.st_ctime_ns)
-            for path, (identity, name) in list(self._sockets.items()):
+            for path, (identity, driver) in list(self._sockets.items()):
                 if there.get(path) != identity:
                     del self._sockets[path]
-                    self.drivers.pop(name).close()
+                    if driver is not None:
+                        self._instances.remove(driver)
+                        driver.close()
             for path, identity in there.items():
                 if path not in self._sockets:
                     with suppress(grpc.RpcError):  # it is tried again
                         self._sockets[path] = (identity, self._register(path))
 
-    def _register(self, path: str) -> str:
+    def _register(self, path: str) -> Driver | None:
         with grpc.insecure_channel(f"unix:{path}") as channel:
 
             def call(method: str, request: Any, answer: Any, timeout: float) -> Any:
@@ -172,16 +195,18 @@ class KubeletDra:
 
             info = call("GetInfo", registration.InfoRequest(), registration.PluginInfo, _GET_INFO)
             versions = [each for each in info.supported_versions if each in self._known]
-            is_fit = info.type == "DRAPlugin" and bool(versions)
-            status = registration.RegistrationStatus(
-                plugin_registered=is_fit, error="" if is_fit else "no version is known"
-            )
+            taken = {each.info.endpoint for each in self.instances(info.name)}
+            is_fit = info.type == "DRAPlugin" and bool(versions) and info.endpoint not in taken
+            error = "" if is_fit else "no version is known, or the endpoint is another's"
+            status = registration.RegistrationStatus(plugin_registered=is_fit, error=error)
             call(
                 "NotifyRegistrationStatus", status, registration.RegistrationStatusResponse, _NOTIFY
             )
-            if is_fit:
-                self.drivers[info.name] = Driver(info, versions[0])
-            return str(info.name)
+            if not is_fit:
+                return None
+            driver = Driver(info, versions[0])
+            self._instances.append(driver)
+            return driver
 
 
 def _claim(reference: Reference) -> pb.Claim:

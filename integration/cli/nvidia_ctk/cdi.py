@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -11,14 +12,10 @@ from hooks.cdi import generating, schema
 from hooks.cdi.registry import Registry
 from integration.cdi import transforming, writing
 from integration.cdi.listing import CONFLICT, USED, list_devices
+from integration.cli.nvidia_ctk.given import Given
 from integration.compat.cdi_generate import MODES, OTHERS, wish_of
 from integration.compat.gocli import GoGroup, Several
 from integration.inventory import inventory_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.cli.nvidia_ctk.given import Given
 
 
 @click.group("cdi", cls=GoGroup)

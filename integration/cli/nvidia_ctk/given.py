@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from hooks.config import load_config
+from hooks.config import Config, load_config
 from hooks.config.nvidia import parse_nvidia_config
 from integration.compat import toolkit_config
 from integration.compat.logrus import Stderr
-
-if TYPE_CHECKING:
-    from hooks.config import Config
 
 
 class Given:

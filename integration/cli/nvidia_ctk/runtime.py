@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from integration.cli import configure as ours
 from integration.cli import exits
+from integration.cli.nvidia_ctk.given import Given
 from integration.compat.gocli import GoGroup
 from integration.compat.runtime_configure import arguments_of
-
-if TYPE_CHECKING:
-    from integration.cli.nvidia_ctk.given import Given
 
 
 @click.group("runtime", cls=GoGroup)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from integration.cli.nvidia_ctk.given import Given
 from integration.compat.errors import FlagWithoutMeaning
 from integration.compat.gocli import GoGroup
-from integration.devices.creating import State, Wish, create, refuse_failures
-
-if TYPE_CHECKING:
-    from integration.cli.nvidia_ctk.given import Given
-    from integration.devices.creating import Step
+from integration.devices.creating import State, Step, Wish, create, refuse_failures
 
 
 def _refuse(flag: str, found: str, do: str) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from hooks.config import Mode
+from integration.doctor.facts import Driver, NodeAgent, Plugins, Policy
 from integration.doctor.findings import Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Driver, NodeAgent, Plugins, Policy
 
 
 @check("D104")
-def _not_running(agent: NodeAgent) -> Iterator[Trouble]:
+def _not_running(agent: NodeAgent) -> Iterator[str | Trouble]:
     who = "the unit nvshim-node" if agent.unit else f"the pod of {agent.pod}"
     if agent.runs and not agent.ready:
         looked = "never" if agent.age is None else f"{agent.age:.0f} s ago"
@@ -25,7 +21,7 @@ def _not_running(agent: NodeAgent) -> Iterator[Trouble]:
             command="nvshim info",
         )
     elif not agent.runs and agent.unit:
-        yield Trouble(f"{who} is enabled, and no agent has the node")
+        yield f"{who} is enabled, and no agent has the node"
     elif not agent.runs and agent.pod:
         yield Trouble(
             f"there is {who}, and no agent has the node",
@@ -36,26 +32,22 @@ def _not_running(agent: NodeAgent) -> Iterator[Trouble]:
 
 
 @check("D105")
-def _faults(agent: NodeAgent) -> Iterator[Trouble]:
-    if agent.runs:
-        for fault in agent.faults:
-            yield Trouble(fault)
+def _faults(agent: NodeAgent) -> Iterable[str]:
+    return agent.faults if agent.runs else ()
 
 
 @check("D106")
-def _no_plugin(plugins: Plugins, driver: Driver, agent: NodeAgent) -> Iterator[Trouble]:
+def _no_plugin(plugins: Plugins, driver: Driver, agent: NodeAgent) -> Iterator[str]:
     if not driver.gpus or plugins.dra:
         return
     registered = plugins.registered or ()
     if not registered:
         who = "the node agent serves none" if agent.runs else "no node agent runs"
-        yield Trouble(f"{plugins.directory} knows no nvidia.com/… resource, and {who}")
+        yield f"{plugins.directory} knows no nvidia.com/… resource, and {who}"
         return
     for name, healthy in registered:
         if not healthy and all(name != each for each, _, _ in agent.resources):
-            yield Trouble(
-                f"{name} was registered, and nobody serves it any more, or all of it is unhealthy"
-            )
+            yield f"{name} was registered, and nobody serves it any more, or all of it is unhealthy"
 
 
 @check("D107")
@@ -70,33 +62,30 @@ def _two_plugins(plugins: Plugins, agent: NodeAgent) -> Iterator[Trouble]:
 
 
 @check("D108")
-def _unhealthy(agent: NodeAgent) -> Iterator[Trouble]:
+def _unhealthy(agent: NodeAgent) -> Iterator[str]:
     if agent.runs:
         for name, devices, healthy in agent.resources:
             if healthy < devices:
-                yield Trouble(f"{name}: {devices - healthy} of {devices} are told as unhealthy")
+                yield f"{name}: {devices - healthy} of {devices} are told as unhealthy"
 
 
 @check("D109")
-def _kernel_log(agent: NodeAgent) -> Iterator[Trouble]:
-    if agent.runs and agent.kernel_log:
-        yield Trouble(agent.kernel_log)
+def _kernel_log(agent: NodeAgent) -> Iterable[str]:
+    return [agent.kernel_log] if agent.runs and agent.kernel_log else ()
 
 
 @check("D110")
-def _unheard(agent: NodeAgent) -> Iterator[Trouble]:
+def _unheard(agent: NodeAgent) -> Iterator[str]:
     if agent.runs and agent.resources and agent.unheard:
         by = listed(agent.strategies)
-        yield Trouble(f"{agent.unheard}: containers are told of their devices by {by}")
+        yield f"{agent.unheard}: containers are told of their devices by {by}"
 
 
 @check("D111")
-def _missing(agent: NodeAgent) -> Iterator[Trouble]:
-    if agent.runs:
-        yield from map(Trouble, agent.missing)
+def _missing(agent: NodeAgent) -> Iterable[str]:
+    return agent.missing if agent.runs else ()
 
 
 @check("D112")
-def _unread(plugins: Plugins, policy: Policy) -> Iterator[Trouble]:
-    if plugins.unread and policy.mode != Mode.NVIDIA:
-        yield Trouble(plugins.unread)
+def _unread(plugins: Plugins, policy: Policy) -> Iterable[str]:
+    return [plugins.unread] if plugins.unread and policy.mode != Mode.NVIDIA else ()

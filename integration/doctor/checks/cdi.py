@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
+from integration.doctor.facts import Cdi, CdiFile, Containerd, Docker, Driver
 from integration.doctor.findings import WARNING, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Cdi, CdiFile, Containerd, Docker, Driver
 
 _GPU: Final = "nvidia.com/gpu"
 
 
 @check("D060")
-def _unusable(cdi: Cdi) -> Iterator[Trouble]:
-    for file in cdi.files:
-        if file.fault:
-            yield Trouble(f"{file.path}: {file.fault}")
+def _unusable(cdi: Cdi) -> Iterable[str]:
+    return (f"{file.path}: {file.fault}" for file in cdi.files if file.fault)
 
 
 @check("D061")
-def _gone(cdi: Cdi) -> Iterator[Trouble]:
-    for file in cdi.files:
-        if file.gone:
-            yield Trouble(f"{file.path} ({file.kind}) names {listed(file.gone)}")
+def _gone(cdi: Cdi) -> Iterable[str]:
+    return (f"{f.path} ({f.kind}) names {listed(f.gone)}" for f in cdi.files if f.gone)
 
 
 @check("D062")
-def _nodes(cdi: Cdi) -> Iterator[Trouble]:
-    for file in cdi.files:
-        if file.wrong_nodes:
-            yield Trouble(f"{file.path} ({file.kind}) names {listed(file.wrong_nodes)}")
+def _nodes(cdi: Cdi) -> Iterable[str]:
+    wrong = (f for f in cdi.files if f.wrong_nodes)
+    return (f"{f.path} ({f.kind}) names {listed(f.wrong_nodes)}" for f in wrong)
 
 
 @check("D063")
-def _driver(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
+def _driver(cdi: Cdi, driver: Driver) -> Iterator[str]:
     if not driver.version:
         return
     for file in cdi.files:
         others = [version for version in file.drivers if version != driver.version]
         if others:
-            yield Trouble(f"{file.path} is of driver {listed(others)}, this is {driver.version}")
+            yield f"{file.path} is of driver {listed(others)}, this is {driver.version}"
 
 
 @check("D064")
-def _conflicts(cdi: Cdi) -> Iterator[Trouble]:
+def _conflicts(cdi: Cdi) -> Iterator[str | Trouble]:
     having: dict[str, list[CdiFile]] = {}
     for file in cdi.files:
         for device in dict.fromkeys(file.devices):
@@ -67,13 +59,13 @@ def _conflicts(cdi: Cdi) -> Iterator[Trouble]:
                 severity=WARNING,
             )
         else:
-            yield Trouble(f"{listed(names)}: in {listed(paths)}; nobody gets them")
+            yield f"{listed(names)}: in {listed(paths)}; nobody gets them"
 
 
 @check("D065")
 def _incomplete(
     driver: Driver, cdi: Cdi, containerd: Containerd | None = None, docker: Docker | None = None
-) -> Iterator[Trouble]:
+) -> Iterator[str]:
     readers = []
     if containerd is not None and containerd.enable_cdi:
         readers.append("containerd")
@@ -91,11 +83,11 @@ def _incomplete(
         and not any(name.startswith(f"{gpu.index}:") for name in known)
     ]
     if missing:
-        yield Trouble(f"{listed(readers)} reads CDI specs; {listed(missing)} is in none")
+        yield f"{listed(readers)} reads CDI specs; {listed(missing)} is in none"
 
 
 @check("D066")
-def _stale_devices(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
+def _stale_devices(cdi: Cdi, driver: Driver) -> Iterator[str]:
     present = {gpu.uuid.lower() for gpu in driver.gpus}
     if not present:
         return
@@ -105,4 +97,4 @@ def _stale_devices(cdi: Cdi, driver: Driver) -> Iterator[Trouble]:
         uuids = [name for name in file.devices if name.lower().startswith("gpu-")]
         gone = [name for name in uuids if name.lower() not in present]
         if gone:
-            yield Trouble(f"{file.path} has {listed(gone)}, which this node has not")
+            yield f"{file.path} has {listed(gone)}, which this node has not"

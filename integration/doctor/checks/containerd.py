@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
+from integration.doctor.facts import Containerd, Docker, Kubernetes
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
 from shim import RUNTIME_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Containerd, Docker, Kubernetes
 
 _BUILT_IN: Final = "runc"
 _CONFIGURE: Final = "nvshim configure containerd"
@@ -28,12 +25,12 @@ def _files_of_ours(containerd: Containerd) -> dict[str, list[str]]:
 
 
 @check("D030")
-def _refused(containerd: Containerd) -> Iterator[Trouble]:
+def _refused(containerd: Containerd) -> Iterator[str]:
     for file in containerd.files:
         if file.fault:
-            yield Trouble(f"{file.path}: {file.fault}")
+            yield f"{file.path}: {file.fault}"
     if containerd.dump_fault and not any(file.fault for file in containerd.files):
-        yield Trouble(f"containerd --config {containerd.path}: {containerd.dump_fault}")
+        yield f"containerd --config {containerd.path}: {containerd.dump_fault}"
 
 
 @check("D031")
@@ -60,7 +57,7 @@ def _no_handler(
 
 
 @check("D032")
-def _not_in_effect(containerd: Containerd) -> Iterator[Trouble]:
+def _not_in_effect(containerd: Containerd) -> Iterator[str]:
     if not containerd.cri:
         return
     in_effect = {handler.name for handler in containerd.handlers if handler.is_ours}
@@ -70,52 +67,45 @@ def _not_in_effect(containerd: Containerd) -> Iterator[Trouble]:
             continue
         loose = [file for file in files if file not in covered]
         if loose:
-            yield Trouble(f"{name} is in {listed(loose)}, which {containerd.path} does not import")
+            yield f"{name} is in {listed(loose)}, which {containerd.path} does not import"
         elif not containerd.dump_fault:
-            yield Trouble(
-                f"{name} is in {listed(files)}, and containerd makes something else of it"
-            )
+            yield f"{name} is in {listed(files)}, and containerd makes something else of it"
 
 
 @check("D033")
-def _versions(containerd: Containerd) -> Iterator[Trouble]:
+def _versions(containerd: Containerd) -> Iterator[str]:
     root = next((file for file in containerd.files if file.root), None)
     for file in containerd.files:
         if root is None or file.root or file.fault or not file.imported:
             continue
         if file.version != root.version:
-            yield Trouble(
-                f"{file.path} is of version {file.version}, {root.path} of version {root.version}"
-            )
+            yield f"{file.path} is of version {file.version}, {root.path} of version {root.version}"
 
 
 @check("D034")
-def _no_default(containerd: Containerd) -> Iterator[Trouble]:
+def _no_default(containerd: Containerd) -> Iterator[str]:
     if not containerd.default_handler:
         return
     names = [handler.name for handler in containerd.handlers]
     if containerd.default_handler not in names:
-        yield Trouble(
-            f"default_runtime_name is {containerd.default_handler}; there is {listed(names)}"
-        )
+        yield f"default_runtime_name is {containerd.default_handler}; there is {listed(names)}"
 
 
 @check("D035")
-def _no_type(containerd: Containerd) -> Iterator[Trouble]:
-    for handler in containerd.handlers:
-        if not handler.runtime_type:
-            yield Trouble(f"the handler {handler.name} in {containerd.path}")
+def _no_type(containerd: Containerd) -> Iterable[str]:
+    untyped = (handler for handler in containerd.handlers if not handler.runtime_type)
+    return (f"the handler {handler.name} in {containerd.path}" for handler in untyped)
 
 
 @check("D036")
-def _old_handler(containerd: Containerd) -> Iterator[Trouble]:
+def _old_handler(containerd: Containerd) -> Iterator[str]:
     for handler in containerd.handlers:
         if handler.calls_nvidias and handler.name != containerd.default_handler:
-            yield Trouble(f"the handler {handler.name} calls {handler.binary_name}")
+            yield f"the handler {handler.name} calls {handler.binary_name}"
 
 
 @check("D037")
-def _no_shim(containerd: Containerd) -> Iterator[Trouble]:
+def _no_shim(containerd: Containerd) -> Iterator[str | Trouble]:
     for handler in containerd.handlers:
         if handler.runtime_type and not handler.shim:
             severity = ERROR if handler.is_ours else WARNING
@@ -125,11 +115,11 @@ def _no_shim(containerd: Containerd) -> Iterator[Trouble]:
                 severity=severity,
             )
         if handler.binary_name and not handler.binary:
-            yield Trouble(f"the handler {handler.name} calls {handler.binary_name}: not there")
+            yield f"the handler {handler.name} calls {handler.binary_name}: not there"
 
 
 @check("D045")
-def _taken_away(containerd: Containerd) -> Iterator[Trouble]:
+def _taken_away(containerd: Containerd) -> Iterator[str]:
     if containerd.dump_fault or not containerd.cri:
         return
     in_effect = {handler.name for handler in containerd.handlers}
@@ -139,28 +129,28 @@ def _taken_away(containerd: Containerd) -> Iterator[Trouble]:
             later = [
                 f.path for f in containerd.files if f.imported and f is not file and f.handlers
             ]
-            yield Trouble(f"{listed(lost)} of {file.path} is lost to {listed(later)}")
+            yield f"{listed(lost)} of {file.path} is lost to {listed(later)}"
     drop_ins = [f.path for f in containerd.files if f.imported and not f.root and f.handlers]
     named = {name for file in containerd.files for name, _ in file.handlers}
     if drop_ins and _BUILT_IN not in in_effect | named:
-        yield Trouble(f"containerd's own handler {_BUILT_IN} is lost to {listed(drop_ins)}")
+        yield f"containerd's own handler {_BUILT_IN} is lost to {listed(drop_ins)}"
 
 
 @check("D038")
-def _not_reread(containerd: Containerd) -> Iterator[Trouble]:
+def _not_reread(containerd: Containerd) -> Iterator[str]:
     if containerd.newer:
-        yield Trouble(f"{listed(containerd.newer)} (containerd is process {containerd.pid})")
+        yield f"{listed(containerd.newer)} (containerd is process {containerd.pid})"
 
 
 @check("D039")
-def _overwritten(containerd: Containerd) -> Iterator[Trouble]:
+def _overwritten(containerd: Containerd) -> Iterator[str]:
     if not containerd.distribution or containerd.template:
         return
     if any(containerd.path in files for files in _files_of_ours(containerd).values()):
-        yield Trouble(f"{containerd.path} is written anew by {containerd.distribution}")
+        yield f"{containerd.path} is written anew by {containerd.distribution}"
 
 
 @check("D087")
-def _descriptors(containerd: Containerd) -> Iterator[Trouble]:
+def _descriptors(containerd: Containerd) -> Iterator[str]:
     if (containerd.descriptors or _FEW_DESCRIPTORS) < _FEW_DESCRIPTORS:
-        yield Trouble(f"containerd (process {containerd.pid}) may open {containerd.descriptors}")
+        yield f"containerd (process {containerd.pid}) may open {containerd.descriptors}"

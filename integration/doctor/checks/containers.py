@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from integration.doctor.facts import Unseen
+from integration.doctor.facts import Container, Driver, Unseen
 from integration.doctor.findings import Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Container, Driver
 
 
 @check("D100")
@@ -24,19 +19,19 @@ def _denied(containers: tuple[Container, ...]) -> Iterator[Trouble]:
 
 
 @check("D101")
-def _changed(containers: tuple[Container, ...]) -> Iterator[Trouble]:
+def _changed(containers: tuple[Container, ...]) -> Iterator[str]:
     for container in containers:
         if container.changed:
-            yield Trouble(f"{container.namespace}/{container.id}: {container.changed}")
+            yield f"{container.namespace}/{container.id}: {container.changed}"
 
 
 @check("D102")
-def _gone(containers: tuple[Container, ...], driver: Driver) -> Iterator[Trouble]:
+def _gone(containers: tuple[Container, ...], driver: Driver) -> Iterator[str]:
     present = {gpu.uuid.lower() for gpu in driver.gpus}
     for container in containers:
         gone = [uuid for uuid in container.gpus if uuid.lower() not in present]
         if gone:
-            yield Trouble(f"{container.namespace}/{container.id}: {listed(gone)}")
+            yield f"{container.namespace}/{container.id}: {listed(gone)}"
 
 
 @check("D103")

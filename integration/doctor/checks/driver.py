@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from hooks.node.drained import DRIVER
+from integration.doctor.facts import Driver, Machine, Nvml, Policy
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Driver, Machine, Nvml, Policy
 
 # A GPU whose driver has to wake it answers after this many seconds.
 _SLOW: Final = 2.0
@@ -33,28 +30,27 @@ def _no_driver(driver: Driver) -> Iterator[Trouble]:
 
 
 @check("D002")
-def _mismatch(driver: Driver) -> Iterator[Trouble]:
+def _mismatch(driver: Driver) -> Iterator[str]:
     if driver.mismatch:
-        yield Trouble(f"the kernel module is {driver.module}; {driver.fault}")
+        yield f"the kernel module is {driver.module}; {driver.fault}"
 
 
 @check("D003")
-def _several(driver: Driver) -> Iterator[Trouble]:
+def _several(driver: Driver) -> Iterator[str]:
     others = [i for i in driver.installed if (i.version, i.root) != (driver.version, driver.root)]
     if driver.version and others:
         names = listed(f"{i.version} below {i.root}" for i in others)
-        yield Trouble(f"{driver.version} below {driver.root} is used; there is also {names}")
+        yield f"{driver.version} below {driver.root} is used; there is also {names}"
 
 
 @check("D004")
-def _no_gpu(driver: Driver) -> Iterator[Trouble]:
-    for path, why in driver.lost:
-        yield Trouble(f"{path}: {why}")
+def _no_gpu(driver: Driver) -> Iterator[str | Trouble]:
+    yield from map(": ".join, driver.lost)
     bound = [gpu for gpu in driver.pci if gpu.driver not in {"vfio-pci", "nouveau"}]
     if driver.gpus or driver.platform_faults:
         return
     if bound and driver.module:
-        yield Trouble(f"{len(bound)} on the PCI bus ({listed(g.bus_id for g in bound)}), none here")
+        yield f"{len(bound)} on the PCI bus ({listed(g.bus_id for g in bound)}), none here"
     elif not driver.pci and driver.version and driver.module:
         yield Trouble(
             "the driver is loaded, and there is no GPU of NVIDIA's on the PCI bus",
@@ -80,15 +76,14 @@ def _nvml(nvml: Nvml) -> Iterator[Trouble]:
 
 
 @check("D016")
-def _conflicts(nvml: Nvml) -> Iterator[Trouble]:
-    for conflict in nvml.conflicts:
-        yield Trouble(conflict)
+def _conflicts(nvml: Nvml) -> Iterable[str]:
+    return nvml.conflicts
 
 
 @check("D006")
-def _persistence(nvml: Nvml) -> Iterator[Trouble]:
-    if nvml.persistence == "off":
-        yield Trouble("no nvidia-persistenced runs, and persistence mode is off")
+def _persistence(nvml: Nvml) -> Iterable[str]:
+    is_off = nvml.persistence == "off"
+    return ["no nvidia-persistenced runs, and persistence mode is off"] if is_off else ()
 
 
 @check("D007")
@@ -126,9 +121,8 @@ def _nodes_missing(driver: Driver, policy: Policy) -> Iterator[Trouble]:
 
 
 @check("D009")
-def _nodes_wrong(driver: Driver) -> Iterator[Trouble]:
-    for path, fault in driver.wrong_nodes:
-        yield Trouble(f"{path}: {fault}")
+def _nodes_wrong(driver: Driver) -> Iterable[str]:
+    return map(": ".join, driver.wrong_nodes)
 
 
 @check("D010")
@@ -144,37 +138,35 @@ def _char_links(driver: Driver, machine: Machine, policy: Policy) -> Iterator[Tr
 
 
 @check("D011")
-def _nouveau(driver: Driver) -> Iterator[Trouble]:
+def _nouveau(driver: Driver) -> Iterator[str | Trouble]:
     bound = [gpu.bus_id for gpu in driver.pci if gpu.driver in {"nouveau", "nova_core"}]
     if bound:
-        yield Trouble(f"{listed(bound)}: bound to the kernel's own driver")
+        yield f"{listed(bound)}: bound to the kernel's own driver"
     elif "nouveau" in driver.modules and driver.pci:
         yield Trouble("the module is loaded, and has no GPU yet", severity=WARNING)
 
 
 @check("D012")
-def _vfio(driver: Driver) -> Iterator[Trouble]:
+def _vfio(driver: Driver) -> Iterable[str]:
     bound = [gpu.bus_id for gpu in driver.pci if gpu.driver == "vfio-pci"]
-    if bound:
-        yield Trouble(f"{listed(bound)}: bound to vfio-pci")
+    return [f"{listed(bound)}: bound to vfio-pci"] if bound else ()
 
 
 @check("D013")
-def _mps(driver: Driver) -> Iterator[Trouble]:
+def _mps(driver: Driver) -> Iterator[str]:
     if driver.mps_pipe and not driver.mps_runs:
-        yield Trouble(f"{driver.mps_pipe}/control is there, and no nvidia-cuda-mps-control runs")
+        yield f"{driver.mps_pipe}/control is there, and no nvidia-cuda-mps-control runs"
 
 
 @check("D014")
-def _imex(driver: Driver) -> Iterator[Trouble]:
+def _imex(driver: Driver) -> Iterator[str]:
     if driver.imex and not driver.imex_channels:
-        yield Trouble("the driver has IMEX channels, and there is no node of one")
+        yield "the driver has IMEX channels, and there is no node of one"
 
 
 @check("D015")
-def _platform(driver: Driver) -> Iterator[Trouble]:
-    for fault in driver.platform_faults:
-        yield Trouble(fault)
+def _platform(driver: Driver) -> Iterable[str]:
+    return driver.platform_faults
 
 
 @check("D017")

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-from integration.doctor.facts import NVIDIAS
+from integration.doctor.facts import NVIDIAS, Cdi, Containerd, Crio, Docker, Injector
 from integration.doctor.findings import ERROR, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Cdi, Containerd, Crio, Docker, Injector
 
 
 @check("D050")
-def _unreadable(docker: Docker | None = None, crio: Crio | None = None) -> Iterator[Trouble]:
+def _unreadable(docker: Docker | None = None, crio: Crio | None = None) -> Iterator[str]:
     if docker is not None and docker.fault:
-        yield Trouble(f"{docker.path}: {docker.fault}")
-    for fault in crio.faults if crio is not None else ():
-        yield Trouble(fault)
+        yield f"{docker.path}: {docker.fault}"
+    yield from crio.faults if crio is not None else ()
 
 
 @check("D051")
-def _docker_runtime(docker: Docker) -> Iterator[Trouble]:
+def _docker_runtime(docker: Docker) -> Iterator[str | Trouble]:
     for runtime in docker.runtimes:
         if NVIDIAS in runtime.path:
-            yield Trouble(f"the runtime {runtime.name} of {docker.path} is {runtime.path}")
+            yield f"the runtime {runtime.name} of {docker.path} is {runtime.path}"
     known = {"runc", "io.containerd.runc.v2", *(runtime.name for runtime in docker.runtimes)}
     default = docker.default_runtime
     if default and default not in known and not default.startswith(("io.containerd.", "/")):
@@ -37,16 +31,16 @@ def _docker_runtime(docker: Docker) -> Iterator[Trouble]:
 
 
 @check("D052")
-def _docker_gpus(docker: Docker) -> Iterator[Trouble]:
+def _docker_gpus(docker: Docker) -> Iterator[str]:
     if docker.hook:
         return
     mine = [runtime.name for runtime in docker.runtimes if runtime.is_ours]
     if mine:
-        yield Trouble(f"the runtime {listed(mine)} is there, nvidia-container-runtime-hook is not")
+        yield f"the runtime {listed(mine)} is there, nvidia-container-runtime-hook is not"
 
 
 @check("D053")
-def _two_defaults(containerd: Containerd) -> Iterator[Trouble]:
+def _two_defaults(containerd: Containerd) -> Iterator[str | Trouble]:
     for handler in containerd.handlers:
         if handler.calls_nvidias and handler.is_ours:
             yield Trouble(
@@ -55,29 +49,25 @@ def _two_defaults(containerd: Containerd) -> Iterator[Trouble]:
                 remedy="take BinaryName from the handler, or let it name runc or crun",
             )
         elif handler.calls_nvidias and handler.name == containerd.default_handler:
-            yield Trouble(f"containerd's default handler {handler.name} is {handler.binary_name}")
+            yield f"containerd's default handler {handler.name} is {handler.binary_name}"
 
 
 @check("D054")
-def _injectors(injectors: tuple[Injector, ...]) -> Iterator[Trouble]:
-    for injector in injectors:
-        yield Trouble(f"{injector.kind}: {injector.where}")
+def _injectors(injectors: tuple[Injector, ...]) -> Iterable[str]:
+    return (f"{injector.kind}: {injector.where}" for injector in injectors)
 
 
 @check("D055")
-def _cdi_twice(containerd: Containerd, cdi: Cdi) -> Iterator[Trouble]:
+def _cdi_twice(containerd: Containerd, cdi: Cdi) -> Iterator[str]:
     if not containerd.enable_cdi:
         return
     unread = [d for d in containerd.cdi_dirs if d not in cdi.directories]
     unknown = [d for d in cdi.directories if d not in containerd.cdi_dirs]
     if containerd.cdi_dirs and (unread or unknown):
-        yield Trouble(
-            f"containerd reads {listed(containerd.cdi_dirs)}, our shim {listed(cdi.directories)}"
-        )
+        yield f"containerd reads {listed(containerd.cdi_dirs)}, our shim {listed(cdi.directories)}"
 
 
 @check("D056")
-def _crio(crio: Crio) -> Iterator[Trouble]:
-    for name, path in crio.handlers:
-        if NVIDIAS in path:
-            yield Trouble(f"the runtime {name} of CRI-O is {path}")
+def _crio(crio: Crio) -> Iterable[str]:
+    theirs = ((name, path) for name, path in crio.handlers if NVIDIAS in path)
+    return (f"the runtime {name} of CRI-O is {path}" for name, path in theirs)

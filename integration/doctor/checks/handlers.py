@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
+from integration.doctor.facts import Containerd, Handler, Kubernetes
 from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
 from integration.handlers import RUNC_TYPE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Containerd, Handler, Kubernetes
 
 # The releases that ask no handler but runc's type what it can do: from the first to before the
 # second.
@@ -70,7 +67,7 @@ def _cgroup_driver(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[T
 
 
 @check("D042")
-def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
+def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[str]:
     if kubernetes.cgroup_driver:
         return  # then it is said of which is right
     said = {
@@ -81,7 +78,7 @@ def _unequal(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble
     if len(set(said.values())) > 1:
         yes = [name for name, systemd in said.items() if systemd]
         no = [name for name, systemd in said.items() if not systemd]
-        yield Trouble(f"{listed(yes)} has SystemdCgroup = true, {listed(no)} has not")
+        yield f"{listed(yes)} has SystemdCgroup = true, {listed(no)} has not"
 
 
 @check("D043")
@@ -111,12 +108,12 @@ def _no_class(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Troubl
 
 
 @check("D046")
-def _no_cri(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
+def _no_cri(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[str | Trouble]:
     if containerd.cri:
         return
     where = f"disabled_plugins of {containerd.path}"
     if kubernetes.cgroup_driver:
-        yield Trouble(f"{where} has the CRI, and there is a kubelet")
+        yield f"{where} has the CRI, and there is a kubelet"
     elif any(is_ours for file in containerd.files for _, is_ours in file.handlers):
         yield Trouble(f"{where} has the CRI, whose handlers are for nothing", severity=WARNING)
 

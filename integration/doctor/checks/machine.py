@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
+from integration.doctor.facts import Machine
 from integration.doctor.findings import ERROR, WARNING, Trouble, check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Machine
 
 _FEW_INSTANCES: Final = 64
 
@@ -26,33 +23,33 @@ _FORBIDDEN: Final = {
 
 
 @check("D080")
-def _selinux(machine: Machine) -> Iterator[Trouble]:
+def _selinux(machine: Machine) -> Iterator[str]:
     if machine.selinux == "enforcing" and machine.container_use_devices is not True:
         state = "off" if machine.container_use_devices is False else "not there"
-        yield Trouble(f"SELinux enforces, the boolean container_use_devices is {state}")
+        yield f"SELinux enforces, the boolean container_use_devices is {state}"
 
 
 @check("D081")
-def _apparmor(machine: Machine) -> Iterator[Trouble]:
+def _apparmor(machine: Machine) -> Iterator[str]:
     if machine.apparmor and not machine.apparmor_parser:
-        yield Trouble("the kernel enforces AppArmor, and there is no apparmor_parser")
+        yield "the kernel enforces AppArmor, and there is no apparmor_parser"
 
 
 @check("D082")
-def _cgroup(machine: Machine) -> Iterator[Trouble]:
+def _cgroup(machine: Machine) -> Iterator[str | Trouble]:
     match machine.cgroup:
         case "none":
             yield Trouble("no cgroups are mounted", severity=ERROR)
         case "hybrid":
-            yield Trouble("version 1 has the controllers, version 2 is beside it")
+            yield "version 1 has the controllers, version 2 is beside it"
         case "v1":
-            yield Trouble("version 1")
+            yield "version 1"
 
 
 @check("D083")
-def _kernel(machine: Machine) -> Iterator[Trouble]:
+def _kernel(machine: Machine) -> Iterator[str]:
     if not machine.openat2:
-        yield Trouble(f"Linux {machine.kernel} has no openat2")
+        yield f"Linux {machine.kernel} has no openat2"
 
 
 @check("D084")
@@ -68,7 +65,7 @@ def _mounts(machine: Machine) -> Iterator[Trouble]:
 
 
 @check("D085")
-def _inotify(machine: Machine) -> Iterator[Trouble]:
+def _inotify(machine: Machine) -> Iterator[str]:
     instances = machine.inotify_instances
     if instances is not None and instances < _FEW_INSTANCES:
-        yield Trouble(f"fs.inotify.max_user_instances is {instances}")
+        yield f"fs.inotify.max_user_instances is {instances}"

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from hooks.config import Mode
-from integration.doctor.findings import Trouble, check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Policy
+from integration.doctor.facts import Policy
+from integration.doctor.findings import check
 
 
 @check("D070")
-def _unusable(policy: Policy) -> Iterator[Trouble]:
-    if policy.fault:
-        yield Trouble(policy.fault)
+def _unusable(policy: Policy) -> Iterable[str]:
+    return filter(None, [policy.fault])
 
 
 @check("D071")
-def _believing(policy: Policy) -> Iterator[Trouble]:
-    if policy.mode == Mode.NVIDIA:
-        yield Trouble(f'mode = "{policy.mode}" by {policy.source or "default"}')
+def _believing(policy: Policy) -> Iterable[str]:
+    said = f'mode = "{policy.mode}" by {policy.source or "default"}'
+    return [said] if policy.mode == Mode.NVIDIA else ()
 
 
 @check("D072")
-def _meaningless(policy: Policy) -> Iterator[Trouble]:
-    for note in policy.notes:
-        yield Trouble(note)
+def _meaningless(policy: Policy) -> Iterable[str]:
+    return policy.notes
 
 
 @check("D073")
-def _hooks(policy: Policy) -> Iterator[Trouble]:
-    for program, fault in policy.hooks:
-        yield Trouble(f"{program}: {fault}")
+def _hooks(policy: Policy) -> Iterable[str]:
+    return map(": ".join, policy.hooks)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from integration.doctor.advisories import OLDEST, affecting, parse_version
+from integration.doctor.facts import Program
 from integration.doctor.findings import ERROR, WARNING, Check, Trouble, check, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.facts import Program
 
 
 def _vulnerable(program: Program, called: str) -> Iterator[Trouble]:
@@ -58,16 +54,14 @@ _TOOLKIT = _vulnerabilities("nvidia-container-toolkit", "D023")
 
 
 @check("D024")
-def _silent(programs: tuple[Program, ...]) -> Iterator[Trouble]:
-    for program in programs:
-        if program.fault:
-            yield Trouble(f"{program.path}: {program.fault}")
+def _silent(programs: tuple[Program, ...]) -> Iterable[str]:
+    return (f"{program.path}: {program.fault}" for program in programs if program.fault)
 
 
 @check("D025")
-def _old(programs: tuple[Program, ...]) -> Iterator[Trouble]:
+def _old(programs: tuple[Program, ...]) -> Iterator[str]:
     for program in programs:
         version, oldest = parse_version(program.version), OLDEST.get(program.name, "")
         least = parse_version(oldest)
         if version is not None and least is not None and version < least:
-            yield Trouble(f"{program.path} is {program.version}; {oldest} is the oldest that works")
+            yield f"{program.path} is {program.version}; {oldest} is the oldest that works"

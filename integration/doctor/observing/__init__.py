@@ -8,7 +8,8 @@ group is then unseen.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from api.errors import NvshimError, one_line
 from integration.doctor.errors import DoctorError
@@ -25,11 +26,7 @@ from integration.doctor.observing.machine import look_at_machine
 from integration.doctor.observing.nvml import look_at_nvml
 from integration.doctor.observing.policy import look_at_policy
 from integration.doctor.observing.programs import look_at_programs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 __all__ = ["GROUPS", "observe"]
 

@@ -12,22 +12,19 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from glob import glob
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.node.kubelet import kubelet_root, read_checkpoint
 from hooks.requests.kubelet_record import CHECKPOINT
 from integration.doctor.facts import NodeAgent, Plugins
 from integration.doctor.observing.kubernetes import KUBELETS
 from integration.doctor.observing.running import hosts_processes, processes, read_file
+from integration.doctor.places import Places
 from integration.inspection.holding import LEDGER
 from integration.node.components import DRA_DRIVER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.config import Config
-    from integration.doctor.places import Places
 
 _UNITS: Final = ("/etc/systemd/system/*.wants", "/run/systemd/system/*.wants")
 _UNIT: Final = "nvshim-node.service"

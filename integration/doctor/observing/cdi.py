@@ -8,18 +8,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
-from hooks.cdi.registry import Registry
+from hooks.cdi.registry import Loaded, Registry
+from hooks.cdi.spec import DeviceNode, Edits
+from hooks.config import Config
 from integration.doctor.facts import Cdi, CdiFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.cdi.registry import Loaded
-    from hooks.cdi.spec import DeviceNode, Edits
-    from hooks.config import Config
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 _DRIVER_FILE: Final = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)$")
 _CHARACTER_DEVICES: Final = frozenset({"", "c", "u"})

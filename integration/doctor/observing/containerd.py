@@ -15,26 +15,23 @@ import glob
 import os
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from api.errors import one_line
 from integration.doctor.facts import ConfigFile, Containerd, CouldNotLook, Handler, ProgramFailed
 from integration.doctor.observing.running import (
     SYSTEM_PATH,
+    Process,
     find_program,
     hosts_processes,
     read_file,
     run,
 )
+from integration.doctor.places import Places
 from integration.handlers import RUNC_TYPE, calls_our_shim
 from shim import PROGRAM, RUNTIME_NAME
 from shim.runtime.options import KNOWN_KEYS, RUNC_KEYS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from integration.doctor.observing.running import Process
-    from integration.doctor.places import Places
 
 _DEFAULT: Final = "/etc/containerd/config.toml"
 # The root file of each distribution that writes its own, and what it is written from.

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.node.identity import what_changed
 from integration.doctor.facts import Container, CouldNotLook, Device
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.machine import systemd_runs
 from integration.doctor.observing.running import find_program, read_file, run
+from integration.doctor.places import Places
 from integration.inspection.bundles import KNOWN_STATES, find_containers
+from integration.inspection.bundles import Container as Found
 from integration.inspection.records import entries
 from shim.bundle import RECORD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from integration.doctor.places import Places
-    from integration.inspection.bundles import Container as Found
 
 _MOST: Final = 2048
 _ANY_NUMBER: Final = -1

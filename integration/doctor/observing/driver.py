@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from hooks.config import Platform
+from hooks.config import Config, Platform
 from hooks.errors import DriverMismatch, InventoryError
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.device_nodes import read_majors
 from hooks.node.drained import read_drains
 from hooks.node.driver import find_driver
-from hooks.node.gpus import find_gpus, look_at_nodes, mark_excluded
+from hooks.node.gpus import Gpu as FoundGpu
+from hooks.node.gpus import Nodes, find_gpus, look_at_nodes, mark_excluded
 from hooks.node.host_setup import is_loaded, may_make_nodes, parse_parameters
 from hooks.node.roots import DRIVER_CONTAINER, choose, is_version, module_version
 from hooks.node.witness import Witness, read_names, read_text
 from hooks.platforms import platform_of
 from integration.doctor.facts import Driver, Gpu, Installed, PciGpu
 from integration.doctor.observing.running import processes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu as FoundGpu
-    from hooks.node.gpus import Nodes
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 _VENDOR: Final = "0x10de"
 _DISPLAY: Final = "0x03"

@@ -11,16 +11,13 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from api.errors import one_line
 from integration.doctor.facts import Crio, Docker, DockerRuntime, Injector
 from integration.doctor.observing.running import find_program, hosts_processes, processes, read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 _DAEMON_JSON: Final = "/etc/docker/daemon.json"
 _HOOK: Final = "nvidia-container-runtime-hook"

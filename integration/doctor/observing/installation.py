@@ -6,18 +6,14 @@ Source: the tree that ``make dist`` makes; shim.verbs.handover for the names of 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from integration.doctor.facts import Installation, Server, Shim
-from integration.doctor.observing.running import SYSTEM_PATH, hosts_processes, read_file
+from integration.doctor.observing.running import SYSTEM_PATH, Process, hosts_processes, read_file
+from integration.doctor.places import Places
 from integration.inspection.processes import FORK_SERVER
 from shim import PROGRAM
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from integration.doctor.observing.running import Process
-    from integration.doctor.places import Places
 
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")
 _SPARE: Final = "-spare"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 import yaml
 
@@ -17,11 +18,7 @@ from integration.doctor.errors import ManifestUnusable
 from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
 from integration.doctor.observing.machine import systemd_runs
 from integration.doctor.observing.running import find_program, hosts_processes, read_file, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})

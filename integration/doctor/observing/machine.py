@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
+from hooks.config import Config
 from hooks.image.openat2 import open_in_root
 from hooks.platforms import platform_of
 from integration.doctor.facts import Machine, Mount
 from integration.doctor.observing.running import find_program, read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hooks.config import Config
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 _SELINUX: Final = "/sys/fs/selinux"
 _BOOLEAN: Final = "container_use_devices"

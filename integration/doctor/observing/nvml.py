@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from hooks.errors import InventoryError
 from hooks.node.driver import find_driver
 from hooks.node.gpus import find_gpus
 from hooks.node.nvml import parse_report, probe_command
 from hooks.node.witness import Witness
 from integration.doctor.facts import Nvml
+from integration.doctor.places import Places
 from integration.inventory import ask
 from integration.node.nvml import ask_nvml
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.doctor.places import Places
 
 _PERSISTENCED: Final = "/run/nvidia-persistenced/socket"
 # Beyond what the child allows itself: the kernel ends it, and we have to see that.

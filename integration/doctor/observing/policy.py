@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from hooks.errors import ConfigError
 from integration.doctor.facts import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 
 def look_at_policy(places: Places) -> Policy:

@@ -8,16 +8,13 @@ from __future__ import annotations
 import gzip
 import os
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from integration.doctor.facts import CouldNotLook, Program
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.running import SYSTEM_PATH, find_program, read_file, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from integration.doctor.places import Places
+from integration.doctor.places import Places
 
 # Each program with the words that make it say its version.
 _RUNTIMES: Final = ("runc", "crun")

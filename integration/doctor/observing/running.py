@@ -12,17 +12,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from api.errors import one_line
 from integration.doctor.facts import CouldNotLook, ProgramFailed
+from integration.doctor.places import Places
 from integration.inspection.procfs import Procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from integration.doctor.places import Places
 
 SYSTEM_PATH: Final = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
@@ -36,19 +33,12 @@ _NOT_RUN: Final = frozenset({126, 127})
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of the node.
+    """A process of the node."""
 
-    Attributes:
-        pid: its number.
-        name: the kernel's short name of it.
-        words: its command line. For looking at, not for keeping.
-        procfs: what else the kernel says of it.
-    """
-
-    pid: int
-    name: str
-    words: list[str]
-    procfs: Procfs
+    pid: int  # its number
+    name: str  # the kernel's short name of it
+    words: list[str]  # its command line. For looking at, not for keeping.
+    procfs: Procfs  # what else the kernel says of it
 
     def option(self, *names: str) -> str:
         """The value of an option of its command line; "" if it is not given."""

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from api.errors import NvshimError
 from integration.node.causes.files import DIRECTORY, read_all
+from integration.node.causes.journal import Entry, Key
 from integration.node.errors import CausesUnreadable
-from shim.causes.record import read_causes
+from shim.causes.record import Fault, read_causes
 from shim.causes.sentence import relevant, sentence
 
 if TYPE_CHECKING:
     from hooks.config import Config
-    from integration.node.causes.journal import Entry, Key
-    from shim.causes.record import Fault
 
 
 def fault_rows(config: Config) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
+from hooks.node.inventory import Inventory
 from integration.node.board import Unsampled
 from integration.node.causes.files import FAULT, Files, read_all
 from integration.node.causes.hits import DRIVER_LOST, GPU_LOST, MPS, XID, Hit, hits_of, lost
@@ -38,21 +40,17 @@ from integration.node.health.blame import blame
 from integration.node.health.book import Book, judge, places_of
 from integration.node.health.policy import Policy
 from integration.node.ledger.lately import LATE
-from integration.node.monitor.values import now
+from integration.node.ledger.values import Holding
+from integration.node.monitor.values import GpuEvent, now
 from shim.bundle import INIT_PID
 from shim.causes.record import Whose
 from shim.causes.xids import RECOVERY, RECOVERY_ACTIONS, Action, recovery_asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from anyio.streams.memory import MemoryObjectReceiveStream
 
-    from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
     from integration.node.components import Context
-    from integration.node.ledger.values import Holding
-    from integration.node.monitor.values import GpuEvent
 
 # Events that are held against later ledgers at the same time.
 _MOST_RECENT: Final = 256

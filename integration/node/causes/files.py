@@ -13,8 +13,9 @@ Rules
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 import anyio.to_thread
@@ -26,9 +27,6 @@ from shim.causes import ended, record
 from shim.causes.sentence import relevant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import NoReturn
-
     from integration.node.components import Context
 
 FAULT: Final = "causes"

@@ -19,29 +19,33 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
 from api.errors import NvshimError, printable
 from hooks.config import Beyond
+from integration.inspection.bundles import Container
 from integration.node.board import Unsampled
-from integration.node.causes.limits import ANNOTATION, excesses, gibibytes, parse_limit
+from integration.node.causes.hits import Hit
+from integration.node.causes.limits import (
+    ANNOTATION,
+    Excess,
+    Limit,
+    excesses,
+    gibibytes,
+    parse_limit,
+)
 from integration.node.errors import ContainerNotKilled
 from integration.node.ledger.component import aside
 from integration.node.ledger.usage import usage_by
+from integration.node.ledger.values import Ledger
+from integration.node.monitor.values import Sample
 from integration.shim_client import kill
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from integration.inspection.bundles import Container
-    from integration.node.causes.hits import Hit
-    from integration.node.causes.limits import Excess, Limit
     from integration.node.components import Context
-    from integration.node.ledger.values import Ledger
-    from integration.node.monitor.values import Sample
 
 _KILLED: Final = "ended by the memory guard"
 _LONGEST: Final = 64  # characters of an annotation: no limit is longer

@@ -20,21 +20,19 @@ Source: NVIDIA's Xid catalogue; "Multi-Process Service", error containment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from integration.node.health.blame import How
+from integration.node.health.blame import Blame, How
 from integration.node.health.xids import Scope
+from integration.node.ledger.values import Holding
 from shim.causes.record import Fault, Whose
 from shim.causes.xids import Action, heed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from integration.inspection.bundles import Container
-    from integration.node.health.blame import Blame
     from integration.node.health.policy import Verdict
-    from integration.node.ledger.values import Holding
     from integration.node.monitor.values import GpuEvent
 
 XID: Final = "xid"
@@ -47,15 +45,10 @@ _KNOWN: Final = frozenset({How.PROCESS, How.ENDED})
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A fault that a container had to do with.
+    """A fault that a container had to do with."""
 
-    Attributes:
-        container: which.
-        fault: as that one is told of it.
-    """
-
-    container: Container
-    fault: Fault
+    container: Container  # which
+    fault: Fault  # as that one is told of it
 
 
 def hits_of(

@@ -16,18 +16,16 @@ Pure but for what it remembers: times are given, and nothing is read or written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from integration.node.causes.hits import GPU_LOST, XID
+from integration.node.causes.hits import GPU_LOST, XID, Hit
 from shim.causes.record import MOST, Fault, Whose, by_weight
 from shim.causes.xids import Action, about, heed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from integration.inspection.bundles import Container
-    from integration.node.causes.hits import Hit
 
 GPU_MEMORY: Final = "gpu-memory"
 KEPT: Final = 600.0
@@ -42,18 +40,13 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of one container.
+    """What is known of one container."""
 
-    Attributes:
-        faults: the oldest first.
-        pod: its pod's namespace, name and uid, and its name there; empty without a pod.
-        pid: its first process; 0 if that is not known. Another one is another container.
-        gone: when it was seen to be gone, in seconds since boot; None if it is there.
-    """
-
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] = ()  # the oldest first
+    # its pod's namespace, name and uid, and its name there; empty without a pod
     pod: Mapping[str, str] = field(default_factory=dict)
-    pid: int = 0
+    pid: int = 0  # its first process; 0 if that is not known. Another one is another container.
+    # when it was seen to be gone, in seconds since boot; None if it is there
     gone: float | None = None
 
 

@@ -19,18 +19,17 @@ Pure. Amounts are bytes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from integration.node.causes.hits import Hit
 from integration.node.causes.journal import GPU_MEMORY
+from integration.node.ledger.values import DeviceUse, Ledger
 from shim.causes.record import Fault, Whose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from integration.inspection.bundles import Container
-    from integration.node.ledger.values import DeviceUse, Ledger
     from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
 ANNOTATION: Final = "io.containerd.nvidia.v1.gpu-memory-limit"
@@ -46,15 +45,10 @@ _WHOLE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much of a device one container may use.
+    """How much of a device one container may use."""
 
-    Attributes:
-        amount: bytes, or percent.
-        is_percent: whether it is the latter, of the device's memory.
-    """
-
-    amount: int
-    is_percent: bool = False
+    amount: int  # bytes, or percent
+    is_percent: bool = False  # whether it is the latter, of the device's memory
 
     def of(self, total: int | None) -> int | None:
         """The limit in bytes; None if it cannot be known.
@@ -80,21 +74,13 @@ def parse_limit(text: str) -> Limit | None:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A container that uses more than it may.
+    """A container that uses more than it may."""
 
-    Attributes:
-        container: which.
-        device: UUID of the GPU or MIG device.
-        gpu: UUID of that one's GPU.
-        used: how much it uses.
-        limit: how much it may.
-    """
-
-    container: Container
-    device: str
-    gpu: str
-    used: int
-    limit: int
+    container: Container  # which
+    device: str  # UUID of the GPU or MIG device
+    gpu: str  # UUID of that one's GPU
+    used: int  # how much it uses
+    limit: int  # how much it may
 
     def hit(self, at: float, done: str = "") -> Hit:
         """What it is told.

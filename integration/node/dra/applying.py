@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from integration.node.components import Context
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim
 
 __all__ = ["Applying"]
 

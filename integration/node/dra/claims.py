@@ -23,7 +23,7 @@ from hooks.node.drained import DRIVER
 from integration.node.dra.configuration import read_all
 from integration.node.dra.shares import consumed
 from integration.node.dra.sharing import Result, configured
-from integration.node.dra.state import Claim, ClaimDevice
+from integration.node.dra.values import Claim, ClaimDevice
 from integration.node.errors import (
     ClaimedDeviceMissing,
     DeviceDrained,

@@ -311,7 +311,7 @@ def publishable(
     found = []
     for device in devices:
         known = [health[uuid] for uuid in (device.uuid, device.gpu) if uuid in health]
-        taints = taints_of(device, known, driver, effect)
+        taints = taints_of(known, driver, effect, lost=device.lost, drained=device.drained)
         if (effect or not taints) and not {device.uuid, device.gpu}.intersection(plugin_gave):
             states = {condition.state for condition in known}
             word = next((state for state in _WORST_FIRST if state in states), State.HEALTHY)

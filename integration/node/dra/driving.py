@@ -28,7 +28,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +38,6 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
-from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
 from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
@@ -49,9 +47,9 @@ from integration.node.dra.making import is_unmade
 from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
-from integration.node.dra.serving import Health, Serving
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
 from integration.node.dra.taints import EFFECTS
+from integration.node.dra.values import Health
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -59,23 +57,21 @@ from integration.node.errors import (
     EngineReadsNoCdi,
     ResourceClaimUnusable,
 )
-from integration.node.ledger.kubelet import allocated_by
 from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
-from integration.node.watcher import ANY, Watcher
+from integration.node.watcher import Interest, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hooks.cdi.spec import SpecFile
     from hooks.node.inventory import Inventory
     from integration.node.api_server import ApiServer
     from integration.node.components import Context
     from integration.node.dra.devices import Device
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim
 
-__all__ = ["drive"]
+__all__ = ["Driver"]
 
 _NAME: Final = "dra"
 _GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
@@ -85,25 +81,10 @@ _UUIDS: Final = ("GPU-", "MIG-")
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
 _LONGEST_SWARM: Final = 1.0
+_MADE_OR_REMOVED: Final = Interest(content=False)
 
 
-async def drive(context: Context) -> None:
-    """Be the driver, until cancelled."""
-    for part in [name for name in context.board.faults if name.startswith(f"{_NAME} ")]:
-        context.board.fault(part, "")
-    with closing(api_server_of(context.options)) as api:
-        async with anyio.create_task_group() as tasks:
-            driver = _Driver(context, api)
-            await driver.begin()
-            serving = Serving(context, tasks, context.options.dra_driver, driver, driver.fault)
-            tasks.start_soon(driver.keep)
-            tasks.start_soon(driver.hear_specs)
-            tasks.start_soon(driver.on_demand.tidy)
-            tasks.start_soon(driver.publisher.run)
-            await serving.run()
-
-
-class _Driver:
+class Driver:
     """The driver of this node."""
 
     def __init__(self, context: Context, api: ApiServer) -> None:
@@ -119,7 +100,7 @@ class _Driver:
         self._devices: Mapping[str, Device] | None = None
         self._looking = Looking(context, self.fault)
         self._looks = anyio.Lock()
-        self._edits: SpecFile | None = None
+        self._specs: cdi.Template | None = None
         self._claims: dict[str, Claim] = {}
         self._applying = Applying(context, self.fault)
         self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
@@ -139,11 +120,7 @@ class _Driver:
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
-        part, line = f"{_NAME} {concern}", one_line(line)
-        if self._board.faults.get(part, "") != line:
-            if line:
-                self._context.say("error", line, part=_NAME)
-            self._board.fault(part, line)
+        self._context.fault(f"{_NAME} {concern}", one_line(line), part=_NAME)
 
     # What the node has
 
@@ -176,7 +153,7 @@ class _Driver:
             found = await self._looking.look(inventory, made, newest, switched)
             if found is None:
                 return False
-            self._devices, self._edits = found.devices, found.edits
+            self._devices, self._specs = found.devices, found.specs
         if settled := self.on_demand.settle(found.parts):
             for claim, now in settled:
                 await self._settle(claim, now)
@@ -346,10 +323,9 @@ class _Driver:
     async def _read(self, reference: Reference) -> dict[str, Any] | None:
         """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            found = await self._reader.read(reference)
             served = [each.name for each in self._board.resources]
-            await self._reader.refuse_clash(found, served)
-            return found  # noqa: TRY300 - what is raised is of all of it
+            is_prepared = reference.uid in self._claims
+            return await self._reader.read(reference, served, is_prepared=is_prepared)
         except (ApiServerRefused, ApiServerSilent) as error:
             if is_away(error) and reference.uid in self._claims:
                 return None
@@ -400,7 +376,7 @@ class _Driver:
         directory = self._config.cdi_spec_dirs[-1]
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
             while True:
-                await watcher.change({directory: ANY})
+                await watcher.change({directory: _MADE_OR_REMOVED})
                 for claim in self._missing():
                     await self._restore(claim)
 
@@ -437,7 +413,7 @@ class _Driver:
         """
         leave = leave and claim not in self._missing()
         root = self._applying.mps_root
-        keep = partial(cdi.keep, self._config, self._name, claim, self._edits, root)
+        keep = partial(cdi.keep, self._config, self._name, claim, self._specs, root)
         try:
             if await anyio.to_thread.run_sync(keep):
                 self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
@@ -464,7 +440,8 @@ class _Driver:
 
     async def _plugin_gave(self) -> dict[str, str]:
         """Who has been given what by a device plugin, by the device's UUID."""
-        allocated = await allocated_by(self._context.options.pod_resources)
+        context = self._context
+        allocated = await context.kubelet.allocated(context.options.pod_resources)
         gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
             checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)

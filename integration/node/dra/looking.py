@@ -28,7 +28,6 @@ from integration.node.plugin.topology import Topologies, numa_nodes, pci_root
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hooks.cdi.spec import SpecFile
     from hooks.node.inventory import Inventory
     from integration.node.components import Context
     from integration.node.dra.devices import Device
@@ -45,12 +44,12 @@ class Found:
 
     Attributes:
         devices: by their names.
-        edits: the CDI edits of those that are there; None for none.
+        specs: what the CDI specs of those that are there are made of; None for nothing.
         parts: what NVML says of GPUs in MIG mode.
     """
 
     devices: Mapping[str, Device]
-    edits: SpecFile | None
+    specs: cdi.Template | None
     parts: Parts
 
 
@@ -125,10 +124,10 @@ class Looking:
         found = with_shares(every, options.dra_shares, inventory, config)
         there = {gpu.uuid for gpu in inventory.gpus if not gpu.mig}
         there |= {mig.uuid for mig in inventory.mig_devices}
-        edits = cdi.generate(
+        specs = cdi.generate(
             options.dra_driver, (each for each in found if each.uuid in there), inventory, config
         )
-        return Found({device.name: device for device in found}, edits, self._parts)
+        return Found({device.name: device for device in found}, specs, self._parts)
 
     def _later(self, inventory: Inventory | None, made: Mapping[Part, str]) -> Inventory | None:
         """What is true of what the look has found, and what was found for us.

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
-    from integration.node.dra.state import Claim, ClaimDevice
+    from integration.node.dra.values import Claim, ClaimDevice
 
 __all__ = ["Making", "is_unmade"]
 
@@ -98,7 +98,8 @@ class Making:
             document: Any = json.loads(read_file(self._path) or b"")
             if document["format"] == _FORMAT and document["boot"] == self._boot():
                 notes = [
-                    Note(**{**each, "part": Part(**each["part"])}) for each in document["made"]
+                    Note(each["claim"], each["title"], Part(**each["part"]), each["uuid"])
+                    for each in document["made"]
                 ]
                 self._notes = {note.part.name: note for note in notes}
         except (OSError, ValueError, KeyError, TypeError):

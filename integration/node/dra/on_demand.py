@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from integration.node.components import Context
     from integration.node.dra.devices import Device
     from integration.node.dra.parts import Part, Parts
-    from integration.node.dra.state import Claim
+    from integration.node.dra.values import Claim
 
 __all__ = ["OnDemand"]
 

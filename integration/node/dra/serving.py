@@ -2,59 +2,62 @@
 
 ::
 
-    KUBELET/plugins_registry/DRIVER-reg.sock   GetInfo, NotifyRegistrationStatus
-    KUBELET/plugins/DRIVER/dra.sock            NodePrepareResources, NodeUnprepareResources, and
-                                               NodeWatchResources
+    KUBELET/plugins_registry/DRIVER[-POD]-reg.sock   GetInfo, NotifyRegistrationStatus
+    KUBELET/plugins/DRIVER/dra[-POD].sock            NodePrepareResources, NodeUnprepareResources,
+                                                     and NodeWatchResources
+    KUBELET/plugins/DRIVER/dra.sock                  likewise, of the driver at work
 
 Rules
-- The socket of the driver is there before that of its registration, and goes after it. A kubelet
-  watches for the latter; one that restarts looks for it, so there is nothing to be done then.
+- The socket of the driver is there before that of its registration. A kubelet watches for the
+  latter; one that restarts looks for it, so there is nothing to be done then. When the agent ends,
+  calls under way are finished before the registration goes: the kubelet may hang up with it.
 - Sockets that are gone are made anew. A kubelet that is not there is waited for.
+- Two instances have sockets of their own, by their pods, and one of them is at work. The kubelet
+  calls the newer one that it is connected to. What an instance that is not at work is called for it
+  passes on to the one that is, at a socket that has the same name whoever is. While none is, calls
+  wait, for as long as whoever has called does.
+- Sockets of instances that were killed are removed by the next at work: a kubelet that begins
+  would try each of them first.
 - Each version is served in both forms that kubelets call, v1 first: they take the first they know.
-- Of each claim that is asked about something is said, a refusal in the words of its error: the
-  kubelet puts it into an event of the pod.
-- What is begun for a claim is not given up because the kubelet waits no more. It asks again, and
-  the answer is there. So what is asked for one claim is done in the order in which it was asked:
-  else what the kubelet has given up would be prepared after it was taken back, and nobody would
-  take it back any more.
-- Health is told whole at each change, and at least every ten seconds: the kubelet forgets a device
-  that it has not heard of for thirty.
+- What is answered is in :mod:`.answering`.
 
-Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin, pkg/kubelet/pluginmanager.
+Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin, pkg/kubelet/pluginmanager; its Go helper,
+kubeletplugin (RollingUpdate).
 """
 
 from __future__ import annotations
 
 import os
 import time
-import traceback
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.abc
+import anyio.to_thread
 import grpc  # type: ignore[import-untyped] # it ships no types
 
-from api.errors import NvshimError, one_line
+from api.errors import one_line
 from api.proto import dra_health_pb2 as health_pb
 from api.proto import dra_pb2 as pb
 from api.proto import pluginregistration_pb2 as registration
 from hooks.node.kubelet import kubelet_root
 from integration.node.backoff import Backoff
-from integration.node.dra.claims import Reference
-from integration.node.errors import DraFailed, PluginFailed, ServingError
+from integration.node.dra.answering import TO_FINISH, Answering, Ended
+from integration.node.dra.places import places_of
+from integration.node.dra.relaying import Refused
+from integration.node.errors import PluginFailed, ServingError
 from integration.node.socket_server import SocketServer, serialize
 from integration.node.watcher import ANY, Watcher, first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from integration.node.components import Context
-    from integration.node.dra.state import Claim
+    from integration.node.dra.answering import Answers
+    from integration.node.dra.relaying import Relay
 
-__all__ = ["Answers", "Health", "Serving", "answer_of_claim"]
+__all__ = ["Serving"]
 
 _PACKAGES: Final = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
 _HEALTH: Final = ("v1", "v1alpha1")
@@ -64,122 +67,147 @@ VERSIONS: Final = (
     *(f"{version}.DRAResourceHealth" for version in _HEALTH),
 )
 
-_TOLD_AGAIN: Final = 10.0
-_FORGOTTEN_AFTER: Final = 30
-_LONGEST_MESSAGE: Final = 1024
 _DIRECTORY_MODE: Final = 0o750
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What is thought of a device.
-
-    Attributes:
-        message: why it is not healthy; "" if it is.
-    """
-
-    pool: str
-    name: str
-    is_healthy: bool
-    message: str = ""
-
-
-class Answers(Protocol):
-    """What the kubelet is answered."""
-
-    async def prepare(self, reference: Reference) -> Claim:
-        """Have a claim's devices be ready for its pods."""
-
-    async def unprepare(self, reference: Reference) -> None:
-        """Take back what was prepared; nothing if nothing was."""
-
-    def health(self) -> Iterable[Health]:
-        """What is thought of each device now."""
-
-    def cdi_names(self, claim: Claim) -> Iterable[str]:
-        """The CDI names of a claim's devices, in their order."""
+# Seconds after which it is tried again to pass a call on.
+_AGAIN: Final = 0.2
+# Seconds that calls have whose socket is to be made anew.
+_TO_END: Final = 1.0
 
 
 class Serving:
     """The driver's sockets.
 
     Args:
-        tasks: where what is begun goes on.
-        driver: its name.
-        fault: takes what is wrong with a concern of ours; "" if nothing is any more.
+        relay: leads to the driver that is at work; None if we are to be, or nobody is.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        tasks: anyio.abc.TaskGroup,
-        driver: str,
-        answers: Answers,
-        fault: Callable[[str, str], None],
-    ) -> None:
-        root = kubelet_root(context.config)
+    def __init__(self, context: Context, relay: Relay | None = None) -> None:
+        options = context.options
         self._context = context
-        self._tasks = tasks
-        self._driver = driver
-        self._answers = answers
-        self._fault = fault
-        self._registry = os.path.join(root, "plugins_registry")
-        self._directory = os.path.join(root, "plugins", driver)
-        self._turns: dict[str, anyio.Lock] = {}
+        self._driver = options.dra_driver
+        root = kubelet_root(context.config)
+        self._places = places_of(root, options.dra_driver, options.pod_uid)
+        self._relay = relay
+        self._at_work: Answering | None = None
+        self._changed = anyio.Event()
+        self._ends = anyio.Event()
+        self.in_place = anyio.Event()
+        """Set once the kubelet has found the sockets, or can."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
+        places = self._places
+        own = {places.endpoint: self._services(), places.registration: self._registration()}
+        try:
+            await self._keep("kubelet", own, self._end)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._ends.set()
+        self._wake()
+
+    def succeed(self) -> None:
+        """Pass nothing on any more: who was at work has ended, and we will be."""
+        self._relay = None
+
+    async def work(self, answers: Answers) -> None:
+        """Be the driver at work, until cancelled."""
+        places = self._places
+        await anyio.to_thread.run_sync(places.sweep)
+        async with anyio.create_task_group() as tasks:
+            at_work = self._at_work = Answering(self._context, answers, tasks)
+            self._wake()
+
+            def end() -> None:
+                self._at_work = None
+                at_work.end()
+                self._wake()
+
+            try:
+                if places.common == places.endpoint:
+                    await anyio.sleep_forever()
+                await self._keep("instances", {places.common: self._services()}, end)
+            finally:
+                end()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _keep(
+        self, whom: str, doors: Mapping[str, Mapping[str, Any]], end: Callable[[], None]
+    ) -> None:
+        """Serve at sockets, in this order, until cancelled.
+
+        Args:
+            whom: they are for.
+            end: called first then.
+        """
         backoff = Backoff()
         while True:
             begun = time.monotonic()
             try:
-                await self._serve()
+                await self._serve(whom, doors, end)
             except (ServingError, OSError) as error:
-                self._fault("kubelet", str(error))
+                self._fault(whom, str(error))
                 await anyio.sleep(backoff.pause(time.monotonic() - begun))
 
-    async def _serve(self) -> None:
+    async def _serve(
+        self, whom: str, doors: Mapping[str, Mapping[str, Any]], end: Callable[[], None]
+    ) -> None:
         """Serve until a socket is gone.
 
         Raises:
             ServingError: it cannot begin, or a server has crashed.
             OSError: it cannot begin.
         """
+        registry, directory = self._places.registry, self._places.directory
+        servers: list[SocketServer] = []
+        to_end = _TO_END
         with Watcher(quiet=0) as watcher:
-            while not _is_there(self._registry):
-                await watcher.change({self._registry: ANY})
-            os.makedirs(self._directory, mode=_DIRECTORY_MODE, exist_ok=True)
-            ours = SocketServer(os.path.join(self._directory, "dra.sock"))
-            known = SocketServer(os.path.join(self._registry, f"{self._driver}-reg.sock"))
+            while not _is_there(registry):
+                await watcher.change({registry: ANY})
+            os.makedirs(directory, mode=_DIRECTORY_MODE, exist_ok=True)
             try:
-                await ours.listen(self._services())
-                await known.listen({"pluginregistration.Registration": self._registration(ours)})
-                self._fault("kubelet", "")
-                self._context.say("info", "serves", driver=self._driver, socket=ours.path)
+                for path, services in doors.items():
+                    servers.append(SocketServer(path))
+                    await servers[-1].listen(services)
+                self._fault(whom, "")
+                self._context.say("info", "serves", driver=self._driver, socket=next(iter(doors)))
+                if self._places.registration in doors:
+                    self.in_place.set()
 
                 async def is_gone() -> None:
-                    while ours.is_in_place and known.is_in_place:
-                        await watcher.change({self._registry: ANY, self._directory: ANY})
+                    while all(each.is_in_place for each in servers):
+                        await watcher.change({registry: ANY, directory: ANY})
 
-                which, _ = await first_of(ours.crash, known.crash, is_gone)
+                which, _ = await first_of(*(each.crash for each in servers), is_gone)
+            except anyio.get_cancelled_exc_class():
+                end()
+                to_end += TO_FINISH
+                raise
             finally:
-                await known.end()
-                await ours.end()
-        if which < 2:  # noqa: PLR2004 - one of the two servers
+                for each in servers:
+                    await each.end(to_end)
+        if which < len(servers):
             raise PluginFailed(
                 f"to serve {self._driver}",
                 found="its server has ended by itself",
                 do="it is begun again",
             )
 
+    def _fault(self, concern: str, line: str) -> None:
+        self._context.fault(f"dra {concern}", one_line(line), part="dra")
+
     # What a kubelet calls
 
-    def _registration(self, ours: SocketServer) -> dict[str, Any]:
+    def _registration(self) -> dict[str, Any]:
         async def info(_request: Any, _context: Any) -> registration.PluginInfo:
             return registration.PluginInfo(
                 type="DRAPlugin",
                 name=self._driver,
-                endpoint=ours.path,
+                endpoint=self._places.endpoint,
                 supported_versions=VERSIONS,
             )
 
@@ -194,132 +222,90 @@ class Serving:
             return registration.RegistrationStatusResponse()
 
         return {
-            "GetInfo": _unary(info, registration.InfoRequest),
-            "NotifyRegistrationStatus": _unary(status, registration.RegistrationStatus),
+            "pluginregistration.Registration": {
+                "GetInfo": _unary(info, registration.InfoRequest),
+                "NotifyRegistrationStatus": _unary(status, registration.RegistrationStatus),
+            }
         }
 
     def _services(self) -> dict[str, dict[str, Any]]:
-        health = {
-            "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
-                self._watch,
-                request_deserializer=health_pb.NodeWatchResourcesRequest.FromString,
-                response_serializer=serialize,
-            )
-        }
+        plugins = (f"{package}.DRAPlugin" for package in _PACKAGES)
+        healths = (f"{version}.DRAResourceHealth" for version in _HEALTH)
         return {
-            **{f"{package}.DRAPlugin": self._plugin(package) for package in _PACKAGES},
-            **{f"{version}.DRAResourceHealth": health for version in _HEALTH},
+            **{service: self._plugin(service) for service in plugins},
+            **{service: self._health(service) for service in healths},
         }
 
-    def _plugin(self, package: str) -> dict[str, Any]:
-        prepare = partial(self._prepare, knows_shares=package == _PACKAGES[0])
-        return {
-            "NodePrepareResources": _unary(prepare, pb.NodePrepareResourcesRequest),
-            "NodeUnprepareResources": _unary(self._unprepare, pb.NodeUnprepareResourcesRequest),
-        }
+    def _plugin(self, service: str) -> dict[str, Any]:
+        prepare = partial(Answering.prepare, knows_shares=service.startswith(f"{_PACKAGES[0]}."))
+        methods = (
+            (prepare, pb.NodePrepareResourcesRequest, pb.NodePrepareResourcesResponse),
+            (Answering.unprepare, pb.NodeUnprepareResourcesRequest,
+             pb.NodeUnprepareResourcesResponse),
+        )  # fmt: skip
+        handlers = {}
+        for do, request, kind in methods:
+            name = request.DESCRIPTOR.name.removesuffix("Request")
+            handlers[name] = _unary(partial(self._answer, do, f"/{service}/{name}", kind), request)
+        return handlers
 
-    async def _prepare(
-        self, request: pb.NodePrepareResourcesRequest, _context: Any, *, knows_shares: bool
-    ) -> pb.NodePrepareResourcesResponse:
-        answer = pb.NodePrepareResourcesResponse()
-        for each in request.claims:
-            reference = Reference(each.namespace, each.uid, each.name)
-            claim, error = await self._done("prepare", self._answers.prepare, reference)
-            said = pb.NodePrepareResourceResponse(error=error)
-            if claim is not None:
-                names = self._answers.cdi_names(claim)
-                said = answer_of_claim(claim, names, knows_shares=knows_shares)
-            answer.claims[each.uid].CopyFrom(said)
+    def _health(self, service: str) -> dict[str, Any]:
+        name = "NodeWatchResources"
+        handler = grpc.unary_stream_rpc_method_handler(
+            partial(self._watch, f"/{service}/{name}"),
+            request_deserializer=health_pb.NodeWatchResourcesRequest.FromString,
+            response_serializer=serialize,
+        )
+        return {name: handler}
+
+    async def _answer(
+        self, do: Callable[..., Awaitable[Any]], method: str, kind: Any, request: Any, call: Any
+    ) -> Any:
+        """The answer of the driver at work, whoever is that in the end.
+
+        Args:
+            do: makes it, if that is us.
+            method: the full name of what is called.
+            kind: the type of the answer.
+        """
+        answer = None
+        while answer is None:
+            if (at_work := self._at_work) is not None:
+                with suppress(Ended):
+                    return await do(at_work, request)
+            elif (relay := self._relay) is not None:
+                try:
+                    answer = await relay.call(method, request, kind, call.time_remaining())
+                except Refused as error:
+                    await call.abort(error.code, error.details)
+            if answer is None:
+                await self._await_next(call)
         return answer
 
-    async def _unprepare(
-        self, request: pb.NodeUnprepareResourcesRequest, _context: Any
-    ) -> pb.NodeUnprepareResourcesResponse:
-        answer = pb.NodeUnprepareResourcesResponse()
-        for each in request.claims:
-            reference = Reference(each.namespace, each.uid, each.name)
-            _, error = await self._done("unprepare", self._answers.unprepare, reference)
-            answer.claims[each.uid].error = error
-        return answer
-
-    async def _done(
-        self, what: str, do: Callable[[Reference], Awaitable[Any]], reference: Reference
-    ) -> tuple[Any, str]:
-        """What has come of something that is done in a task of its own, and why nothing has."""
-        done, found = anyio.Event(), [(None, "the agent ends")]
-        title = f"{reference.namespace}/{reference.name}"
-
-        async def work() -> None:
-            try:
-                async with self._turn(reference.uid):
-                    found[0] = await do(reference), ""
-            except NvshimError as error:
-                found[0] = None, one_line(str(error))
-                self._context.say("warning", str(error), claim=title)
-            except Exception as error:  # noqa: BLE001 - the server goes on, whatever it is
-                failed = DraFailed(
-                    f"to {what} the claim {title}", found=f"{type(error).__name__}: {error}"
-                )
-                found[0] = None, one_line(str(failed))
-                self._context.say("error", str(failed), trace=traceback.format_exc())
-            else:
-                self._context.say("info", f"{what}d", claim=title, uid=reference.uid)
-            finally:
-                done.set()
-
-        self._tasks.start_soon(work)
-        await done.wait()
-        return found[0]
-
-    @asynccontextmanager
-    async def _turn(self, uid: str) -> AsyncIterator[None]:
-        """Wait until what was asked before for a claim is done."""
-        turns = self._turns.setdefault(uid, anyio.Lock())
-        try:
-            async with turns:
-                yield
-        finally:
-            if not turns.locked():  # it is nobody else's turn
-                self._turns.pop(uid, None)
+    async def _await_next(self, call: Any) -> None:
+        """Wait a moment for another to be at work, unless nobody will be of whom we hear."""
+        if self._ends.is_set():
+            await call.abort(grpc.StatusCode.UNAVAILABLE, "the agent ends")
+        if self._at_work is None:
+            with anyio.move_on_after(_AGAIN):
+                await self._changed.wait()
 
     async def _watch(
-        self, _request: health_pb.NodeWatchResourcesRequest, _context: Any
+        self, method: str, request: health_pb.NodeWatchResourcesRequest, call: Any
     ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
-        board = self._context.board
+        """What is told by the driver at work, whoever that is, for ever."""
+        kind = health_pb.NodeWatchResourcesResponse
         while True:
-            version = board.version("dra")
-            now = int(time.time())
-            told = health_pb.NodeWatchResourcesResponse()
-            for each in self._answers.health():
-                told.devices.add(
-                    device=health_pb.DeviceIdentifier(pool_name=each.pool, device_name=each.name),
-                    health=health_pb.HEALTHY if each.is_healthy else health_pb.UNHEALTHY,
-                    last_updated_time=now,
-                    health_check_timeout_seconds=_FORGOTTEN_AFTER,
-                    message=each.message[:_LONGEST_MESSAGE],
-                )
-            yield told
-            await board.change("dra", since=version, timeout=_TOLD_AGAIN)
-
-
-def answer_of_claim(
-    claim: Claim, cdi_names: Iterable[str], *, knows_shares: bool = True
-) -> pb.NodePrepareResourceResponse:
-    """What the kubelet is told of a claim that was prepared.
-
-    Args:
-        knows_shares: whether the version of the API has shares.
-    """
-    answer = pb.NodePrepareResourceResponse()
-    for device, name in zip(claim.devices, cdi_names, strict=True):
-        answer.devices.add(
-            request_names=[device.request],
-            pool_name=device.pool,
-            device_name=device.device,
-            cdi_device_ids=[name],
-            share_id=device.share if device.share and knows_shares else None,
-        )
-    return answer
+            if (at_work := self._at_work) is not None:
+                async for message in at_work.watch():
+                    yield message
+            elif (relay := self._relay) is not None:
+                try:
+                    async for message in relay.stream(method, request, kind):
+                        yield message
+                except Refused as error:
+                    await call.abort(error.code, error.details)
+            await self._await_next(call)
 
 
 def _is_there(directory: str) -> bool:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from hooks.node.inventory import Inventory
     from integration.node.dra.devices import Device
-    from integration.node.dra.state import Claim, ClaimDevice
+    from integration.node.dra.values import Claim, ClaimDevice
 
 __all__ = ["MOST", "consumed", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares"]
 

@@ -25,17 +25,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from hooks.cdi.spec import Edits, SpecMount
 from integration.inspection.shares import Share, variable_of
 from integration.node.dra.configuration import ALL, GPU, MIG, chosen
-from integration.node.dra.state import Sharing
+from integration.node.dra.values import Sharing
 from integration.node.errors import ClaimConfigUnknown
-from integration.node.mps.claims import CLAIMS, SHARES, ClaimDaemon
+from integration.node.mps.claims import CLAIMS, SHARES
 from integration.node.mps.places import SHM, Places, shm
+from integration.node.mps.plan import ClaimDaemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from integration.node.dra.configuration import Configuration, Mps
     from integration.node.dra.devices import Device
-    from integration.node.dra.state import Claim, ClaimDevice
+    from integration.node.dra.values import Claim, ClaimDevice
 
 __all__ = ["Result", "configured", "daemons_of", "edits_of"]
 

@@ -2,7 +2,9 @@
 
 Rules
 - ``STATE/dra.json`` is replaced in one step at each change, and is of one boot: after another the
-  kubelet prepares anew what is still wanted. The agent's lock of the node is its lock, too.
+  kubelet prepares anew what is still wanted. The agent's lock of the node is its lock, too. In an
+  update the next agent reads it once it has that lock, and may be older or newer: what a newer one
+  has added is passed over by an older one, and a format that it does not know counts as damage.
 - Where it is missing, damaged or of another boot, the kubelet's own record of claims says what pods
   have (:data:`hooks.requests.kubelet_record.CLAIMS`). Who is in neither has nothing.
 - It is not written through to the disk, since a machine that stops ends its boot. Where the disk is
@@ -19,7 +21,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.cache import boot_id_path
@@ -27,6 +30,7 @@ from hooks.node.kubelet import read_claims
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file, sweep
 from integration.node.dra.names import uuid_of
+from integration.node.dra.values import Claim, ClaimDevice, Sharing
 from integration.node.errors import DraStateUnwritten
 
 if TYPE_CHECKING:
@@ -34,73 +38,13 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["Claim", "ClaimDevice", "Sharing", "held", "load", "save"]
+__all__ = ["held", "load", "save"]
 
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
 _MODE: Final = 0o600
+_MOST_TEXTS: Final = 1024
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How the containers of a claim share a device, as its configuration asks.
-
-    Attributes:
-        time_slice: of :data:`~integration.node.dra.configuration.INTERVALS`; "" if it does not say.
-        daemon: what its MPS control daemon is called; "" for none.
-        threads: percent of the threads that a client of MPS may have.
-        memory: MiB that a client of MPS may have of the device; 0 for no limit.
-        multi_user: whether clients of several users may work at the same time.
-    """
-
-    time_slice: str = ""
-    daemon: str = ""
-    threads: int = 100
-    memory: int = 0
-    multi_user: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimDevice:
-    """A device that a claim has.
-
-    Attributes:
-        request: of the claim that asked for it, without the subrequest.
-        pool: of the device.
-        device: its name.
-        uuid: likewise.
-        gpu: UUID of the GPU that it is, or is a part of.
-        admin: whether the claim may only look after it (``adminAccess``): others may have it too.
-        sharing: what its configuration asks for.
-        share: the id of the share of it that the claim has; "" if it has all of it.
-        memory: MiB of the share; 0 if it does not say.
-        shares: how many of the device's the share is; 0 if it does not say.
-    """
-
-    request: str
-    pool: str
-    device: str
-    uuid: str
-    gpu: str
-    admin: bool = False
-    sharing: Sharing = Sharing()
-    share: str = ""
-    memory: int = 0
-    shares: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A claim that was prepared."""
-
-    uid: str
-    namespace: str
-    name: str
-    devices: tuple[ClaimDevice, ...]
-
-    def __str__(self) -> str:
-        return f"claim {self.namespace}/{self.name}"
 
 
 def load(config: Config, driver: str) -> dict[str, Claim]:
@@ -123,14 +67,11 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
         DraStateUnwritten: it cannot be done. What was written before is there still.
     """
     path = _path(config)
-    document = {
-        "format": _FORMAT,
-        "boot": _boot(config),
-        "claims": [asdict(claim) for claim in claims],
-    }
-    content = f"{json.dumps(document)}\n".encode()
+    texts = [*map(_text, claims)]
+    head = json.dumps({"format": _FORMAT, "boot": _boot(config)}).removesuffix("}")
+    content = f'{head}, "claims": [{", ".join(texts)}]}}\n'.encode()
     try:
-        if document["claims"] or os.path.lexists(path):
+        if texts or os.path.lexists(path):
             try:
                 replace_file(path, content, mode=_MODE, durable=False)
             except OSError as error:
@@ -138,6 +79,12 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
                     raise
     except OSError as error:
         raise DraStateUnwritten(f"to write {path}", found=error.strerror or str(error)) from error
+
+
+@lru_cache(_MOST_TEXTS)
+def _text(claim: Claim) -> str:
+    """A claim as JSON. All are written for each that changes, and the others are as they were."""
+    return json.dumps(asdict(claim))
 
 
 def _write_over(path: str, content: bytes) -> bool:
@@ -188,8 +135,15 @@ def _read(config: Config) -> list[Claim] | None:
 
 
 def _device(told: dict[str, Any]) -> ClaimDevice:
-    """A device as it was written down, by this agent or an older one."""
-    return ClaimDevice(**{**told, "sharing": Sharing(**told.get("sharing", {}))})
+    """A device as it was written down, by this agent, an older one or a newer one."""
+    sharing = Sharing(**_known(Sharing, told.get("sharing", {})))
+    return ClaimDevice(**{**_known(ClaimDevice, told), "sharing": sharing})
+
+
+def _known(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
+    """What was written down without what only a newer agent knows."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in told.items() if name in names}
 
 
 def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:

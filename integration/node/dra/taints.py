@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from integration.node.dra.devices import Device
     from integration.node.health.machine import Condition
 
 __all__ = ["EFFECTS", "Taint", "taints_of", "with_times"]
@@ -51,7 +50,12 @@ class Taint(NamedTuple):
 
 
 def taints_of(
-    device: Device, conditions: Iterable[Condition], driver: str, effect: str
+    conditions: Iterable[Condition],
+    driver: str,
+    effect: str,
+    *,
+    lost: bool = False,
+    drained: str = "",
 ) -> tuple[Taint, ...]:
     """Why a device is to be given to no new pod.
 
@@ -59,15 +63,17 @@ def taints_of(
         conditions: what is thought of it, and of its GPU.
         driver: our name.
         effect: of its taints.
+        lost: whether it does not answer, or has no node.
+        drained: since when and why it is out of service; "" if it is in service.
     """
     bad = next((each for each in conditions if not each.state.is_given), None)
     why = {}
     if bad is not None:
         why["unhealthy"] = f"xid-{bad.xid}" if bad.xid else bad.reason
-    if device.lost:
+    if lost:
         why["lost"] = "no-answer"
-    if device.drained:
-        why["out-of-service"] = device.drained
+    if drained:
+        why["out-of-service"] = drained
     return tuple(Taint(f"{driver}/{key}", _value(text), effect) for key, text in why.items())
 
 

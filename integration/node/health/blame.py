@@ -15,19 +15,18 @@ not make it their fault.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from integration.node.ledger.cgroups import cgroups_in, own_cgroup
+from integration.node.ledger.lately import Lately
+from integration.node.ledger.values import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from integration.inspection.bundles import Container
     from integration.node.health.policy import Verdict
-    from integration.node.ledger.lately import Lately
-    from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import GpuEvent
 
 
@@ -43,15 +42,10 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Whose an error is.
+    """Whose an error is."""
 
-    Attributes:
-        container: whose; None if it is nobody's, or nobody knows.
-        how: how it is known.
-    """
-
-    container: Container | None = None
-    how: How = How.UNKNOWN
+    container: Container | None = None  # whose; None if it is nobody's, or nobody knows
+    how: How = How.UNKNOWN  # how it is known
 
     @property
     def titles(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ All is pure; :mod:`integration.node.health.machine` knows one device.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +31,10 @@ from integration.node.health.machine import (
     Contained,
     Error,
     Lost,
+    Moment,
     Reset,
+    Rules,
+    Signal,
     Silence,
     Watch,
     due,
@@ -42,10 +46,7 @@ from integration.node.health.xids import Scope, Severity, about
 from shim.causes.xids import RECOVERY_ACTIONS, Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from hooks.node.inventory import Inventory
-    from integration.node.health.machine import Moment, Rules, Signal
     from integration.node.monitor.values import GpuEvent, GpuSample, Sample
 
 _CONTAINED: Final = 94
@@ -64,21 +65,13 @@ _UNCOUNTED: Final = "NVML does not count it"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a device is.
+    """Where a device is."""
 
-    Attributes:
-        uuid: its own.
-        gpu: UUID of the GPU that it is, or is a part of.
-        bus_id: that one's PCI address.
-        gpu_instance: of a MIG device; None for a GPU.
-        compute_instance: likewise.
-    """
-
-    uuid: str
-    gpu: str
-    bus_id: str = ""
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
+    uuid: str  # its own
+    gpu: str  # UUID of the GPU that it is, or is a part of
+    bus_id: str = ""  # that one's PCI address
+    gpu_instance: int | None = None  # of a MIG device; None for a GPU
+    compute_instance: int | None = None  # likewise
 
     @property
     def is_gpu(self) -> bool:
@@ -88,22 +81,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What is known of all devices.
+    """What is known of all devices."""
 
-    Attributes:
-        places: where each is or was, by UUID.
-        conditions: what is known of each, likewise.
-        gone: those that are not there now.
-        load: which loading of the driver it was ("" for none yet).
-        counters: what each GPU had counted: joules, and uncorrected errors.
-        contained: when the last contained error of each GPU was.
-    """
-
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)  # where each is or was, by UUID
+    # what is known of each, likewise
     conditions: Mapping[str, Condition] = field(default_factory=dict)
-    gone: frozenset[str] = frozenset()
-    load: str = ""
+    gone: frozenset[str] = frozenset()  # those that are not there now
+    load: str = ""  # which loading of the driver it was ("" for none yet)
+    # what each GPU had counted: joules, and uncorrected errors
     counters: Mapping[str, tuple[float | None, int | None]] = field(default_factory=dict)
+    # when the last contained error of each GPU was
     contained: Mapping[str, float] = field(default_factory=dict)
 
     def of_gpu(self, gpu: str) -> tuple[str, ...]:

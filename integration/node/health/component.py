@@ -27,10 +27,13 @@ import anyio
 import anyio.to_thread
 
 from api.errors import one_line
+from hooks.config import Config
 from integration.node.board import Unsampled
 from integration.node.health import requests, store
-from integration.node.health.blame import blame
+from integration.node.health.blame import Blame, blame
 from integration.node.health.book import (
+    Book,
+    Place,
     cleared,
     fell,
     heard,
@@ -46,14 +49,11 @@ from integration.node.health.machine import Moment, Rules
 from integration.node.health.policy import Policy, Verdict, policy_of
 from integration.node.health.values import State
 from integration.node.health.xids import Severity
+from integration.node.monitor.values import GpuEvent, Sample
 from integration.node.watcher import ANY, Watcher
 
 if TYPE_CHECKING:
-    from hooks.config import Config
     from integration.node.components import Context
-    from integration.node.health.blame import Blame
-    from integration.node.health.book import Book, Place
-    from integration.node.monitor.values import GpuEvent, Sample
 
 # Seconds between two samples while all is well, and at most while a device is away or unwatched.
 _SELDOM: Final = 300.0

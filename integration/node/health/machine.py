@@ -33,15 +33,13 @@ All is pure: the time is given, and what holds a device back is in its :class:`C
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
+from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from integration.node.health.values import State
 from integration.node.health.xids import Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Cause(StrEnum):
@@ -86,91 +84,51 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How patient one is; times in seconds.
+    """How patient one is; times in seconds."""
 
-    Attributes:
-        suspects: so many errors in a window make a suspect device unhealthy.
-        window: how long it is.
-        patience: how long NVML may be silent.
-        quiet: how long a device has to answer without an error.
-        longest: up to what that doubles.
-    """
-
-    suspects: int = 3
-    window: float = 600.0
-    patience: float = 30.0
-    quiet: float = 20.0
-    longest: float = 3600.0
+    suspects: int = 3  # so many errors in a window make a suspect device unhealthy
+    window: float = 600.0  # how long it is
+    patience: float = 30.0  # how long NVML may be silent
+    quiet: float = 20.0  # how long a device has to answer without an error
+    longest: float = 3600.0  # up to what that doubles
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is known of one device; times in seconds since boot.
+    """What is known of one device; times in seconds since boot."""
 
-    Attributes:
-        state: what is thought of it.
-        since: when it came to be so, in seconds since the epoch.
-        reason: why, for people.
-        xid: the last that counted; 0 for none.
-        remedy: what a person can do.
-        blamed: the containers that its reason is attributed to.
-        need: what it has to show.
-        errors: when errors counted, in the window.
-        last_error: when there was the last, or the last silence.
-        answers_since: since when it recovers.
-        silent_since: since when NVML is silent; None if it is not.
-        lost: why it does not answer; "" if it does.
-        was_away: whether it was itself what did not answer, since it answered last.
-        unwatched: why its events cannot be had; "" if they can.
-        pending: whether rows of its memory wait to be remapped.
-        failed: whether rows could not be remapped.
-        asks: what the driver says that it needs to recover; "" for nothing.
-        falls: how often it failed, one time after the other.
-        fell: when it did so last.
-    """
-
-    state: State = State.HEALTHY
-    since: float = 0.0
-    reason: str = ""
-    xid: int = 0
-    remedy: str = ""
-    blamed: tuple[str, ...] = ()
-    need: Need = Need.NOTHING
-    errors: tuple[float, ...] = ()
-    last_error: float = 0.0
-    answers_since: float = 0.0
-    silent_since: float | None = None
-    lost: str = ""
-    was_away: bool = False
-    unwatched: str = ""
-    pending: bool = False
-    failed: bool = False
-    asks: str = ""
-    falls: int = 0
-    fell: float = 0.0
+    state: State = State.HEALTHY  # what is thought of it
+    since: float = 0.0  # when it came to be so, in seconds since the epoch
+    reason: str = ""  # why, for people
+    xid: int = 0  # the last that counted; 0 for none
+    remedy: str = ""  # what a person can do
+    blamed: tuple[str, ...] = ()  # the containers that its reason is attributed to
+    need: Need = Need.NOTHING  # what it has to show
+    errors: tuple[float, ...] = ()  # when errors counted, in the window
+    last_error: float = 0.0  # when there was the last, or the last silence
+    answers_since: float = 0.0  # since when it recovers
+    silent_since: float | None = None  # since when NVML is silent; None if it is not
+    lost: str = ""  # why it does not answer; "" if it does
+    was_away: bool = False  # whether it was itself what did not answer, since it answered last
+    unwatched: str = ""  # why its events cannot be had; "" if they can
+    pending: bool = False  # whether rows of its memory wait to be remapped
+    failed: bool = False  # whether rows could not be remapped
+    asks: str = ""  # what the driver says that it needs to recover; "" for nothing
+    falls: int = 0  # how often it failed, one time after the other
+    fell: float = 0.0  # when it did so last
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """An error of it.
+    """An error of it."""
 
-    Attributes:
-        severity: what it makes of a device.
-        reason: for people.
-        xid: its number; 0 for none.
-        remedy: what a person can do.
-        blamed: the containers that it is attributed to.
-        counts: whether several of it make a suspect device unhealthy.
-        times: how many of it there were.
-    """
-
-    severity: Severity
-    reason: str
-    xid: int = 0
-    remedy: str = ""
-    blamed: tuple[str, ...] = ()
-    counts: bool = True
-    times: int = 1
+    severity: Severity  # what it makes of a device
+    reason: str  # for people
+    xid: int = 0  # its number; 0 for none
+    remedy: str = ""  # what a person can do
+    blamed: tuple[str, ...] = ()  # the containers that it is attributed to
+    counts: bool = True  # whether several of it make a suspect device unhealthy
+    times: int = 1  # how many of it there were
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,32 +140,21 @@ class Contained:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It does not answer, while others do, or is not there.
+    """It does not answer, while others do, or is not there."""
 
-    Attributes:
-        why: for people.
-        remedy: what a person can do.
-        is_its_own: whether the device itself was gone, so that whatever brings it back is a reset.
-    """
-
-    why: str
-    remedy: str = "reset the GPU, or reboot the node"
+    why: str  # for people
+    remedy: str = "reset the GPU, or reboot the node"  # what a person can do
+    # whether the device itself was gone, so that whatever brings it back is a reset
     is_its_own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """It answers, and says so much of its memory.
+    """It answers, and says so much of its memory."""
 
-    Attributes:
-        pending: whether rows of it wait to be remapped.
-        failed: whether rows could not be.
-        asks: what the driver says that the device needs to recover; "" for nothing, None if it does
-            not say.
-    """
-
-    pending: bool = False
-    failed: bool = False
+    pending: bool = False  # whether rows of it wait to be remapped
+    failed: bool = False  # whether rows could not be
+    # what the driver says that the device needs to recover; "" for nothing, None if it does not say
     asks: str | None = None
 
 

@@ -16,17 +16,15 @@ Source: Kubernetes API core/v1 NodeCondition; API conventions, "Typical status p
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from hooks.node.drained import read_drains
+from hooks.node.drained import Drain, read_drains
+from integration.node.api_server import ApiServer
 from integration.node.telling import keep_told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hooks.node.drained import Drain
-    from integration.node.api_server import ApiServer
     from integration.node.components import Context
     from integration.node.health.machine import Condition
 

@@ -20,6 +20,7 @@ Source: internal/rm/health.go of NVIDIA's device plugin.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -28,8 +29,6 @@ from integration.node.health.xids import Severity, Xid, about
 from shim.causes.xids import RECOVERY, Action, Remedy, recovery_asked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hooks.config import Config
     from integration.node.monitor.values import GpuEvent
 
@@ -43,23 +42,14 @@ _DIGITS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What errors mean on this node.
+    """What errors mean on this node."""
 
-    Attributes:
-        table: the operator's, by number.
-        ignored: numbers that mean nothing.
-        heeded: numbers that mean at least that a device is unhealthy.
-        all_ignored: no number means anything, but those that are heeded.
-        all_heeded: every number means at least that a device is unhealthy.
-        judged: whether devices are judged at all.
-    """
-
-    table: Mapping[int, Severity] = field(default_factory=dict)
-    ignored: frozenset[int] = frozenset()
-    heeded: frozenset[int] = frozenset()
-    all_ignored: bool = False
-    all_heeded: bool = False
-    judged: bool = True
+    table: Mapping[int, Severity] = field(default_factory=dict)  # the operator's, by number
+    ignored: frozenset[int] = frozenset()  # numbers that mean nothing
+    heeded: frozenset[int] = frozenset()  # numbers that mean at least that a device is unhealthy
+    all_ignored: bool = False  # no number means anything, but those that are heeded
+    all_heeded: bool = False  # every number means at least that a device is unhealthy
+    judged: bool = True  # whether devices are judged at all
 
     def severity(self, number: int) -> Severity:
         """What an error makes of a device."""
@@ -128,27 +118,16 @@ TOGETHER: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an event means.
+    """What an event means."""
 
-    Attributes:
-        gpu: UUID of the GPU that it is of; "" if nobody knows it.
-        xid: what is known of its number; None for an event without one.
-        severity: what it makes of those that it is of.
-        devices: UUIDs of those.
-        certain: whether it is theirs; otherwise they are only those who might have it.
-        remedy: what a person can do.
-        over: whether the driver says that it needs nothing to recover any more.
-        blamed: the containers that it is attributed to.
-    """
-
-    gpu: str
-    xid: Xid | None
-    severity: Severity
-    devices: tuple[str, ...]
-    certain: bool = True
-    remedy: Remedy = Remedy.NOTHING
-    over: bool = False
-    blamed: tuple[str, ...] = ()
+    gpu: str  # UUID of the GPU that it is of; "" if nobody knows it
+    xid: Xid | None  # what is known of its number; None for an event without one
+    severity: Severity  # what it makes of those that it is of
+    devices: tuple[str, ...]  # UUIDs of those
+    certain: bool = True  # whether it is theirs; otherwise they are only those who might have it
+    remedy: Remedy = Remedy.NOTHING  # what a person can do
+    over: bool = False  # whether the driver says that it needs nothing to recover any more
+    blamed: tuple[str, ...] = ()  # the containers that it is attributed to
 
     @property
     def reason(self) -> str:

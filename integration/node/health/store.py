@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +25,6 @@ from integration.node.health.machine import Condition, Need
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from hooks.config import Config
 
 _NAME: Final = "health.json"
@@ -35,15 +34,10 @@ _MODE: Final = 0o600  # it names containers
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the file says.
+    """What the file says."""
 
-    Attributes:
-        book: what was known; empty if it is of another boot, or unusable.
-        fault: what is wrong with it; "" for nothing.
-    """
-
-    book: Book
-    fault: str = ""
+    book: Book  # what was known; empty if it is of another boot, or unusable
+    fault: str = ""  # what is wrong with it; "" for nothing
 
 
 def path_of(config: Config) -> str:

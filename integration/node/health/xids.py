@@ -25,14 +25,12 @@ modules; internal/rm/health.go of NVIDIA's device plugin for what that one ignor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shim.causes import xids
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Severity(StrEnum):
@@ -58,16 +56,11 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid(xids.Xid):
-    """One number.
+    """One number."""
 
-    Attributes:
-        severity: what it makes of a device. A number that the tables do not have makes it
-            unhealthy.
-        scope: what of a GPU in MIG mode it is about that names an instance.
-    """
-
+    # what it makes of a device. A number that the tables do not have makes it unhealthy.
     severity: Severity = Severity.UNHEALTHY
-    scope: Scope = Scope.GPU
+    scope: Scope = Scope.GPU  # what of a GPU in MIG mode it is about that names an instance
 
 
 # Exceptions of engines that are there several times. NVIDIA's plugin ignores the first decoder's

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.errors import InventoryError
+from hooks.node.inventory import Inventory
 from integration.inventory import look_at_node
 from integration.node.ledger.component import known_states, look_and_ask
-from integration.node.ledger.kubelet import allocated_by
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.node.ledger.values import Ledger
+from integration.node.ledger.kubelet import PodResources
+from integration.node.ledger.values import Ledger
 
 # Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
 _TO_ANSWER: Final = 10.0
@@ -39,9 +38,10 @@ async def ask(
         inventory = look_at_node(config)
     except InventoryError:
         inventory = None
-    allocated = await allocated_by(pod_resources, _TO_ANSWER)
-    where = known_states(states, proc)
-    return await look_and_ask(where, inventory, allocated, pod_resources, proc), inventory
+    async with aclosing(PodResources()) as kubelet:
+        allocated = await kubelet.allocated(pod_resources, _TO_ANSWER)
+        where, again = known_states(states, proc), partial(kubelet.allocated, pod_resources)
+        return await look_and_ask(where, inventory, allocated, again, proc), inventory
 
 
 async def foreign_rows(

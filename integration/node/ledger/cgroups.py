@@ -14,11 +14,10 @@ Source: cgroups(7), cgroup_namespaces(7).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from hooks.config import Config
 from integration.node.errors import ClaimHolds, ClaimsUnreadable, ClaimUnknown
 from shim.work import claims
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hooks.config import Config
 
 
 def claim_rows(config: Config) -> list[dict[str, Any]]:

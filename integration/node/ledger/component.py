@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -20,10 +21,13 @@ import anyio
 import anyio.to_thread
 
 from api.errors import one_line, printable
+from hooks.config import Config
+from hooks.node.inventory import Inventory
 from integration.files import read_file, replace_file
 from integration.inspection.bundles import (
     KNOWN_STATES,
     TASKS,
+    Container,
     find_containers,
     state_directories,
 )
@@ -33,24 +37,17 @@ from integration.inspection.procfs import Procfs
 from integration.node.errors import LedgerUnwritten
 from integration.node.ledger.holdings import (
     UNKNOWN_POD,
-    Allocated,
     holdings_of,
     stale_of,
     stopped_of,
     unheld_of,
 )
-from integration.node.ledger.kubelet import allocated_by
-from integration.node.ledger.values import Denied, Ledger, as_document
+from integration.node.ledger.values import Allocated, Denied, Ledger, as_document
 from integration.node.monitor.values import now
 from integration.node.watcher import Interest, Watcher, first_of
 from shim.bundle import INIT_PID, RECORD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.inspection.bundles import Container
     from integration.node.components import Context
 
 R = TypeVar("R")
@@ -127,14 +124,14 @@ async def look_and_ask(
     states: Iterable[str],
     inventory: Inventory | None,
     allocated: Allocated | None,
-    pod_resources: str,
+    ask: Callable[[], Awaitable[Allocated | None]],
     proc: str = _PROC,
 ) -> Ledger:
     """The ledger as of :func:`look`, in which no pod is an orphan because it has just come.
 
     Args:
         allocated: what the kubelet has said; None if it says nothing.
-        pod_resources: where it is asked once more, if it did not know a pod.
+        ask: asks it once more, if it did not know a pod.
 
     Raises:
         StateUnreadable: as of :func:`look`.
@@ -142,7 +139,7 @@ async def look_and_ask(
     ledger = await aside(look, states, inventory, allocated, proc)
     if not any(each.orphan == UNKNOWN_POD for each in ledger.holdings):
         return ledger
-    later = await allocated_by(pod_resources)
+    later = await ask()
     if later is not None:
         later = {**{pod: {} for pod in allocated or ()}, **later}
     return await aside(_ledger_of, ledger.containers, inventory, later, proc)
@@ -171,6 +168,7 @@ async def run(context: Context) -> None:
         StateUnreadable: containerd's state may not be read.
     """
     board, options = context.board, context.options
+    ask = partial(context.kubelet.allocated, options.pod_resources)
     states: tuple[str, ...] = ()
     looked: object = None
     left, late, again = 0, True, False
@@ -179,16 +177,14 @@ async def run(context: Context) -> None:
         while True:
             if late:
                 states = await aside(known_states, options.states)
-            allocated = await allocated_by(options.pod_resources)
+            allocated = await ask()
             version = board.version("seen")
             # All is heard, so bundles are read for nothing; but nobody tells of the driver's files.
             if late and left and looked == (states, allocated) and not deaf:
                 left, again = left - 1, await aside(_is_overtaken, board.ledger)
             else:
                 left, looked = _TRUSTED, (states, allocated)
-                ledger = await look_and_ask(
-                    states, board.seen.inventory, allocated, options.pod_resources
-                )
+                ledger = await look_and_ask(states, board.seen.inventory, allocated, ask)
                 _tell(context, board.ledger, ledger)
                 board.post(ledger=ledger)
                 board.fault("ledger", await aside(_write, context.config, ledger))

@@ -13,11 +13,10 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from integration.node.monitor.values import Sample
 
 # Of an interval without a look, so many seconds are taken for ones of the work that is seen at its

@@ -16,19 +16,17 @@ Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from hooks.node.identity import what_changed
+from hooks.node.inventory import Inventory
 from hooks.sharing import gpus_of
 from integration.inspection.holding import devices_of, is_privileged
 from integration.inspection.shares import shares_of
-from integration.node.ledger.values import Holding, Unheld
+from integration.node.ledger.values import Allocated, Holding, Unheld
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.node.inventory import Inventory
     from integration.inspection.bundles import Container
     from integration.inspection.procfs import Procfs
 
@@ -37,11 +35,6 @@ _SHIM: Final = "containerd-shim"
 _UUIDS: Final = ("GPU-", "MIG-")
 
 UNKNOWN_POD: Final = "the kubelet does not know its pod"
-
-
-Allocated = Mapping[tuple[str, str], Mapping[str, tuple[tuple[str, str], ...]]]
-"""What the kubelet has given: by the pod's namespace and name, and the container's name, resources
-and their device ids. A pod without containers is known as well."""
 
 
 def holdings_of(

@@ -1,63 +1,78 @@
 """What the kubelet says that it has given to whom: its pod-resources API, on a unix socket.
 
-It is asked, and not believed to be there: a node need not have one. Without an answer in time
-nothing is concluded from it.
+Rules
+- It is asked, and not believed to be there: a node need not have one. Without an answer in time
+  nothing is concluded from it.
+- The whole agent has one connection, and keeps it: to make one takes longer than the answer does.
+  A kubelet that begins makes its socket anew, so by that it is known to be another.
+- A connection that has failed is made anew, once for each question: gRPC would wait before it tries
+  again, and the kubelet may have begun meanwhile. One that is slow is kept.
 
 Source: Kubernetes, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any, Final
+import time
+from typing import TYPE_CHECKING, Final
+
+from integration.node.plugin.sockets import socket_identity
 
 if TYPE_CHECKING:
-    from integration.node.ledger.holdings import Allocated
+    from integration.node.ledger.lister import Lister
+    from integration.node.ledger.values import Allocated
 
-_LIST: Final = "/v1.PodResourcesLister/List"
+__all__ = ["PodResources"]
+
 _TIMEOUT: Final = 2.0  # seconds, for the agent, which asks again
-_LONGEST: Final = 64 << 20
+_ATTEMPTS: Final = 2
 
 
-def _is_there(path: str) -> bool:
-    return os.path.exists(path)
+class PodResources:
+    """Who asks. For one event loop."""
 
+    def __init__(self) -> None:
+        self._lister: Lister | None = None
+        self._leads_to: object = None
 
-async def allocated_by(path: str, timeout: float = _TIMEOUT) -> Allocated | None:
-    """What the kubelet has given to the containers that it knows.
+    async def allocated(self, path: str, timeout: float = _TIMEOUT) -> Allocated | None:
+        """What the kubelet has given to the containers that it knows.
 
-    Args:
-        path: of its socket; "" for none.
-        timeout: seconds that it may take.
+        Args:
+            path: of its socket; "" for none.
+            timeout: seconds that it may take.
 
-    Returns:
-        It; None if there is no kubelet that answers in time.
-    """
-    if not path or not _is_there(path):
+        Returns:
+            It; None if there is no kubelet that answers in time.
+        """
+        until = time.monotonic() + timeout
+        for _ in range(_ATTEMPTS):
+            which = socket_identity(path) if path else None
+            if which is None:
+                break
+            lister = await self._to(path, which)
+            answer = await lister.ask(max(0.0, until - time.monotonic()))
+            if not lister.is_lost:
+                return answer
+        await self.aclose()
         return None
-    # A node without a kubelet does not pay for it; and it ships no types.
-    import grpc.aio  # type: ignore[import-untyped] # noqa: PLC0415
 
-    from api.proto import podresources_pb2 as pb  # noqa: PLC0415 - likewise
-    from integration.node.calls import answer_of  # noqa: PLC0415 - likewise
+    async def aclose(self) -> None:
+        """Close the connection; the next question has a new one."""
+        lister, self._lister = self._lister, None
+        if lister is not None:
+            await lister.close()
 
-    limits = [("grpc.max_receive_message_length", _LONGEST)]
-    async with grpc.aio.insecure_channel(f"unix:{path}", options=limits) as channel:
-        ask = channel.unary_unary(
-            _LIST,
-            request_serializer=pb.ListPodResourcesRequest.SerializeToString,
-            response_deserializer=pb.ListPodResourcesResponse.FromString,
-        )
-        try:
-            answer: Any = await answer_of(ask(pb.ListPodResourcesRequest(), timeout=timeout))
-        except grpc.RpcError:
-            return None
-    return {
-        (pod.namespace, pod.name): {
-            container.name: tuple(
-                (each.resource_name, name) for each in container.devices for name in each.device_ids
-            )
-            for container in pod.containers
-        }
-        for pod in answer.pod_resources
-    }
+    async def _to(self, path: str, which: object) -> Lister:
+        """The connection to the socket that is there now."""
+        before, leads_to = self._lister, (path, which)
+        if before is not None and not before.is_lost and self._leads_to == leads_to:
+            return before
+        # gRPC: a node without a kubelet does not pay for it.
+        from integration.node.ledger.lister import Lister  # noqa: PLC0415
+
+        lister = self._lister = Lister(path)
+        self._leads_to = leads_to
+        if before is not None:
+            await before.close()
+        return lister

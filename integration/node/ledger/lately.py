@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from integration.node.ledger.values import DeviceUse, Holding, Ledger
 
+if TYPE_CHECKING:
     from integration.inspection.bundles import Container
-    from integration.node.ledger.values import DeviceUse, Holding, Ledger
 
 REMEMBERED: Final = 120.0
 """Seconds that an ended process is remembered: twice the time between two scrapes of a minute."""

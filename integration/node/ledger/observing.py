@@ -10,10 +10,14 @@ Rules
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.config import Config
 from hooks.errors import InventoryError
+from hooks.node.inventory import Inventory
+from integration.inspection.bundles import Container
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.health import read_health
 from integration.inspection.procfs import Procfs
@@ -25,15 +29,8 @@ from integration.node.ledger.top import Moment
 from integration.node.ledger.usage import owners_of, usage_of
 from integration.node.ledger.values import Ledger
 from integration.node.monitor.sampling import sampling
+from integration.node.monitor.values import Sample, Sampler
 from integration.node.refresh import Seen
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.inspection.bundles import Container
-    from integration.node.monitor.values import Sample, Sampler
 
 # Seconds for which it is believed what the node has, and where its containerds are.
 _SELDOM: Final = 30.0

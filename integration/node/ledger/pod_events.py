@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from integration.node.causes.journal import GPU_MEMORY, told
+from integration.node.api_server import ApiServer
+from integration.node.causes.journal import GPU_MEMORY, Entry, Key, told
 from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
+from integration.node.ledger.values import Ledger
 from integration.node.telling import keep_told
 from shim.causes.record import Whose
 from shim.causes.sentence import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from integration.node.api_server import ApiServer
-    from integration.node.causes.journal import Entry, Key
     from integration.node.components import Context
-    from integration.node.ledger.values import Ledger
 
 _RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
 _COMPONENT: Final = "nvshim-node"
@@ -62,18 +60,14 @@ def _make_event(api: ApiServer, namespace: str, event: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Notice:
-    """What is said on a pod.
-
-    Attributes:
-        cause: what it is about: two that differ in nothing but their message are one.
-    """
+    """What is said on a pod."""
 
     namespace: str
     pod: str
     pod_uid: str
     container: str
     reason: str
-    cause: str
+    cause: str  # what it is about: two that differ in nothing but their message are one
     message: str = field(compare=False)
 
     def event(self, now: str) -> dict[str, Any]:

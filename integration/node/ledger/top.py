@@ -6,17 +6,16 @@ What the agent alone knows (health) is in it if there is one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.node.inventory import Inventory
 from hooks.sharing import id_of
+from integration.node.ledger.values import DeviceUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from hooks.node.inventory import Inventory
-    from integration.node.ledger.values import DeviceUse
     from integration.node.monitor.values import DeviceSample, GpuSample, Sample
 
 
@@ -31,25 +30,16 @@ class Sort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is known at one moment.
+    """What is known at one moment."""
 
-    Attributes:
-        time: seconds since the epoch.
-        sample: what NVML said.
-        uses: what each container uses.
-        names: of processes, by pid.
-        inventory: what the node has; None if that is not known.
-        health: what the agent says of devices, by UUID.
-        notes: what cannot be seen, and why; a line each.
-    """
-
-    time: float
-    sample: Sample
-    uses: tuple[DeviceUse, ...] = ()
-    names: Mapping[int, str] = field(default_factory=dict)
-    inventory: Inventory | None = None
+    time: float  # seconds since the epoch
+    sample: Sample  # what NVML said
+    uses: tuple[DeviceUse, ...] = ()  # what each container uses
+    names: Mapping[int, str] = field(default_factory=dict)  # of processes, by pid
+    inventory: Inventory | None = None  # what the node has; None if that is not known
+    # what the agent says of devices, by UUID
     health: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what cannot be seen, and why; a line each
 
 
 def frame_of(moment: Moment, sort: Sort = Sort.MEMORY) -> dict[str, Any]:

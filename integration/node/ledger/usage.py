@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,15 +23,12 @@ import anyio.to_thread
 
 from integration.inspection.procfs import Procfs
 from integration.node.ledger.cgroups import Owners
-from integration.node.ledger.values import DeviceUse, Holding
+from integration.node.ledger.energy import Meter
+from integration.node.ledger.values import DeviceUse, Holding, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from integration.inspection.bundles import Container
     from integration.node.components import Context
-    from integration.node.ledger.energy import Meter
-    from integration.node.ledger.values import Ledger
     from integration.node.monitor.values import ProcessUse, Sample
 
 # What is known of a process and of a container by the same names.

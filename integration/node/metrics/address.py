@@ -23,15 +23,10 @@ _HIGHEST: Final = 65535
 
 
 class Address(NamedTuple):
-    """Where to listen.
+    """Where to listen."""
 
-    Attributes:
-        host: an address or a name; "" for every address.
-        port: 0 for any that is free.
-    """
-
-    host: str
-    port: int
+    host: str  # an address or a name; "" for every address
+    port: int  # 0 for any that is free
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

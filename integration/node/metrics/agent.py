@@ -5,17 +5,15 @@ from __future__ import annotations
 import platform
 import resource
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import PROCESS_COLLECTOR
 
 from integration.node.health.values import State
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.metrics.family import Family, Group, Rows, single
+from integration.node.metrics.moment import Labels, Moment
 from shim import VERSION
-
-if TYPE_CHECKING:
-    from integration.node.metrics.moment import Labels, Moment
 
 
 def _driver(moment: Moment) -> Rows:

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
+from anyio.abc import SocketStream
 
 from api.errors import NvshimError, one_line
 from integration.node.backoff import Backoff
 from integration.node.errors import MetricsAddressUnusable
-from integration.node.metrics.address import parse_address
+from integration.node.metrics.address import Address, parse_address
 from integration.node.metrics.server import addresses_of, listen, serve
 
 if TYPE_CHECKING:
-    from anyio.abc import SocketStream
     from anyio.streams.stapled import MultiListener
 
     from integration.node.components import Context
-    from integration.node.metrics.address import Address
 
 _PART: Final = "metrics"
 

@@ -6,17 +6,16 @@ Two containers of one name count as one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from integration.node.metrics.family import CONTAINER, DEVICE, Family, Group, Rows, single
 from integration.node.metrics.gpus import ratio
+from integration.node.metrics.moment import Labels, Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from integration.inspection.bundles import Container
     from integration.node.ledger.values import DeviceUse, Holding
-    from integration.node.metrics.moment import Labels, Moment
 
 
 def _name(container: Container) -> Labels:

@@ -15,15 +15,11 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from integration.node.monitor.values import now
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from integration.node.monitor.values import GpuEvent
+from integration.node.monitor.values import GpuEvent, now
 
 OK: Final = "ok"
 REFUSED: Final = "refused"
@@ -42,16 +38,12 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class Durations:
-    """How long something took, each time.
+    """How long something took, each time."""
 
-    Attributes:
-        counts: how often it took up to each of :data:`SECONDS`, and longer than the one before;
-            and how often it took longer than all of them.
-        total: seconds in all.
-    """
-
+    # how often it took up to each of SECONDS, and longer than the one before; and how often it took
+    # longer than all of them
     counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
-    total: float = 0.0
+    total: float = 0.0  # seconds in all
 
     def add(self, seconds: float) -> None:
         """Count one more."""

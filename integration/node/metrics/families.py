@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.node.metrics.agent import AGENT, PLUGIN
 from integration.node.metrics.containers import CONTAINERS
+from integration.node.metrics.family import Family, Rows
 from integration.node.metrics.gpus import GPUS, HEALTH
-
-if TYPE_CHECKING:
-    from integration.node.metrics.family import Family, Rows
-    from integration.node.metrics.moment import Moment
+from integration.node.metrics.moment import Moment
 
 GROUPS: Final = (AGENT, GPUS, HEALTH, CONTAINERS, PLUGIN)
 """All families, by what they are of."""

@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from integration.node.metrics.counters import Durations
-
-if TYPE_CHECKING:
-    from integration.node.metrics.moment import Moment
+from integration.node.metrics.moment import Moment
 
 GPU: Final = ("gpu", "uuid", "pci_bus_id", "model")
 MIG: Final = ("gpu", "uuid", "mig", "mig_uuid", "profile")
@@ -39,21 +37,13 @@ Rows = Mapping[tuple[str, ...], float | Durations | None]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Metrics of one name.
+    """Metrics of one name."""
 
-    Attributes:
-        name: as it is queried; of a histogram without its endings.
-        help: one line.
-        labels: their names, in order.
-        rows: finds the series in what the agent knows.
-        is_histogram: whether its values are :class:`Durations`.
-    """
-
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-    rows: Callable[[Moment], Rows] = lambda _: {}
-    is_histogram: bool = False
+    name: str  # as it is queried; of a histogram without its endings
+    help: str  # one line
+    labels: tuple[str, ...] = ()  # their names, in order
+    rows: Callable[[Moment], Rows] = lambda _: {}  # finds the series in what the agent knows
+    is_histogram: bool = False  # whether its values are Durations
 
     @property
     def kind(self) -> str:
@@ -71,15 +61,10 @@ class Family:
 
 
 class Group(NamedTuple):
-    """Families that belong together.
+    """Families that belong together."""
 
-    Attributes:
-        title: what they are of.
-        families: in the order in which they are written.
-    """
-
-    title: str
-    families: tuple[Family, ...]
+    title: str  # what they are of
+    families: tuple[Family, ...]  # in the order in which they are written
 
 
 def single(

@@ -6,6 +6,7 @@ Source: NVML's nvmlClocksEventReasons for the reasons of throttling.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from integration.node.health.values import State
@@ -19,13 +20,11 @@ from integration.node.metrics.family import (
     Group,
     Rows,
 )
+from integration.node.metrics.moment import Labels, Moment
+from integration.node.monitor.values import DeviceSample, GpuSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from integration.node.health.machine import Condition
-    from integration.node.metrics.moment import Labels, Moment
-    from integration.node.monitor.values import DeviceSample, GpuSample
 
 _REASONS: Final = {
     0x1: "gpu_idle",

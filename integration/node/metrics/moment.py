@@ -8,13 +8,12 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hooks.node.gpus import Gpu
     from integration.node.board import Board
     from integration.node.monitor.values import GpuSample, Sample
@@ -24,22 +23,14 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Moment:
-    """What the agent knows at one moment.
+    """What the agent knows at one moment."""
 
-    Attributes:
-        board: what its parts have told.
-        boot: when the node was booted, in seconds since the epoch.
-        sample: what NVML said for this scrape; None if it was not asked.
-        waited: seconds until it did.
-        parts: the names of the agent's parts.
-        process: what is known of the agent's own process, by the names of families.
-    """
-
-    board: Board
-    boot: float
-    sample: Sample | None = None
-    waited: float = 0.0
-    parts: Labels = ()
+    board: Board  # what its parts have told
+    boot: float  # when the node was booted, in seconds since the epoch
+    sample: Sample | None = None  # what NVML said for this scrape; None if it was not asked
+    waited: float = 0.0  # seconds until it did
+    parts: Labels = ()  # the names of the agent's parts
+    # what is known of the agent's own process, by the names of families
     process: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -17,26 +17,21 @@ import time
 import zlib
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 from prometheus_client.exposition import gzip_accepted
 
 from api.errors import one_line
-from integration.node.components import PARTS
+from integration.node.components import PARTS, Context
 from integration.node.ledger.usage import usage_by
 from integration.node.metrics.agent import own_process
 from integration.node.metrics.families import collect
 from integration.node.metrics.moment import Moment
 from integration.node.metrics.server import Request, Response
-from integration.node.metrics.text import choose, write
-from integration.node.monitor.values import now
-
-if TYPE_CHECKING:
-    from integration.node.components import Context
-    from integration.node.metrics.text import Form
-    from integration.node.monitor.values import Sample
+from integration.node.metrics.text import Form, choose, write
+from integration.node.monitor.values import Sample, now
 
 FRESH: Final = 0.5
 SHARE: Final = 0.1
@@ -66,19 +61,12 @@ _INDEX: Final = b"""<!doctype html>
 
 @dataclass(slots=True)
 class _Told:
-    """What a scrape was told.
+    """What a scrape was told."""
 
-    Attributes:
-        until: how long it is told to others, by the monotonic clock.
-        waited: seconds that NVML was given to answer; inf if it did.
-        text: of the metrics.
-        packed: the same by gzip; empty as long as nobody wanted that.
-    """
-
-    until: float
-    waited: float
-    text: bytes
-    packed: bytes = b""
+    until: float  # how long it is told to others, by the monotonic clock
+    waited: float  # seconds that NVML was given to answer; inf if it did
+    text: bytes  # of the metrics
+    packed: bytes = b""  # the same by gzip; empty as long as nobody wanted that
 
 
 class Scrapes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import io
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,14 +23,12 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
+from anyio.abc import SocketStream
 
 from integration.node.errors import MetricsAddressUnusable
 from integration.node.metrics.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from anyio.abc import SocketStream
     from anyio.streams.stapled import MultiListener
 
 LONGEST: Final = 8192
@@ -50,34 +49,21 @@ _GONE: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndO
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked.
+    """What was asked."""
 
-    Attributes:
-        method: "GET" or "HEAD".
-        path: without what follows a question mark.
-        headers: by their names in lower case.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    method: str  # "GET" or "HEAD"
+    path: str  # without what follows a question mark
+    headers: Mapping[str, str] = field(default_factory=dict)  # by their names in lower case
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is answered.
+    """What is answered."""
 
-    Attributes:
-        status: of HTTP.
-        content: of what is sent.
-        type: the content's media type.
-        headers: further ones.
-    """
-
-    status: HTTPStatus
-    content: bytes
-    type: str = "text/plain; charset=utf-8"
-    headers: tuple[tuple[str, str], ...] = ()
+    status: HTTPStatus  # of HTTP
+    content: bytes  # of what is sent
+    type: str = "text/plain; charset=utf-8"  # the content's media type
+    headers: tuple[tuple[str, str], ...] = ()  # further ones
 
     def to_head(self) -> bytes:
         """What goes over the wire before the content."""

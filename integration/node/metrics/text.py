@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client.core import Metric
@@ -25,23 +26,16 @@ from prometheus_client.samples import Sample
 from integration.node.metrics.counters import SECONDS, Durations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from integration.node.metrics.family import Family, Rows
 
 LONGEST: Final = 256
 
 
 class Form(NamedTuple):
-    """A way to write metrics.
+    """A way to write metrics."""
 
-    Attributes:
-        encode: prometheus-client's writer.
-        type: its media type.
-    """
-
-    encode: Callable[[Collector], bytes]
-    type: str
+    encode: Callable[[Collector], bytes]  # prometheus-client's writer
+    type: str  # its media type
 
 
 _OPENMETRICS: Final = "application/openmetrics-text"

@@ -22,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -33,8 +34,6 @@ from integration.node.monitor import child as program
 from integration.nvml_lock import NONE, opening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from integration.node.refresh import Seen
 
 CRASHED: Final = "NVML crashed"

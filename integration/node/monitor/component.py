@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from integration.inspection.procfs import Procfs
-from integration.node.board import Unsampled
+from integration.node.board import Board, Unsampled
 from integration.node.errors import KernelLogUnusable
 from integration.node.monitor import letting_go
 from integration.node.monitor.children import Children, library_of
@@ -30,12 +30,11 @@ from integration.node.monitor.kernel_log import follow
 from integration.node.monitor.merging import Merger
 from integration.node.monitor.processes import Processes
 from integration.node.monitor.sampling import NvmlSampler
+from integration.node.monitor.values import GpuEvent, Sample
 from integration.node.refresh import Seen
 
 if TYPE_CHECKING:
-    from integration.node.board import Board
     from integration.node.components import Context
-    from integration.node.monitor.values import GpuEvent, Sample
 
 _KERNEL_LOG: Final = "monitor.kernel-log"
 _SAMPLES: Final = "monitor.samples"

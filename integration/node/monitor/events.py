@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -25,15 +26,12 @@ import anyio
 
 from integration.node.errors import ChildFailed
 from integration.node.monitor.child import EVENTS
-from integration.node.monitor.children import identity_of, library_of, uuids_of
+from integration.node.monitor.children import Child, Children, identity_of, library_of, uuids_of
 from integration.node.monitor.values import GpuEvent, now
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from integration.node.board import Board
-    from integration.node.monitor.children import Child, Children
     from integration.node.refresh import Seen
 
 BEAT: Final = 60.0

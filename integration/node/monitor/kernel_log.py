@@ -9,16 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import anyio
 
 from integration.node.errors import KernelLogUnusable
 from integration.node.monitor.values import GpuEvent, now
 from shim.causes import kernel_log
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def parse_record(record: str, when: float = 0.0) -> GpuEvent | None:

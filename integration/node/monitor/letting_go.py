@@ -16,12 +16,12 @@ import os
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import one_line
+from hooks.config import Config
 from hooks.node.drained import read_drains
 from integration.files import read_some
 from integration.node.watcher import ANY, Interest, Watcher
 
 if TYPE_CHECKING:
-    from hooks.config import Config
     from integration.node.components import Context
 
 FILE: Final = "let-go"

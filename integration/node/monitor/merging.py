@@ -23,10 +23,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from integration.node.monitor.values import GpuEvent
+from integration.node.monitor.values import GpuEvent
 
 HOLD: Final = 0.5
 """Seconds that the one waits for the other. They are written within milliseconds; which of them

@@ -18,15 +18,18 @@ Rules
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from hooks.config import Config
 from integration.node.errors import ChildFailed
 from integration.node.monitor.child import SAMPLES
 from integration.node.monitor.children import (
     CRASHED,
+    Child,
     Children,
     identity_of,
     library_of,
@@ -35,10 +38,6 @@ from integration.node.monitor.children import (
 from integration.node.monitor.values import DeviceSample, GpuSample, ProcessUse, Sample, now
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from hooks.config import Config
-    from integration.node.monitor.children import Child
     from integration.node.refresh import Seen
 
 _IDLE: Final = 75.0

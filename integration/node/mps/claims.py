@@ -16,23 +16,16 @@ documentation, "Server"; kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go (Volt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hooks.node.inventory import Inventory
 from integration.files import read_file
-from integration.node.components import NO
+from integration.node.components import NO, Context
 from integration.node.errors import MpsImpossible
-from integration.node.mps.plan import Plan, programs_of
+from integration.node.mps.plan import ClaimDaemon, Plan, Programs, programs_of
 from integration.node.plugin.values import Settings
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hooks.node.inventory import Inventory
-    from integration.node.components import Context
-    from integration.node.mps.plan import Programs
-
-__all__ = ["CLAIMS", "SHARES", "ClaimDaemon", "is_of_claims", "plan_of_claim", "settings_of"]
+__all__ = ["CLAIMS", "SHARES", "is_of_claims", "plan_of_claim", "settings_of"]
 
 CLAIMS: Final = "claims"
 SHARES: Final = "shares"
@@ -41,21 +34,6 @@ which claims have shares. No resource is called so."""
 
 MULTI_USER: Final = "-multiuser-server"
 _VOLTA: Final = 7
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimDaemon:
-    """What claims need of a daemon.
-
-    Attributes:
-        limits: MiB that a client may have of each device, by UUID; 0 for no limit.
-        threads: percent of the threads that a client may have.
-        multi_user: whether clients of several users may work at the same time.
-    """
-
-    limits: Mapping[str, int]
-    threads: int
-    multi_user: bool
 
 
 def is_of_claims(name: str) -> bool:

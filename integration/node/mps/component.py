@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,26 +24,22 @@ import anyio
 from anyio import to_thread
 
 from api.errors import NvshimError
+from hooks.node.inventory import Inventory
 from integration.files import replace_file
+from integration.node.components import Context
 from integration.node.errors import MpsProgramMissing
 from integration.node.mps import host_setup, modes
 from integration.node.mps.claims import is_of_claims, plan_of_claim, settings_of
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.keeper import Keeper
 from integration.node.mps.places import Places, places_in, ready_file, shm
-from integration.node.mps.plan import plan_of, programs_of
+from integration.node.mps.plan import Plan, Programs, plan_of, programs_of
 from integration.node.plugin.settings import as_document
-from integration.node.plugin.values import MPS
+from integration.node.plugin.values import MPS, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from anyio.abc import TaskGroup
 
-    from hooks.node.inventory import Inventory
-    from integration.node.components import Context
-    from integration.node.mps.plan import Plan, Programs
-    from integration.node.plugin.values import Settings
 
 __all__ = ["run"]
 

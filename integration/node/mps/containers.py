@@ -17,6 +17,7 @@ Source: k8s-device-plugin, cmd/mps-control-daemon; "Multi-Process Service", NVID
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from integration.node.errors import MpsNotReady
 from integration.node.mps.places import SHM, Places, shm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from api.proto import deviceplugin_pb2 as pb
     from integration.node.plugin.values import Resource, Settings
 
@@ -34,23 +33,14 @@ __all__ = ["MpsDaemon", "add_client", "refuse_unready", "unready"]
 
 @dataclass(frozen=True, slots=True)
 class MpsDaemon:
-    """The control daemon of one resource.
+    """The control daemon of one resource."""
 
-    Attributes:
-        resource: the resource's name ("nvidia.com/gpu.shared").
-        devices: UUIDs of the GPUs that it serves.
-        unready: why no container can use it now, one line; "" if it can.
-        pid: its process; 0 while there is none.
-        restarts: how often it was started again because it had ended by itself.
-        has_failed: whether what was tried last has failed; it is tried again.
-    """
-
-    resource: str
-    devices: tuple[str, ...]
-    unready: str = ""
-    pid: int = 0
-    restarts: int = 0
-    has_failed: bool = False
+    resource: str  # the resource's name ("nvidia.com/gpu.shared")
+    devices: tuple[str, ...]  # UUIDs of the GPUs that it serves
+    unready: str = ""  # why no container can use it now, one line; "" if it can
+    pid: int = 0  # its process; 0 while there is none
+    restarts: int = 0  # how often it was started again because it had ended by itself
+    has_failed: bool = False  # whether what was tried last has failed; it is tried again
 
 
 def add_client(

@@ -18,10 +18,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.node.errors import MpsDaemonFailed
+from integration.node.mps.places import Places
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
-    from integration.node.mps.places import Places
     from integration.node.mps.plan import Programs
 
 TIMEOUT: Final = 3.0 * PATIENCE

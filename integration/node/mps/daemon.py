@@ -19,21 +19,18 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import one_line
+from hooks.config import Config
 from integration.files import read_file, replace_file
 from integration.inspection.procfs import Procfs
 from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
 from integration.node.mps.control import TIMEOUT, Control, command_line
-from integration.node.mps.places import shm
+from integration.node.mps.places import Places, shm
+from integration.node.mps.plan import Plan, Programs
 from shim.causes.agent import is_locked
-
-if TYPE_CHECKING:
-    from hooks.config import Config
-    from integration.node.mps.places import Places
-    from integration.node.mps.plan import Plan, Programs
 
 __all__ = ["Daemon", "Found"]
 
@@ -46,17 +43,11 @@ _SOCKET: Final = "control"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Who has the lock.
+    """Who has the lock."""
 
-    Attributes:
-        pid: the daemon; 0 if it has died, and only servers of it are left.
-        devices: UUIDs of the GPUs that it serves.
-        driver: version of the driver that it is of.
-    """
-
-    pid: int
-    devices: tuple[str, ...]
-    driver: str
+    pid: int  # the daemon; 0 if it has died, and only servers of it are left
+    devices: tuple[str, ...]  # UUIDs of the GPUs that it serves
+    driver: str  # version of the driver that it is of
 
 
 class Daemon:

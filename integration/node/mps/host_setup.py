@@ -19,16 +19,13 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.node.errors import MpsStateUnusable
 from integration.node.mps import launch
-from integration.node.mps.places import shm
+from integration.node.mps.places import Places, shm
 from shim import syscalls
 from shim.mountinfo import unescape
-
-if TYPE_CHECKING:
-    from integration.node.mps.places import Places
 
 CGROUP: Final = "nvshim-mps"
 """The cgroup of all daemons and servers, at the top of every hierarchy."""

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -45,17 +46,14 @@ from integration.node.errors import MpsDaemonFailed
 from integration.node.mps import host_setup, modes
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.control import TIMEOUT
-from integration.node.mps.daemon import Daemon
+from integration.node.mps.daemon import Daemon, Found
+from integration.node.mps.places import Places
+from integration.node.mps.plan import Plan, Programs
 from integration.node.mps.users import users_of
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from integration.node.components import Context
-    from integration.node.mps.daemon import Found
-    from integration.node.mps.places import Places
-    from integration.node.mps.plan import Plan, Programs
 
 __all__ = ["Keeper"]
 

@@ -10,20 +10,17 @@ Source: NVML, nvmlDeviceSetComputeMode.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hooks.config import Config
 from hooks.errors import DriverNotFound
 from integration.files import read_file, replace_file
 from integration.node.errors import ComputeModeFailed
 from integration.node.mps.host_setup import unusable
+from integration.node.mps.places import Places
 from integration.node.nvml import ask_nvml
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from hooks.config import Config
-    from integration.node.mps.places import Places
 
 _DEFAULT: Final = 0
 _EXCLUSIVE_PROCESS: Final = 3

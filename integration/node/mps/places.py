@@ -19,11 +19,9 @@ Source: k8s-device-plugin, cmd/mps-control-daemon/mps/root.go.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 CONTAINER_ROOT: Final = "/mps"
 """The directory that containers see the pipes below."""
@@ -35,15 +33,10 @@ _SHM: Final = "shm"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the files of one resource are.
+    """Where the files of one resource are."""
 
-    Attributes:
-        root: the host's directory of MPS.
-        resource: the resource's name.
-    """
-
-    root: str
-    resource: str
+    root: str  # the host's directory of MPS
+    resource: str  # the resource's name
 
     @property
     def directory(self) -> str:

@@ -21,6 +21,7 @@ Source: nvidia-cuda-mps-control(1); k8s-device-plugin, cmd/mps-control-daemon/mp
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -29,14 +30,13 @@ from hooks.words import Arch
 from integration.node.errors import MpsImpossible, MpsProgramMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hooks.node.driver import Driver
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
     from integration.node.plugin.values import Resource
 
 __all__ = [
+    "ClaimDaemon",
     "Plan",
     "Programs",
     "plan_of",
@@ -56,20 +56,28 @@ _LOADERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Programs:
-    """How the driver's programs are started.
+class ClaimDaemon:
+    """What claims need of a daemon.
 
     Attributes:
-        root: the directory that is their root; "" for the host's.
-        control: path of the control program, below that root.
-        search: value of PATH, in which the daemon looks for the server.
-        libraries: value of LD_LIBRARY_PATH; "" for none.
+        limits: MiB that a client may have of each device, by UUID; 0 for no limit.
+        threads: percent of the threads that a client may have.
+        multi_user: whether clients of several users may work at the same time.
     """
 
-    root: str
-    control: str
-    search: str
-    libraries: str
+    limits: Mapping[str, int]
+    threads: int
+    multi_user: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """How the driver's programs are started."""
+
+    root: str  # the directory that is their root; "" for the host's
+    control: str  # path of the control program, below that root
+    search: str  # value of PATH, in which the daemon looks for the server
+    libraries: str  # value of LD_LIBRARY_PATH; "" for none
 
     def environment(self, pipe: str, log: str, devices: tuple[str, ...] = ()) -> dict[str, str]:
         """All of the environment that one of them is started with.
@@ -93,30 +101,19 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the control daemon of a resource is to be like.
+    """What the control daemon of a resource is to be like."""
 
-    Attributes:
-        resource: the resource's name.
-        devices: UUIDs of its GPUs, in the daemon's order.
-        limits: MiB of memory that a client may have of each, by UUID; one that is not limited is
-            not in it.
-        others: UUIDs of the node's other GPUs: whoever gets them is not to find them taken.
-        percentage: of the threads that a client may have.
-        driver: version of the driver that it is started from.
-        programs: how it is started.
-        options: of the control program.
-        stays: whether it stays when the agent ends, also if nobody has its pipes.
-    """
-
-    resource: str
-    devices: tuple[str, ...]
+    resource: str  # the resource's name
+    devices: tuple[str, ...]  # UUIDs of its GPUs, in the daemon's order
+    # MiB of memory that a client may have of each, by UUID; one that is not limited is not in it
     limits: Mapping[str, int]
+    # UUIDs of the node's other GPUs: whoever gets them is not to find them taken
     others: frozenset[str]
-    percentage: int
-    driver: str
-    programs: Programs
-    options: tuple[str, ...] = ()
-    stays: bool = False
+    percentage: int  # of the threads that a client may have
+    driver: str  # version of the driver that it is started from
+    programs: Programs  # how it is started
+    options: tuple[str, ...] = ()  # of the control program
+    stays: bool = False  # whether it stays when the agent ends, also if nobody has its pipes
 
     @property
     def gpus(self) -> tuple[str, ...]:

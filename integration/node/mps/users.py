@@ -11,19 +11,15 @@ Source: proc_pid_mountinfo(5), mount_namespaces(7).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
 
+from integration.inspection.bundles import Container
 from integration.inspection.errors import InspectionError
 from integration.inspection.processes import all_containers
 from integration.inspection.procfs import Procfs
 from integration.node.mps.host_setup import mounts_of
+from integration.node.mps.places import Places
 from shim.errors import BundleUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from integration.inspection.bundles import Container
-    from integration.node.mps.places import Places
 
 UNKNOWN = "containers that could not be read"
 

@@ -34,10 +34,12 @@ Source: facts of NVIDIA's k8s-device-plugin; device plugin API v1beta1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from api.proto import deviceplugin_pb2 as pb
+from hooks.config import Config
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.drained import DRIVER, read_drains
 from hooks.requests.glance import DEVICES, MOUNTS
@@ -50,14 +52,10 @@ from integration.node.errors import (
     GrantIneffective,
     TooManyShares,
 )
-from integration.node.plugin.values import DeviceIds, DeviceList
+from integration.node.plugin.values import Device, DeviceIds, DeviceList, Resource, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hooks.config import Config
     from hooks.node.inventory import Inventory
-    from integration.node.plugin.values import Device, Resource, Settings
 
 VENDOR: Final = "k8s.device-plugin.nvidia.com"
 """Of the CDI kinds, as NVIDIA's plugin calls them."""
@@ -74,21 +72,14 @@ _CONTROL_NODES: Final = (CONTROL.path, UVM.path, UVM_TOOLS.path, MODESET.path)
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What answers go by.
+    """What answers go by."""
 
-    Attributes:
-        settings: what the plugin is to do.
-        inventory: what the node has now; None if that cannot be told.
-        config: what the shim goes by, and where the host's device nodes are.
-        cdi_devices: the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…").
-        channels: the IMEX channels that the node has.
-    """
-
-    settings: Settings
-    inventory: Inventory | None
-    config: Config
+    settings: Settings  # what the plugin is to do
+    inventory: Inventory | None  # what the node has now; None if that cannot be told
+    config: Config  # what the shim goes by, and where the host's device nodes are
+    # the names that the CDI specs have ("k8s.device-plugin.nvidia.com/gpu=…")
     cdi_devices: frozenset[str] = frozenset()
-    channels: tuple[int, ...] = ()
+    channels: tuple[int, ...] = ()  # the IMEX channels that the node has
 
 
 def allocate(

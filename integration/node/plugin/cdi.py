@@ -28,24 +28,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hooks.cdi import files, generating, schema
 from hooks.cdi.errors import CdiNotGenerated
+from hooks.cdi.spec import SpecFile
+from hooks.config import Config
 from hooks.errors import CdiError, DeviceNodeMissing, NoGpus, OutOfService
+from hooks.node.inventory import Inventory
 from hooks.words import DEFAULT_CAPABILITIES, Feature
 from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
 from integration.files import read_file, remove_file, replace_file
 from integration.node.errors import PluginSpecUnwritten
 from integration.node.plugin.allocation import CDI, VENDOR
-from integration.node.plugin.values import DeviceIds
-
-if TYPE_CHECKING:
-    from hooks.cdi.spec import SpecFile
-    from hooks.config import Config
-    from hooks.node.inventory import Inventory
-    from integration.node.plugin.values import Settings
+from integration.node.plugin.values import DeviceIds, Settings
 
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """What there may be a spec of; the class of its kind is called so."""
@@ -53,17 +50,11 @@ KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channe
 
 @dataclass(frozen=True, slots=True)
 class Specs:
-    """What the specs have now.
+    """What the specs have now."""
 
-    Attributes:
-        devices: the full names.
-        fault: why something of it could not be written; "" if all is well.
-        written: the paths of those that were written or removed this time.
-    """
-
-    devices: frozenset[str] = frozenset()
-    fault: str = ""
-    written: tuple[str, ...] = ()
+    devices: frozenset[str] = frozenset()  # the full names
+    fault: str = ""  # why something of it could not be written; "" if all is well
+    written: tuple[str, ...] = ()  # the paths of those that were written or removed this time
 
 
 def directory_of(config: Config) -> str:

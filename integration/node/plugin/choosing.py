@@ -31,21 +31,13 @@ _ASKED: Final = "which configuration of the device plugin holds"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Among what is chosen, and how.
+    """Among what is chosen, and how."""
 
-    Attributes:
-        directory: of the configurations.
-        name_file: has the name of the one that holds; "" for none.
-        default: the name of the one that holds if none is said; "" for none.
-        fallbacks: of :data:`FALLBACKS`.
-        label: that says the name, in a file of labels.
-    """
-
-    directory: str
-    name_file: str = ""
-    default: str = ""
-    fallbacks: tuple[str, ...] = ("named", "single")
-    label: str = LABEL
+    directory: str  # of the configurations
+    name_file: str = ""  # has the name of the one that holds; "" for none
+    default: str = ""  # the name of the one that holds if none is said; "" for none
+    fallbacks: tuple[str, ...] = ("named", "single")  # of FALLBACKS
+    label: str = LABEL  # that says the name, in a file of labels
 
 
 def choose(choice: Choice) -> str:

@@ -12,20 +12,19 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
+from hooks.config import Config
 from integration.node.dra.state import held
+from integration.node.dra.values import ClaimDevice
 from integration.node.errors import DeviceTaken
 from integration.node.health.values import State
+from integration.node.plugin.values import Device, Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from hooks.config import Config
     from integration.node.board import Board
-    from integration.node.dra.state import ClaimDevice
-    from integration.node.plugin.values import Device, Resource
 
 
 def claimed_on(board: Board, config: Config) -> Sequence[ClaimDevice]:
@@ -35,12 +34,13 @@ def claimed_on(board: Board, config: Config) -> Sequence[ClaimDevice]:
 
 def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resource:
     """A resource of which what claims have is unhealthy."""
-    if not any(_is_claimed(each, claimed) for each in resource.devices):
+    taken = _Taken.by(claimed)
+    if not any(map(taken.has, resource.devices)):
         return resource
     return replace(
         resource,
         devices=tuple(
-            replace(each, state=State.UNHEALTHY) if _is_claimed(each, claimed) else each
+            replace(each, state=State.UNHEALTHY) if taken.has(each) else each
             for each in resource.devices
         ),
     )
@@ -52,13 +52,33 @@ def refuse_claimed(devices: Iterable[Device], claimed: Sequence[ClaimDevice]) ->
     Raises:
         DeviceTaken: a claim has.
     """
+    taken = _Taken.by(claimed)
     for device in devices:
-        if _is_claimed(device, claimed) or _may_be_claimed(device, claimed):
+        if taken.has(device) or _may_be_claimed(device, claimed):
             raise DeviceTaken(f"the device {device.uuid}", found="a resource claim has it")
 
 
-def _is_claimed(device: Device, claimed: Sequence[ClaimDevice]) -> bool:
-    return any(device.uuid in {each.uuid, each.gpu} or each.uuid == device.gpu for each in claimed)
+class _Taken(NamedTuple):
+    """What claims have: there may be thousands of devices, and a hundred claims.
+
+    Attributes:
+        devices: UUIDs of what they have.
+        gpus: and of the GPUs that those are parts of.
+    """
+
+    devices: frozenset[str]
+    gpus: frozenset[str]
+
+    @classmethod
+    def by(cls, claimed: Sequence[ClaimDevice]) -> Self:
+        return cls(
+            frozenset(each.uuid for each in claimed), frozenset(each.gpu for each in claimed)
+        )
+
+    def has(self, device: Device) -> bool:
+        """Whether they have it, a part of it, or what it is a part of."""
+        uuids = {device.uuid, device.gpu}
+        return device.uuid in self.gpus or not uuids.isdisjoint(self.devices)
 
 
 def _may_be_claimed(device: Device, claimed: Sequence[ClaimDevice]) -> bool:

@@ -13,6 +13,8 @@ Rules
 - What cannot be looked at is unhealthy, and not gone (:mod:`integration.node.plugin.resources`).
 - CDI specs are written before the kubelet is told of what is new in them. That something is gone
   or unhealthy it is told at once.
+- What claims have changes with each pod, and nothing of the rest: the kubelet is told of it, and no
+  more is done. Their specs are in the same directory, and wake nobody here.
 - A kubelet that begins is registered with before anything else: it kills pods that run and whose
   plugin it does not know half a second later.
 - An answer goes by what is known when it is given: it waits until what was posted is worked in, and
@@ -29,6 +31,7 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -38,7 +41,9 @@ import anyio.abc
 import anyio.to_thread
 
 from api.errors import NvshimError, one_line
-from integration.node.components import YES
+from api.proto import deviceplugin_pb2 as pb
+from hooks.node.inventory import Inventory
+from integration.node.components import YES, Context
 from integration.node.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import add_client, refuse_unready, unready
@@ -50,28 +55,22 @@ from integration.node.plugin.allocation import (
     allocate,
     refuse_ineffective,
 )
-from integration.node.plugin.cdi import Specs, directory_of, keep_specs, state_of
+from integration.node.plugin.cdi import KINDS, Specs, directory_of, keep_specs, path_of, state_of
 from integration.node.plugin.claimed import claimed_on, refuse_claimed, without_claimed
 from integration.node.plugin.engine_cdi import ENABLE, Told, told_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.resources import resources_of, unhealthy, unmatched
 from integration.node.plugin.topology import Topologies, Topology, numa_nodes
-from integration.node.plugin.values import MPS
-from integration.node.watcher import ANY, Watcher
+from integration.node.plugin.values import MPS, Resource, Settings
+from integration.node.watcher import ANY, Interest, Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from api.proto import deviceplugin_pb2 as pb
-    from hooks.node.inventory import Inventory
-    from integration.node.components import Context
     from integration.node.plugin.engine import EngineAsked
     from integration.node.plugin.serving import Serving
-    from integration.node.plugin.values import Resource, Settings
 
 _NAME: Final = "plugin"
-_GOES_BY: Final = ("seen", "health", "settings", "mps", "claimed")
+_GOES_BY: Final = ("seen", "health", "settings", "mps")
 
 # Another plugin that dies says nothing.
 _LOOK_FOR_OTHERS: Final = 30.0
@@ -93,6 +92,7 @@ async def run(context: Context) -> None:
         plugin = _Plugin(context, tasks)
         tasks.start_soon(partial(keep_settings, context, plugin.fault))
         tasks.start_soon(partial(context.board.follow, plugin.wake, *_GOES_BY, at_once=True))
+        tasks.start_soon(context.board.follow, plugin.tell_claimed, "claimed")
         tasks.start_soon(plugin.hear_kubelet)
         tasks.start_soon(plugin.hear_specs)
         await plugin.keep_serving()
@@ -119,6 +119,7 @@ class _Plugin:
         self._tasks = tasks
         self._known = _Known()
         self._serving: Serving | None = None
+        self._offered: tuple[Resource, ...] = ()
         self._specs_of: tuple[Settings | None, Inventory | None, object] | None = None
         self._specs = Specs()
         self._keeping_specs = anyio.Lock()
@@ -146,10 +147,11 @@ class _Plugin:
 
     async def hear_specs(self) -> None:
         """Hear of specs that somebody changes or removes."""
-        directory = directory_of(self._context.config)
+        config = self._context.config
+        names = frozenset(os.path.basename(path_of(kind, config)) for kind in KINDS)
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
             while True:
-                await watcher.change({directory: ANY})
+                await watcher.change({directory_of(config): Interest(names)})
                 self.wake()
 
     def wake(self) -> None:
@@ -180,10 +182,11 @@ class _Plugin:
             return pause
         if self._serving is not None and not _adds(before.resources, known.resources):
             # What is asked for meanwhile is answered when the specs are there.
-            self._serving.serve(self._unclaimed(known.resources))
+            self._serve(self._serving, known.resources)
         known = replace(known, specs=await self._keep_specs(known))
         self._known = known
-        if self._serving is None or known.inventory != before.inventory:
+        is_same = known.inventory is before.inventory or known.inventory == before.inventory
+        if self._serving is None or not is_same:
             if known.inventory is not None:
                 self._topology = self._topologies.at_once(known.inventory)
             self._tasks.start_soon(self._find_topology)
@@ -193,7 +196,7 @@ class _Plugin:
         self._tasks.start_soon(self._hear_engine)
         if self._serving is None:
             self._serving = self._new_serving()
-        self._serving.serve(self._unclaimed(known.resources))
+        self._serve(self._serving, known.resources)
         return min(pause, _RETRY_SPECS) if known.specs.fault else pause
 
     def _look(self, before: _Known) -> _Known:
@@ -218,10 +221,20 @@ class _Plugin:
             before, version=version, settings=settings, inventory=inventory, resources=resources
         )
 
-    def _unclaimed(self, resources: tuple[Resource, ...]) -> list[Resource]:
-        """Resources as the kubelet is told of them: what claims have is not to be had."""
+    def _serve(self, serving: Serving, resources: tuple[Resource, ...]) -> None:
+        """Offer resources to the kubelet."""
+        self._offered = resources
+        serving.serve(self._unclaimed())
+
+    def tell_claimed(self) -> None:
+        """Tell the kubelet what claims have by now."""
+        if self._serving is not None:
+            self._serving.tell(self._unclaimed())
+
+    def _unclaimed(self) -> list[Resource]:
+        """What is offered, as the kubelet is told of it: what claims have is not to be had."""
         claimed = claimed_on(self._board, self._context.config)
-        return [without_claimed(each, claimed) for each in resources]
+        return [without_claimed(each, claimed) for each in self._offered]
 
     def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
         """Say what is to be shared and is not there, when that begins."""

@@ -11,20 +11,17 @@ Source: CRI v1 Version, Status.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
 from integration.cri.client import Cri
+from integration.cri.engine import Engine
 from integration.cri.errors import CriError
 from integration.node.plugin.sockets import socket_identity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from integration.cri.engine import Engine
 
 _TIMEOUT: Final = 2.0
 

@@ -15,30 +15,23 @@ CDI info through CRI"; and :mod:`integration.cri.engine`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from integration.node.plugin.allocation import CDI, PLUGIN
-from integration.node.plugin.values import DeviceList
+from integration.node.plugin.values import DeviceList, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from integration.cri.engine import Engine
-    from integration.node.plugin.values import Settings
 
 ENABLE: Final = "nvshim configure containerd --enable-cdi"
 
 
 class Told(NamedTuple):
-    """How containers are told what they have.
+    """How containers are told what they have."""
 
-    Attributes:
-        strategies: what answers have.
-        why: why there are more than the settings ask for; "" if there are not.
-    """
-
-    strategies: tuple[DeviceList, ...]
-    why: str = ""
+    strategies: tuple[DeviceList, ...]  # what answers have
+    why: str = ""  # why there are more than the settings ask for; "" if there are not
 
 
 def told_by(settings: Settings, engine: Engine | None) -> Told:

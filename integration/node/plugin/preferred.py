@@ -21,17 +21,13 @@ internal/rm/allocate.go.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.node.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
 from integration.node.plugin.topology import Topology
-from integration.node.plugin.values import Allocation
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from integration.node.plugin.values import Device, Resource
+from integration.node.plugin.values import Allocation, Device, Resource
 
 _BEGINNINGS: Final = 8
 _MOST_EXCHANGES: Final = 200

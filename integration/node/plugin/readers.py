@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, NoReturn
 
 from api.errors import one_line
 from integration.node.errors import UnknownSetting, WrongSetting
 from integration.node.plugin.values import DeviceList
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from enum import StrEnum
 
 ASKED: Final = "the device plugin's settings"
 VERSION: Final = "v1"
@@ -104,15 +102,10 @@ def known_key(key: str, names: Iterable[str], at: Place) -> str:
 
 
 class Kind(NamedTuple):
-    """What a setting may be.
+    """What a setting may be."""
 
-    Attributes:
-        read: checks a value and converts it.
-        metavar: what stands for it in the help of its flag.
-    """
-
-    read: Callable[[Any, Place], Any]
-    metavar: str = "TEXT"
+    read: Callable[[Any, Place], Any]  # checks a value and converts it
+    metavar: str = "TEXT"  # what stands for it in the help of its flag
 
 
 def _read_ignored(value: Any, at: Place) -> None:

@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +23,6 @@ from integration.node.plugin.values import Settings
 from integration.node.watcher import ANY, Watcher, first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from integration.node.components import Context
     from integration.node.plugin.settings import Source
 

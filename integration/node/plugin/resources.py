@@ -26,6 +26,7 @@ Multi-Process Service, 2.3.1.1.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -37,15 +38,20 @@ from integration.node.errors import (
 )
 from integration.node.health.values import State
 from integration.node.plugin.readers import resource_name
-from integration.node.plugin.values import MPS, Device, Mig, Resource
+from integration.node.plugin.values import (
+    MPS,
+    Device,
+    Mig,
+    Resource,
+    Settings,
+    SharedResource,
+    Sharing,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from hooks.node.gpus import Gpu, MigDevice
     from hooks.node.inventory import Inventory
     from integration.node.health.machine import Condition
-    from integration.node.plugin.values import Settings, SharedResource, Sharing
 
 GPU: Final = "nvidia.com/gpu"
 """What whole GPUs are called, and MIG devices that are told of as such."""

@@ -14,6 +14,7 @@ Source: device plugin API v1beta1; grpc.aio.
 from __future__ import annotations
 
 import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
@@ -25,8 +26,6 @@ from integration.node.errors import PluginFailed
 from integration.node.socket_server import CODES, SocketServer, serialize
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
     from integration.node.components import Context
     from integration.node.plugin.values import Resource
 

@@ -13,7 +13,8 @@ began has removed it)                   the one before
 a server that has crashed               it begins anew, after a while
 a kubelet's socket that is another      every resource is registered with it, once; what was
                                         under way with the one before is given up
-a kubelet that listens no more          the resource is registered again, after a while
+a kubelet that listens no more          the resource is registered again; if that is so again and
+                                        again, after a while
 a kubelet that says no, or nothing      likewise; it is said why
 ======================================  =====================================================
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,16 +41,12 @@ from integration.node.errors import (
 )
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.plugin.kubelet import register
-from integration.node.plugin.server import Server
-from integration.node.plugin.sockets import socket_identity, socket_name
+from integration.node.plugin.server import Answers, Server
+from integration.node.plugin.sockets import Identity, socket_identity, socket_name
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from integration.node.components import Context
-    from integration.node.plugin.server import Answers
-    from integration.node.plugin.sockets import Identity
     from integration.node.plugin.values import Resource
 
 
@@ -85,13 +83,17 @@ class Serving:
         wanted = {each.name: each for each in resources if each.devices}
         for name in self._plugins.keys() - wanted.keys():
             self._plugins.pop(name).end(is_gone=True)
-        for name, resource in wanted.items():
-            if name in self._plugins:
-                self._plugins[name].tell(resource)
-            else:
-                plugin = self._plugins[name] = _Plugin(self, resource)
-                self.tasks.start_soon(plugin.run)
+        self.tell(wanted.values())
+        for name in wanted.keys() - self._plugins.keys():
+            plugin = self._plugins[name] = _Plugin(self, wanted[name])
+            self.tasks.start_soon(plugin.run)
         self.look()
+
+    def tell(self, resources: Iterable[Resource]) -> None:
+        """Tell whoever watches what there is now of the resources that are served."""
+        for each in resources:
+            if each.devices and each.name in self._plugins:
+                self._plugins[each.name].tell(each)
 
     def end(self) -> None:
         """Serve nothing any more. The kubelet takes the devices for unhealthy until we are back."""
@@ -201,7 +203,7 @@ class _Plugin:
 
     async def _stay_registered(self, server: Server, kubelet: object) -> None:
         """Register with one kubelet, and again whenever that listens no more."""
-        backoff = Backoff()
+        failed, lost = Backoff(), Backoff(first=0.0)
         while True:
             begun = time.monotonic()
             endpoint = os.path.basename(server.path)
@@ -212,10 +214,11 @@ class _Plugin:
                 refused = isinstance(error, KubeletRefused)
                 self._counters.registered(self._name, REFUSED if refused else FAILED)
                 self._fault(str(error))
-                begun = time.monotonic()
+                await anyio.sleep(failed.pause())
             else:
                 self._counters.registered(self._name, OK)
                 self._fault("")
                 self._say("info", "registered", resource=self._name)
+                failed = Backoff()
                 await server.lost.wait()
-            await anyio.sleep(backoff.pause(time.monotonic() - begun))
+                await anyio.sleep(lost.pause(time.monotonic() - begun))

@@ -19,14 +19,15 @@ Source: k8s-device-plugin api/config/v1/config.go, cmd/nvidia-device-plugin/main
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from hooks.cdi.tree import BadTree, of_json, of_yaml
 from integration.files import read_some
 from integration.node.errors import SettingsConflict, SettingsMalformed, SettingsUnreadable
-from integration.node.plugin.choosing import choose
+from integration.node.plugin.choosing import Choice, choose
 from integration.node.plugin.readers import ASKED, VERSION, Place, known_key, shown
-from integration.node.plugin.table import SETTINGS
+from integration.node.plugin.table import SETTINGS, Given
 from integration.node.plugin.values import (
     MPS,
     TIME_SLICING,
@@ -35,12 +36,6 @@ from integration.node.plugin.values import (
     SharedResource,
     Sharing,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from integration.node.plugin.choosing import Choice
-    from integration.node.plugin.table import Given
 
 _LARGEST_FILE: Final = 1 << 20
 MOST_MPS_REPLICAS: Final = 48

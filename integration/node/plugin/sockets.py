@@ -19,18 +19,16 @@ import itertools
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator
+from typing import Final
 
 from integration.node.errors import OtherPlugin, PluginSocketUnusable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 Identity = tuple[int, int]
 
 _PREFIX: Final = "nvidia-"
 _SUFFIX: Final = ".sock"
-_LONGEST: Final = 107  # sun_path, without its zero byte
+LONGEST: Final = 107  # of sun_path, without its zero byte
 _MODE: Final = 0o600
 _numbers: Final[Iterator[int]] = itertools.count()
 
@@ -89,8 +87,8 @@ def temporary_path(path: str) -> str:
         found = "its directory is not there"
     elif not os.access(directory, os.W_OK | os.X_OK):
         found = "its directory cannot be written to"
-    elif max(len(os.fsencode(each)) for each in (path, aside)) > _LONGEST:
-        found = f"its path is longer than the {_LONGEST} bytes that a socket's may have"
+    elif max(len(os.fsencode(each)) for each in (path, aside)) > LONGEST:
+        found = f"its path is longer than the {LONGEST} bytes that a socket's may have"
     if found:
         raise PluginSocketUnusable(
             f"the socket {path}", found=found, do="see --kubelet-socket and kubelet-root"

@@ -38,44 +38,27 @@ from integration.node.plugin.values import Allocation, DeviceIds, Mig, Settings,
 
 
 class Given(NamedTuple):
-    """A value from the command line or the environment.
+    """A value from the command line or the environment."""
 
-    Attributes:
-        path: of the key that it stands for.
-        origin: "--mig-strategy", "MIG_STRATEGY".
-        words: as they were given; several for a flag that may be repeated.
-    """
-
-    path: str
-    origin: str
-    words: tuple[str, ...]
+    path: str  # of the key that it stands for
+    origin: str  # "--mig-strategy", "MIG_STRATEGY"
+    words: tuple[str, ...]  # as they were given; several for a flag that may be repeated
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key of the configuration file, and the flag that stands for it.
+    """A key of the configuration file, and the flag that stands for it."""
 
-    Attributes:
-        path: the key.
-        field: of :class:`Settings`; "" for none.
-        kind: what it may be.
-        text: what it does; if it does nothing, why.
-        name: the flag without its dashes; "" for none.
-        variables: of the environment, the first of which that is set counts.
-        aliases: other names of the flag.
-        heeded: of one that changes nothing, the value that needs no note; None for any other.
-        repeated: whether the flag may be given several times.
-    """
-
-    path: str
-    field: str
-    kind: Kind
-    text: str = ""
-    name: str = ""
-    variables: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
+    path: str  # the key
+    field: str  # of Settings; "" for none
+    kind: Kind  # what it may be
+    text: str = ""  # what it does; if it does nothing, why
+    name: str = ""  # the flag without its dashes; "" for none
+    variables: tuple[str, ...] = ()  # of the environment, the first of which that is set counts
+    aliases: tuple[str, ...] = ()  # other names of the flag
+    # of one that changes nothing, the value that needs no note; None for any other
     heeded: Any = None
-    repeated: bool = False
+    repeated: bool = False  # whether the flag may be given several times
 
     @property
     def ignored(self) -> bool:

@@ -21,21 +21,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from api.errors import NvshimError, one_line
+from hooks.config import Config
+from hooks.node.gpus import Gpu
+from hooks.node.inventory import Inventory
 from hooks.node.witness import read_text
 from integration.node.nvml import ask_nvml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from hooks.config import Config
-    from hooks.node.gpus import Gpu
-    from hooks.node.inventory import Inventory
 
 _MOST_LINKS: Final = 18
 _OF_A_LINK: Final = 100
@@ -67,19 +64,14 @@ _OF_NVML: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What NVML said; GPUs are called by their PCI addresses.
+    """What NVML said; GPUs are called by their PCI addresses."""
 
-    Attributes:
-        gpus: of each GPU, to where how many of its NVLinks lead.
-        hubs: of these places, those that are switches.
-        between: what is between two GPUs, the smaller address first.
-        failure: why there is nothing else in it; "" if NVML answered.
-    """
-
+    # of each GPU, to where how many of its NVLinks lead
     gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    hubs: frozenset[str] = frozenset()
+    hubs: frozenset[str] = frozenset()  # of these places, those that are switches
+    # what is between two GPUs, the smaller address first
     between: Mapping[tuple[str, str], Between] = field(default_factory=dict)
-    failure: str = ""
+    failure: str = ""  # why there is nothing else in it; "" if NVML answered
 
     def count(self, one: str, other: str) -> int:
         """How many NVLinks there are between two GPUs."""
@@ -92,17 +84,13 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How near the GPUs of a node are to each other, by UUID.
+    """How near the GPUs of a node are to each other, by UUID."""
 
-    Attributes:
-        nearness: what is between two GPUs; each pair once, in order of their UUIDs.
-        nvlinks: how many NVLinks are between them, likewise; none is left out.
-        failure: why NVML's word is not in it; "" if it is.
-    """
-
+    # what is between two GPUs; each pair once, in order of their UUIDs
     nearness: Mapping[tuple[str, str], Between] = field(default_factory=dict)
+    # how many NVLinks are between them, likewise; none is left out
     nvlinks: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    failure: str = ""
+    failure: str = ""  # why NVML's word is not in it; "" if it is
 
     def score(self, one: str, other: str) -> int:
         """What it is worth to have two GPUs together; 0 if nothing is known of them."""

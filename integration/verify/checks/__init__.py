@@ -7,32 +7,23 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from integration.verify.checks import agent, containers, devices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.verify.node import Node
+from integration.verify.node import Node
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: by which it is asked for.
-        title: what it checks, in some words.
-        make: makes it, and returns what was seen. It raises NotAsExpected, NotMade or CriError.
-        needs: the names of those without which it says nothing.
-    """
-
-    name: str
-    title: str
+    name: str  # by which it is asked for
+    title: str  # what it checks, in some words
+    # makes it, and returns what was seen. It raises NotAsExpected, NotMade or CriError.
     make: Callable[[Node], str]
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # the names of those without which it says nothing
 
 
 CHECKS: Final = (

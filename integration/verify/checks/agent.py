@@ -6,25 +6,24 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from integration.cri.errors import CriRefused
 from integration.inspection.health import read_health
 from integration.inspection.procfs import Procfs
-from integration.node.agent import is_ready, lock_path
+from integration.node.agent import is_ready
+from integration.node.lock import lock_path
 from integration.timeouts import PATIENCE
 from integration.verify.checks.containers import gpu_asked_for
-from integration.verify.node import faults_of
+from integration.verify.node import Node, faults_of
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import parse
+from integration.verify.sight import Wanted
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from integration.verify.node import Node
     from integration.verify.pods import Pod
-    from integration.verify.sight import Wanted
 
 _TO_NOTICE: Final = 60.0 * PATIENCE
 # A kubelet waits longer and longer before it starts a container again.

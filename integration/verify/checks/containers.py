@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,17 +11,13 @@ from hooks.config import Mode
 from integration.cri.engine import CRIO
 from integration.cri.errors import CriRefused
 from integration.handlers import RUNTIME_TYPE, calls_our_shim
+from integration.verify.node import Node
 from integration.verify.outcomes import NotAsExpected, NotMade
-from integration.verify.program import parse
-from integration.verify.sight import gpu_numbers, wrong_with, wrong_without
+from integration.verify.program import Report, parse
+from integration.verify.sight import Wanted, gpu_numbers, wrong_with, wrong_without
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from integration.verify.node import Node
     from integration.verify.pods import Pod, Ran
-    from integration.verify.program import Report
-    from integration.verify.sight import Wanted
 
 # Statuses that nobody else has.
 _CODE: Final = 42

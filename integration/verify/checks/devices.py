@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from hooks.config import Config
 from integration.files import read_file
 from integration.inspection.health import read_health
 from integration.node.agent import status_path
 from integration.verify.checks.containers import check_sight, numbers_of, report_of
+from integration.verify.node import Node
 from integration.verify.outcomes import NotAsExpected, NotMade
+from integration.verify.sight import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hooks.config import Config
-    from integration.verify.node import Node
     from integration.verify.pods import Pod
-    from integration.verify.sight import Wanted
 
 _SHARE: Final = "::"
 

@@ -52,11 +52,9 @@ class Way(NamedTuple):
 # containerd 1.6, which knows no CDI; 1.7, where it is switched on; 2, where it always is.
 WAYS: Final = {
     "installed": (
-        Way(("envvar",)),
-        Way(("envvar",), "index"),
+        Way(("envvar", "cdi-cri")),
         Way(("volume-mounts",), nodes=True),
         Way(("cdi-annotations",), "index"),
-        Way(("envvar", "cdi-cri")),
     ),
     "trixie": (Way(("cdi-cri",), by_engine=True),),
     UNSTABLE: (

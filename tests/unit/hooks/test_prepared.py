@@ -88,14 +88,15 @@ def test_what_is_kept_is_what_was_decided() -> None:
     assert Prepared.decode(PREPARED.encode()) == PREPARED
 
 
-def test_what_is_damaged_or_of_another_format_is_not_believed() -> None:
+def test_what_is_damaged_is_not_believed() -> None:
     content = PREPARED.encode()
     values = marshal.loads(content)
     # Of whatever is cut off, something is missing.
     assert all(Prepared.decode(content[:length]) is None for length in range(0, len(content), 7))
-    assert Prepared.decode(marshal.dumps((values[0] + 1, *values[1:]))) is None
-    assert Prepared.decode(marshal.dumps((values[0], values[1][:-1]))) is None
-    assert Prepared.decode(marshal.dumps((values[0], values[1][1]))) is None
+    assert Prepared.decode(marshal.dumps([values[0] + 1, *values[1:]])) is None
+    assert Prepared.decode(marshal.dumps(values[:-1])) is None
+    assert Prepared.decode(marshal.dumps(values[1])) is None
+    assert Prepared.decode(marshal.dumps([])) is None
     assert Prepared.decode(b"\xff" * 100) is None
 
 
@@ -128,10 +129,11 @@ def test_whatever_files_depend_on_changes_the_key(node: Node, inventory: Invento
     kinds += [
         key(node, changed, spec_with(ALL))
         for changed in (
-            replace(inventory, gpus=inventory.gpus[:1]),
+            node.take_inventory(nvml_gpu(0)),
+            replace(inventory, gpus=(replace(inventory.gpus[0], drained="x"), *inventory.gpus[1:])),
+            replace(inventory, drained="x"),
             replace(inventory, parameters="x"),
             replace(inventory, sockets={"/run/x": "/run/x"}),
-            replace(inventory, driver=replace(inventory.driver, version="1.2")),
             replace(inventory, nodes=replace(inventory.nodes, faults={"/dev/x": "absent"})),
         )
     ]
@@ -163,3 +165,8 @@ def test_what_depends_on_more_has_no_key(
 
 def test_without_an_inventory_there_is_no_key(node: Node) -> None:
     assert key(node, None, spec_with(ALL)) is None
+
+
+def test_an_inventory_that_is_not_kept_has_no_key(node: Node, inventory: Inventory) -> None:
+    # The next container has another, so nobody would find what is made for this one.
+    assert key(node, replace(inventory, id=""), spec_with(ALL)) is None

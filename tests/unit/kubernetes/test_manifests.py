@@ -508,6 +508,24 @@ def test_the_driver_may_read_claims_and_write_its_nodes_slices(
     assert {"name": "NODE_NAME", "valueFrom": field} in container["env"]
 
 
+def test_only_an_agent_that_serves_claims_runs_beside_its_successor(
+    rendered: dict[str, list[dict[str, Any]]],
+) -> None:
+    field = {"fieldRef": {"fieldPath": "metadata.uid"}}
+    for name, documents in rendered.items():
+        if not any(each["kind"] == "DaemonSet" for each in documents):
+            continue
+        (container,) = _pod(documents, "node-agent")["containers"]
+        strategy = _one(documents, "DaemonSet", "node-agent")["spec"]["updateStrategy"]
+        surge = strategy["rollingUpdate"].get("maxSurge", 0)
+        waits = {"name": "POD_UID", "valueFrom": field} in container["env"]
+        assert waits == bool(surge) == ("--dra" in container["args"]), name
+        # The API server takes one of the two only.
+        assert bool(surge) != bool(strategy["rollingUpdate"]["maxUnavailable"]), name
+        assert not _pod(documents, "node-agent").get("hostNetwork")
+        assert not any("hostPort" in each for each in container.get("ports", ()))
+
+
 def test_components_of_the_driver_say_what_the_agent_takes(
     rendered: dict[str, list[dict[str, Any]]],
 ) -> None:

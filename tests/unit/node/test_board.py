@@ -44,6 +44,28 @@ async def test_a_change_that_has_come_already_is_not_waited_for() -> None:
     assert await board.change("wanted", since=now, timeout=0.01) == now
 
 
+async def test_a_change_wakes_nobody_who_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board()
+    async with anyio.create_task_group() as tasks:
+        for name in ("health", "mps", "dra"):
+            tasks.start_soon(partial(board.change, name, since=board.version(name)))
+        await anyio.wait_all_tasks_blocked()
+        looks = []
+
+        def version(*names: str) -> int:
+            looks.append(names)
+            return Board.version(board, *names)
+
+        monkeypatch.setattr(board, "version", version)
+        board.post(wanted=1, claimed=(), health={})  # health is as it was
+        await anyio.wait_all_tasks_blocked()
+        assert looks == []
+        board.post(mps={"nvidia.com/gpu": None})
+        await anyio.wait_all_tasks_blocked()
+        assert looks == [("mps",)]
+        tasks.cancel_scope.cancel()
+
+
 async def test_events_are_told_in_order_to_all_who_listen() -> None:
     board = Board()
     board.tell(EVENT)  # to nobody

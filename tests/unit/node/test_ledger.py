@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 import pytest
 
-from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.witness import Witness
@@ -22,13 +21,11 @@ from integration.inspection.holding import devices_of
 from integration.inspection.procfs import Procfs
 from integration.node.components import Context, Options
 from integration.node.ledger import component
-from integration.node.ledger.holdings import Allocated, holdings_of, unheld_of
-from integration.node.ledger.kubelet import allocated_by
-from integration.node.ledger.values import Holding, Unheld
+from integration.node.ledger.holdings import holdings_of, unheld_of
+from integration.node.ledger.values import Allocated, Holding, Unheld
 from integration.node.refresh import Seen
 from integration.node.watcher import Watcher
 from shim import syscalls
-from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 from tests.harness.waiting import until
 from tests.unit.node.inventories import node_with
 
@@ -211,12 +208,11 @@ async def test_a_pod_that_comes_or_goes_meanwhile_is_no_orphan(
     (bundle / "config.json").write_text(json.dumps({"annotations": annotations}))
     (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
 
-    async def says(_: str) -> Allocated | None:
+    async def says() -> Allocated | None:
         return None if later is None else {("team", name): {} for name in later}
 
-    monkeypatch.setattr(component, "allocated_by", says)
     said: Allocated = {("team", name): {} for name in before}
-    ledger = await component.look_and_ask([str(tmp_path)], None, said, "")
+    ledger = await component.look_and_ask([str(tmp_path)], None, said, says)
     assert [each.orphan for each in ledger.holdings] == [orphan]
 
 
@@ -254,23 +250,6 @@ def test_what_the_kubelet_gave_and_nobody_holds(make: Callable[..., Container]) 
         Unheld("team", "web", "server", "nvidia.com/gpu", "GPU-b"),
         Unheld("team", "late", "server", "nvidia.com/gpu", "GPU-a::3"),
     )
-
-
-async def test_the_kubelet_is_asked_and_need_not_answer(tmp_path: Path) -> None:
-    socket = str(tmp_path / "resources.sock")
-    assert await allocated_by(socket) is None
-    assert await allocated_by("") is None
-    with KubeletPlugins(str(tmp_path / "plugins"), pod_resources=socket) as kubelet:
-        kubelet.assignments.append(
-            Assignment("web", "team", "server", "nvidia.com/gpu", ("GPU-a::0", "GPU-b::1"),
-                       pb.ContainerAllocateResponse())
-        )  # fmt: skip
-        found = await allocated_by(socket)
-    both = (("nvidia.com/gpu", "GPU-a::0"), ("nvidia.com/gpu", "GPU-b::1"))
-    assert found == {("team", "web"): {"server": both}}
-    if not os.path.lexists(socket):
-        (tmp_path / "resources.sock").write_text("")
-    assert await allocated_by(socket) is None
 
 
 # -- hearing of containers -------------------------------------------------------------------

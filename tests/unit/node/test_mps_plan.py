@@ -24,10 +24,10 @@ from integration.node.errors import (
     MpsStateUnusable,
 )
 from integration.node.mps import control, host_setup, modes
-from integration.node.mps.claims import ClaimDaemon, plan_of_claim
+from integration.node.mps.claims import plan_of_claim
 from integration.node.mps.control import Control
 from integration.node.mps.places import Places, places_in
-from integration.node.mps.plan import Programs, plan_of
+from integration.node.mps.plan import ClaimDaemon, Programs, plan_of
 from integration.node.plugin.values import MPS, Device, Resource
 from tests.unit.node.inventories import node_with
 

@@ -16,7 +16,9 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from hooks.config import Config
+from integration.node import backoff
 from integration.node.components import AUTO, NO, PARTS, YES, Context, Options
+from integration.node.dra.values import ClaimDevice
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.mps.containers import MpsDaemon
@@ -33,6 +35,7 @@ from integration.node.plugin.values import (
     Sharing,
 )
 from integration.node.refresh import Seen
+from integration.node.watcher import ANY, Watcher
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.waiting import until
 from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
@@ -297,6 +300,67 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(
         await until(lambda: kubelet.healthy(GPU) == {f"{GPUS[0]}::0", f"{GPUS[0]}::1"})
         answer = await anyio.to_thread.run_sync(kubelet.plugins[GPU].allocate, f"{GPUS[0]}::0")
         assert "CUDA_MPS_PIPE_DIRECTORY" in answer.envs
+
+
+async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_for_more(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, once = [], component._Plugin._round
+
+    async def counted(plugin: component._Plugin) -> float:
+        rounds.append(plugin)
+        return await once(plugin)
+
+    monkeypatch.setattr(component._Plugin, "_round", counted)
+    monkeypatch.setattr(component, "_SWARM", 0)
+    kubelet.start()
+    specs = tmp_path / "nowhere"  # as the configuration has it
+    specs.mkdir()
+    async with running(tmp_path, kubelet) as context:
+        await until(lambda: kubelet.healthy(SLICE) and len(kubelet.healthy(GPU)) == 2)
+        await anyio.wait_all_tasks_blocked()
+        before, told = len(rounds), len(kubelet.plugins[GPU].lists)
+        others = len(kubelet.plugins[SLICE].lists)
+        claim = ClaimDevice("gpu", "node-1", "gpu-0", GPUS[0], GPUS[0])
+        with Watcher(quiet=0) as watcher:
+            watcher.follow({str(specs): ANY})
+            for turn in range(5):
+                context.board.post(claimed=(claim,))
+                await until(lambda: kubelet.healthy(GPU) == {GPUS[2]})
+                (specs / f"k8s.driver-claim_{turn}.json").write_text("{}")
+                await watcher.wait()
+                context.board.post(claimed=())
+                await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        await anyio.wait_all_tasks_blocked()
+        assert len(kubelet.plugins[GPU].lists) == told + 10
+        assert len(kubelet.plugins[SLICE].lists) == others
+        assert len(rounds) == before
+        (specs / "k8s.device-plugin.nvidia.com-gpu.json").write_text("{}")
+        await until(lambda: len(rounds) > before)
+
+
+async def test_a_kubelet_that_has_lost_its_connection_is_registered_with_again_at_once(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "_FIRST_PAUSE", 1000)
+    kubelet.start()
+    async with running(tmp_path, kubelet):
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        before = kubelet.plugins[GPU]
+        await anyio.to_thread.run_sync(before.close)
+        await until(lambda: kubelet.plugins[GPU] is not before)
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "pauses"), [(1.0, [1, 2, 4, 8, 16, 30, 30]), (0.0, [0, 1, 2, 4, 8, 16, 30])]
+)
+def test_pauses_become_longer_until_it_has_gone_well_for_a_while(
+    first: float, pauses: list[float]
+) -> None:
+    pausing = backoff.Backoff(first)
+    assert [pausing.pause() for _ in pauses] == pauses
+    assert [pausing.pause(31), pausing.pause(30)] == pauses[:2]
 
 
 async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(

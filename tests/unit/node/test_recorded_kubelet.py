@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio  # type: ignore[import-untyped] # it ships no types
@@ -16,7 +17,7 @@ from hooks.config import Config
 from hooks.node.gpus import Gpu
 from integration.node.components import Context, Options
 from integration.node.ledger.holdings import unheld_of
-from integration.node.ledger.kubelet import allocated_by
+from integration.node.ledger.kubelet import PodResources
 from integration.node.plugin.allocation import VENDOR, Ground, allocate
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.server import Server
@@ -141,7 +142,8 @@ async def test_what_a_kubelet_tells_of_its_pods_is_understood(tmp_path: Path) ->
     server.add_insecure_port(f"unix:{path}")
     await server.start()
     try:
-        allocated = await allocated_by(path)
+        async with aclosing(PodResources()) as kubelet:
+            allocated = await kubelet.allocated(path)
     finally:
         await server.stop(0)
     assert allocated is not None

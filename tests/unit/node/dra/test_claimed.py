@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from integration.node.dra.state import ClaimDevice
+from integration.node.dra.values import ClaimDevice
 from integration.node.errors import DeviceTaken
 from integration.node.plugin.claimed import refuse_claimed, without_claimed
 from integration.node.plugin.values import Device, Resource

@@ -15,7 +15,7 @@ from integration.node.dra.configuration import OURS
 from integration.node.dra.devices import Device
 from integration.node.dra.quantities import MEBI, parse_quantity, quantity
 from integration.node.dra.sharing import daemons_of, edits_of
-from integration.node.dra.state import Claim, Sharing
+from integration.node.dra.values import Claim, Sharing
 from integration.node.errors import ClaimConfigUnknown
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, PART, POOL, SIBLING, claim_of
 

@@ -10,7 +10,7 @@ from hooks.config import Config
 from integration.node.api_server import ApiServer
 from integration.node.components import DRA_DRIVER, Context, Options
 from integration.node.dra.claims import Reference
-from integration.node.dra.driving import _Driver
+from integration.node.dra.driving import Driver
 from tests.unit.node.dra.test_slices import DEVICES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ async def test_what_fails_leaves_a_claim_what_it_had(
     config = Config(state=str(tmp_path), kubelet_root=str(tmp_path))
     options = Options("", 60, node_name="node-1", pod_resources="", cri_sockets=())
     api = ApiServer("", 0, "")
-    driver = _Driver(Context(config, options, lambda *_, **__: None), api)
+    driver = Driver(Context(config, options, lambda *_, **__: None), api)
     driver._devices = {device.name: device for device in DEVICES}
     result = {"driver": DRA_DRIVER, "pool": "node-1", "device": DEVICES[0].name, "request": "gpu"}
     devices = {"devices": {"results": [result]}}

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hooks.config import Config
 from integration.inspection.shares import Share, shares_in
 from integration.node.dra import cdi, state
+from integration.node.dra.answering import answer_of_claim
 from integration.node.dra.claims import refuse_taken
 from integration.node.dra.devices import Device, publishable
 from integration.node.dra.errors import SharingConflict
 from integration.node.dra.parts import Counters, Part
-from integration.node.dra.serving import answer_of_claim
 from integration.node.dra.shares import (
     MOST,
     consumed,
@@ -27,7 +27,7 @@ from integration.node.dra.shares import (
 )
 from integration.node.dra.sharing import daemons_of, edits_of
 from integration.node.dra.slices import VERSIONS, contents
-from integration.node.dra.state import Claim, Sharing
+from integration.node.dra.values import Claim, Sharing
 from integration.node.errors import ClaimConfigUnknown, DeviceTaken, ResourceClaimUnusable
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, POOL, claim_of, having

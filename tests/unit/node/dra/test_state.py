@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from contextlib import suppress
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import Config
-from integration.node.dra.state import Claim, ClaimDevice, held, load, save
+from integration.node.dra.state import held, load, save
+from integration.node.dra.values import Claim, ClaimDevice
 from integration.node.errors import DraStateUnwritten
 
 if TYPE_CHECKING:
@@ -56,6 +58,19 @@ def test_what_a_killed_agent_has_left_of_a_write_is_removed(tmp_path: Path) -> N
     (tmp_path / "state" / ".dra.json.abcdefgh.new").write_text("{")
     assert [*load(config, "driver").values()] == CLAIMS
     assert os.listdir(tmp_path / "state") == ["dra.json"]
+
+
+def test_what_a_newer_agent_has_added_is_passed_over(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    save(config, CLAIMS)
+    path = tmp_path / "state" / "dra.json"
+    document = json.loads(path.read_text())
+    for claim in document["claims"]:
+        claim["new"] = 1
+        for device in claim["devices"]:
+            device["new"] = device["sharing"]["new"] = 1
+    path.write_text(json.dumps({**document, "new": 1}))
+    assert [*load(config, "driver").values()] == CLAIMS
 
 
 @pytest.mark.parametrize(

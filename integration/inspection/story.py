@@ -9,18 +9,18 @@ Source: the keys are those of :mod:`hooks.record`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import printable
+from hooks.record import is_needed
 
-__all__ = ["is_needed", "tell"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+__all__ = ["tell"]
 
 _WIDTH: Final = 10
 _MOST_SOUGHT: Final = 3
-# Without these a container can do nothing with a GPU; the nodes of what was asked for.
-_NEEDED: Final = ("/dev/", "libcuda.so.", "libnvidia-ml.so.")
-_OPTIONAL: Final = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools")
 _TITLES: Final = {"missing": "not there"}
 
 
@@ -166,15 +166,6 @@ def _process(value: Mapping[str, Any]) -> Iterator[str]:
     if section["additional_gids"]:
         yield f"groups {', '.join(map(str, value['additional_gids']))}"
     yield from section.rest()
-
-
-def is_needed(what: str) -> bool:
-    """Whether something that the node lacks is a fault; most drivers lack some of their files.
-
-    Args:
-        what: it is, as a record's ``missing`` names it.
-    """
-    return what.startswith(_NEEDED) and not what.startswith(_OPTIONAL) and "i386" not in what
 
 
 def _missing(value: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,254 @@
+"""What the driver at work answers the kubelet.
+
+Rules
+- Of each claim that is asked about something is said, a refusal in the words of its error: the
+  kubelet puts it into an event of the pod.
+- The claims of one call are not done one after the other: the kubelet gives all of them 45 seconds.
+- What is begun for a claim is not given up because the kubelet waits no more. It asks again, and
+  the answer is there. So what is asked for one claim is done in the order in which it was asked:
+  else what the kubelet has given up would be prepared after it was taken back, and nobody would
+  take it back any more.
+- Nor is it given up because the agent ends, if it takes no longer than :data:`TO_FINISH` seconds.
+  After that the call has no answer, and whoever has passed it on makes it again.
+- Health is told whole at each change, and at least every ten seconds: the kubelet forgets a device
+  that it has not heard of for thirty.
+
+Source: Kubernetes kubelet pkg/kubelet/cm/dra.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+import anyio.abc
+
+from api.errors import NvshimError, one_line
+from api.proto import dra_health_pb2 as health_pb
+from api.proto import dra_pb2 as pb
+from integration.node.dra.claims import Reference
+from integration.node.errors import DraFailed
+from integration.node.watcher import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+
+    from integration.node.components import Context
+    from integration.node.dra.values import Claim, Health
+
+__all__ = ["TO_FINISH", "Answering", "Answers", "Ended", "answer_of_claim"]
+
+TO_FINISH: Final = 5.0
+"""Seconds that what was begun may take after the driver was told to end."""
+
+_TOLD_AGAIN: Final = 10.0
+_FORGOTTEN_AFTER: Final = 30
+_LONGEST_MESSAGE: Final = 1024
+
+
+class Answers(Protocol):
+    """What the kubelet is answered."""
+
+    async def prepare(self, reference: Reference) -> Claim:
+        """Have a claim's devices be ready for its pods."""
+
+    async def unprepare(self, reference: Reference) -> None:
+        """Take back what was prepared; nothing if nothing was."""
+
+    def health(self) -> Iterable[Health]:
+        """What is thought of each device now."""
+
+    def cdi_names(self, claim: Claim) -> Iterable[str]:
+        """The CDI names of a claim's devices, in their order."""
+
+
+class Ended(Exception):
+    """The driver has ended before something was done."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """Something that is done for a claim.
+
+    Attributes:
+        what: "prepare" or "unprepare".
+        found: what has come of it, and why nothing has; None while that is not known.
+    """
+
+    what: str
+    reference: Reference
+    found: tuple[Any, str] | None = None
+    done: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def title(self) -> str:
+        """The claim, for people."""
+        return f"{self.reference.namespace}/{self.reference.name}"
+
+
+class Answering:
+    """Answers, as long as the driver is at work.
+
+    Args:
+        tasks: where what is begun goes on.
+    """
+
+    def __init__(self, context: Context, answers: Answers, tasks: anyio.abc.TaskGroup) -> None:
+        self._context = context
+        self._answers = answers
+        self._tasks = tasks
+        self._ended = anyio.Event()
+        self._under_way: set[anyio.CancelScope] = set()
+        self._turns: dict[str, anyio.Lock] = {}
+
+    def end(self) -> None:
+        """Have what is under way come to its end soon."""
+        self._ended.set()
+        for scope in self._under_way:
+            scope.deadline = min(scope.deadline, anyio.current_time() + TO_FINISH)
+
+    async def prepare(
+        self, request: pb.NodePrepareResourcesRequest, *, knows_shares: bool
+    ) -> pb.NodePrepareResourcesResponse:
+        """The answer to NodePrepareResources.
+
+        Args:
+            knows_shares: whether the version of the API has shares.
+
+        Raises:
+            Ended: there is none.
+        """
+        answer = pb.NodePrepareResourcesResponse()
+        for uid, (claim, error) in await self._all("prepare", request.claims):
+            said = pb.NodePrepareResourceResponse(error=error)
+            if claim is not None:
+                names = self._answers.cdi_names(claim)
+                said = answer_of_claim(claim, names, knows_shares=knows_shares)
+            answer.claims[uid].CopyFrom(said)
+        return answer
+
+    async def unprepare(
+        self, request: pb.NodeUnprepareResourcesRequest
+    ) -> pb.NodeUnprepareResourcesResponse:
+        """The answer to NodeUnprepareResources.
+
+        Raises:
+            Ended: there is none.
+        """
+        answer = pb.NodeUnprepareResourcesResponse()
+        for uid, (_, error) in await self._all("unprepare", request.claims):
+            answer.claims[uid].error = error
+        return answer
+
+    async def watch(self) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
+        """The messages of NodeWatchResources."""
+        board = self._context.board
+        while not self._ended.is_set():
+            version = board.version("dra")
+            yield _told(self._answers.health())
+            change = partial(board.change, "dra", since=version, timeout=_TOLD_AGAIN)
+            await first_of(change, self._ended.wait)
+
+    async def _all(
+        self, what: str, claims: Iterable[pb.Claim]
+    ) -> list[tuple[str, tuple[Any, str]]]:
+        """What has come of something for each claim, by its UID, and why nothing has.
+
+        Raises:
+            Ended: that is not known of one.
+        """
+        works = [_Work(what, Reference(each.namespace, each.uid, each.name)) for each in claims]
+        for work in works:
+            self._tasks.start_soon(self._do, work)
+        found = []
+        for work in works:
+            await work.done.wait()
+            if work.found is None:
+                raise Ended
+            found.append((work.reference.uid, work.found))
+        return found
+
+    async def _do(self, work: _Work) -> None:
+        """Do something, in a task of its own."""
+        reference = work.reference
+        do: Callable[[Reference], Awaitable[Any]] = getattr(self._answers, work.what)
+        try:
+            with self._goes_on():
+                async with self._turn(reference.uid):
+                    work.found = await do(reference), ""
+        except NvshimError as error:
+            work.found = None, one_line(str(error))
+            self._context.say("warning", str(error), claim=work.title)
+        except Exception as error:  # noqa: BLE001 - the server goes on, whatever it is
+            failed = DraFailed(
+                f"to {work.what} the claim {work.title}", found=f"{type(error).__name__}: {error}"
+            )
+            work.found = None, one_line(str(failed))
+            self._context.say("error", str(failed), trace=traceback.format_exc())
+        else:
+            if work.found is not None:
+                self._context.say("info", f"{work.what}d", claim=work.title, uid=reference.uid)
+        finally:
+            work.done.set()
+
+    @contextmanager
+    def _goes_on(self) -> Iterator[None]:
+        """Let something go on for a while if the driver ends."""
+        deadline = anyio.current_time() + TO_FINISH if self._ended.is_set() else math.inf
+        with anyio.CancelScope(deadline=deadline, shield=True) as scope:
+            self._under_way.add(scope)
+            try:
+                yield
+            finally:
+                self._under_way.discard(scope)
+
+    @asynccontextmanager
+    async def _turn(self, uid: str) -> AsyncIterator[None]:
+        """Wait until what was asked before for a claim is done."""
+        turns = self._turns.setdefault(uid, anyio.Lock())
+        try:
+            async with turns:
+                yield
+        finally:
+            if not turns.locked():  # it is nobody else's turn
+                self._turns.pop(uid, None)
+
+
+def _told(devices: Iterable[Health]) -> health_pb.NodeWatchResourcesResponse:
+    now = int(time.time())
+    told = health_pb.NodeWatchResourcesResponse()
+    for each in devices:
+        told.devices.add(
+            device=health_pb.DeviceIdentifier(pool_name=each.pool, device_name=each.name),
+            health=health_pb.HEALTHY if each.is_healthy else health_pb.UNHEALTHY,
+            last_updated_time=now,
+            health_check_timeout_seconds=_FORGOTTEN_AFTER,
+            message=each.message[:_LONGEST_MESSAGE],
+        )
+    return told
+
+
+def answer_of_claim(
+    claim: Claim, cdi_names: Iterable[str], *, knows_shares: bool = True
+) -> pb.NodePrepareResourceResponse:
+    """What the kubelet is told of a claim that was prepared.
+
+    Args:
+        knows_shares: whether the version of the API has shares.
+    """
+    answer = pb.NodePrepareResourceResponse()
+    for device, name in zip(claim.devices, cdi_names, strict=True):
+        answer.devices.add(
+            request_names=[device.request],
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=[name],
+            share_id=device.share if device.share and knows_shares else None,
+        )
+    return answer

@@ -1,0 +1,159 @@
+"""Which agent has the node: a lock in its state directory, which ends with the process.
+
+::
+
+    STATE/node.lock   locked by the agent that keeps the node; has its process's number
+    STATE/pods/UID    locked by the agent of that pod, once it keeps the node, or serves beside it
+
+Rules
+- Whoever only asks whether a lock is held has it for a moment, so it is tried for a second.
+- Who waits for the lock does so in the kernel, in a thread that the process need not wait for.
+- What agents that have ended left in ``pods`` is removed by the next that keeps the node.
+
+Source: flock(2).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
+
+from integration.node.aside import aside
+from integration.node.errors import AgentRunning, AgentStateUnusable
+from shim.causes.agent import LOCK, is_locked
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+
+__all__ = ["NodeLock", "lock_path", "pod_path"]
+
+_PODS: Final = "pods"
+_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o711
+# Seconds for one who asks for readiness.
+_TO_ASK: Final = 1.0
+_POLL: Final = 0.02
+
+
+def lock_path(config: Config) -> str:
+    """The file that an agent holds locked, and writes its pid into."""
+    return os.path.join(config.state, LOCK)
+
+
+def pod_path(config: Config, uid: str) -> str:
+    """The file that the agent of a pod holds locked."""
+    return os.path.join(config.state, _PODS, uid)
+
+
+class NodeLock:
+    """The lock. To be entered; what it holds is let go at the end.
+
+    Raises:
+        AgentStateUnusable: there is no place for it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._path = lock_path(config)
+        self._fd = -1
+        self._pod: tuple[str, int] | None = None
+
+    def __enter__(self) -> Self:
+        self._fd = _opened(self._path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pod is not None:
+            path, fd = self._pod
+            with suppress(OSError):
+                os.unlink(path)
+            os.close(fd)
+        os.close(self._fd)
+
+    @property
+    def holder(self) -> str:
+        """The number of the process that has it; "unknown" if it does not say."""
+        return os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+
+    def held(self) -> AgentRunning:
+        """The error for who cannot have it."""
+        return AgentRunning(
+            "to keep this node's GPUs",
+            found=f"another agent, process {self.holder}, holds {self._path}",
+            do="stop it first; it may run in a pod",
+        )
+
+    def take(self) -> bool:
+        """Take it; whether it was to be had."""
+        if is_taken := _lock(self._fd):
+            self._sign()
+        return is_taken
+
+    async def wait(self) -> None:
+        """Take it as soon as it is to be had."""
+        await aside(partial(fcntl.flock, self._fd, fcntl.LOCK_EX))
+        self._sign()
+
+    def show_pod(self, uid: str) -> None:
+        """Have it be seen that the agent of a pod does what it is there for.
+
+        Args:
+            uid: the pod's; "" for none.
+
+        Raises:
+            AgentStateUnusable: it cannot be.
+        """
+        path = pod_path(self._config, uid)
+        while uid and self._pod is None:
+            fd = _opened(path)
+            _lock(fd)
+            if _is_at(fd, path):
+                self._pod = path, fd
+            else:  # it was removed before it was locked
+                os.close(fd)
+
+    def _sign(self) -> None:
+        with suppress(OSError):  # a full disk: then it is not known which it is
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        pods = os.path.join(self._config.state, _PODS)
+        with suppress(OSError):  # there are none
+            for name in os.listdir(pods):
+                path = os.path.join(pods, name)
+                if not is_locked(path):
+                    os.unlink(path)
+
+
+def _opened(path: str) -> int:
+    try:
+        os.makedirs(os.path.dirname(path), mode=_DIRECTORY_MODE, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+    except OSError as error:
+        raise AgentStateUnusable(
+            f"to lock {path}", found=str(error.strerror), do="run it as root"
+        ) from error
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except OSError:
+        return False
+
+
+def _lock(fd: int) -> bool:
+    """Take a lock; one who only asks whether it is held has it for a moment."""
+    deadline = time.monotonic() + _TO_ASK
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
+        else:
+            return True

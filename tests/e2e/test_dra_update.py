@@ -1,0 +1,281 @@
+"""Two agents in a rolling update: the newer waits for the older to end, and serves meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from integration.node.components import DRA_DRIVER
+from integration.node.dra.places import places_of
+from tests.e2e.test_dra import error_of, place, root
+from tests.harness.claim_storm import Storm
+from tests.harness.killing import killed_at
+from tests.harness.nvshim import nvshim
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.dra_node import Place
+    from tests.harness.kubelet_dra import Driver
+    from tests.harness.node_agent import NodeAgent
+
+__all__ = ["place", "root"]
+
+OLD: Final = "0d5f3a4e-0000-4000-8000-00000000000a"
+NEW: Final = "0d5f3a4e-0000-4000-8000-00000000000b"
+# The system calls of a file's replacement.
+MOVES: Final = "rename,renameat,renameat2"
+
+
+def endpoints(place: Place) -> list[str]:
+    """The sockets of the instances that the kubelet knows, the oldest first."""
+    return [os.path.basename(each.info.endpoint) for each in place.kubelet.instances(DRA_DRIVER)]
+
+
+def endpoint(place: Place, pod: str) -> str:
+    """The socket of a pod's instance."""
+    return os.path.basename(places_of(place.root, DRA_DRIVER, pod).endpoint)
+
+
+def is_known(place: Place, pod: str) -> bool:
+    """Whether the kubelet knows a pod's instance."""
+    return endpoint(place, pod) in endpoints(place)
+
+
+@contextmanager
+def updating(place: Place, old: str = OLD, *flags: str) -> Iterator[NodeAgent]:
+    """An update: the agent is one of a pod, and another waits for its end, which is returned."""
+    place.agent.stop()
+    first = place.agent = place.new_agent(*(("--pod-uid", old) if old else ()), *flags)
+    place.cluster.close_watches()
+    eventually(lambda: not place.cluster.watches, "nobody watches")
+    first.start()
+    eventually(lambda: len(endpoints(place)) == 1, "the first is registered")
+    eventually(lambda: place.cluster.watches == 1, "the first publishes")
+    waiter = place.new_agent("--pod-uid", NEW, *flags, log="second.log")
+    try:
+        waiter.start()
+        eventually(lambda: endpoints(place)[1:] == [endpoint(place, NEW)], "the second is, too")
+        yield waiter
+    finally:
+        waiter.__exit__()
+
+
+def asked(driver: Driver, call: str, *claims: tuple[str, str, str]) -> list[str]:
+    """What is wrong with each claim by the driver's answer."""
+    if call == "unprepare":
+        return [*driver.unprepare(*claims).values()]
+    return [each.error for each in driver.prepare(*claims).values()]
+
+
+def left(place: Place) -> tuple[list[str], list[object]]:
+    """What is there for claims: specs, and what is written down."""
+    with open(f"{place.node.state}/dra.json", encoding="utf-8") as file:
+        claims = json.load(file)["claims"]
+    return [each for each in os.listdir(place.cdi) if DRA_DRIVER in each], claims
+
+
+def test_both_instances_serve_and_what_one_prepares_the_other_takes_back(place: Place) -> None:
+    claims = [place.claim(name, name) for name in place.gpus]
+    with updating(place) as waiter:
+        first, second = place.kubelet.instances(DRA_DRIVER)
+        assert place.driver is second, "the kubelet calls the newer"
+        written = len(place.cluster.writes)
+        assert asked(first, "prepare", claims[0]) == [""]
+        assert asked(second, "prepare", claims[1]) == [""]
+        assert second.prepare(claims[0]) == first.prepare(claims[0])
+        other = place.claim("other", place.gpus[0])
+        assert "NVSHIM-E2774" in error_of(second, other), "it is the first's word"
+        assert asked(second, "unprepare", claims[0]) == [""]
+        assert asked(first, "unprepare", claims[1], other) == ["", ""]
+        assert left(place) == ([], [])
+        assert len(first.health) == 4
+        eventually(lambda: second.health.keys() == first.health.keys(), "health is passed on")
+
+        assert place.agent.stop() == 0
+        eventually(lambda: waiter.said("begins"), "the second has the node")
+        assert endpoints(place) == [endpoint(place, NEW)], "it is not registered anew"
+        assert place.driver is second
+        assert second.is_connected, "its stream has not ended"
+        assert len(place.cluster.writes) == written, "what is published stays as it is"
+        told = second.told
+        name = place.gpus[0]
+        nvshim("drain", "--config", place.node.config_path, f"GPU-{name.removeprefix('gpu-')}")
+        eventually(lambda: second.told > told and second.health[name].health == 2, "it tells")
+        assert asked(second, "prepare", claims[1]) == [""]
+        eventually(place.cluster.taints, "the second publishes")
+    assert sum("driver" in line for line in waiter.said("registered")) == 1
+
+
+def test_slices_are_the_firsts_to_write_until_it_ends(place: Place) -> None:
+    with updating(place) as waiter:
+        written = len(place.cluster.writes)
+        for _ in range(3):
+            place.cluster.wipe()
+            place.published(4)
+        assert len(place.cluster.writes) == written + 3, "each is written once"
+        assert place.cluster.watches == 1
+        place.agent.stop()
+        eventually(lambda: place.cluster.watches == 1 and waiter.said("begins"), "the second has")
+        place.cluster.wipe()
+        place.published(4)
+        assert len(place.cluster.writes) == written + 4
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_call_that_meets_the_change_of_hands_waits_for_it(place: Place, end: str) -> None:
+    claims = [place.claim("before", place.gpus[0]), place.claim("meets", place.gpus[1])]
+    with updating(place) as waiter:
+        (_, driver) = place.kubelet.instances(DRA_DRIVER)
+        assert asked(driver, "prepare", claims[0]) == [""]
+        goes_on, reads = threading.Event(), threading.Event()
+
+        def slowly(_method: str, path: str) -> None:
+            if path.endswith("resourceclaims/meets") and not reads.is_set():
+                reads.set()
+                goes_on.wait(60)
+
+        place.cluster.refuse = slowly
+        answers: list[list[str]] = []
+        call = threading.Thread(
+            target=lambda: answers.append(asked(driver, "prepare", claims[1], claims[0]))
+        )
+        call.start()
+        assert reads.wait(60)
+        if end == "killed":
+            place.agent.kill()
+        else:
+            assert place.agent.stop() == 0, "it does not wait for the API server for ever"
+        call.join(60)
+        goes_on.set()
+        assert answers == [["", ""]]
+        assert waiter.said("begins")
+        other = place.claim("other", place.gpus[1])
+        assert "NVSHIM-E2774" in error_of(driver, other)
+        assert asked(driver, "unprepare", *claims) == ["", ""]
+        assert left(place) == ([], [])
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["state", "spec"])
+def test_the_first_is_killed_in_the_middle_of_a_prepare(place: Place, nth: int) -> None:
+    claim = place.claim("one", place.gpus[0], place.parts[0])
+    with updating(place) as waiter:
+        driver = place.driver
+        with killed_at(place.agent.pid, MOVES, nth=nth):
+            assert asked(driver, "prepare", claim) == [""]
+            place.agent.kill()
+        assert waiter.said("begins")
+        assert os.path.exists(place.spec(claim))
+        assert "NVSHIM-E2774" in error_of(driver, place.claim("other", place.gpus[0]))
+        assert asked(driver, "unprepare", claim) == [""]
+        assert left(place) == ([], [])
+
+
+def test_what_a_killed_instance_has_left_of_sockets_is_removed(place: Place) -> None:
+    registry, directory = f"{place.root}/plugins_registry", f"{place.root}/plugins/{DRA_DRIVER}"
+    stranger = f"{registry}/{DRA_DRIVER}-two-{OLD}"
+    with open(stranger, "w", encoding="ascii"):
+        pass
+    with updating(place):
+        assert len(os.listdir(directory)) == 3
+        place.agent.kill()
+        eventually(lambda: endpoints(place) == [endpoint(place, NEW)], "the first is deregistered")
+        eventually(lambda: len(os.listdir(directory)) == 2, "the sockets of the first are gone")
+        assert sorted(os.listdir(registry)) == [
+            os.path.basename(places_of(place.root, DRA_DRIVER, NEW).registration),
+            os.path.basename(stranger),
+        ]
+        place.kubelet.restart()
+        assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+
+
+def test_an_agent_without_a_pod_of_its_own_can_be_the_first(place: Place) -> None:
+    """As one that was started on the host, or by manifests of before."""
+    claim = place.claim("one", place.gpus[0])
+    with updating(place, "") as waiter:
+        assert endpoints(place) == ["dra.sock", endpoint(place, NEW)]
+        assert error_of(place.driver, claim) == ""
+        place.agent.kill()
+        eventually(lambda: waiter.said("begins"), "the second has the node")
+        assert asked(place.driver, "unprepare", claim) == [""]
+        assert left(place) == ([], [])
+        config = ("--config", place.node.config_path, "--api-server", "127.0.0.1", "--dra")
+        refused = nvshim("node", *config, "--poll", "1000", check=False)
+        assert "NVSHIM-E2701" in refused.stderr, "who has no pod does not wait"
+
+
+def test_a_pod_is_ready_once_its_agent_serves(place: Place) -> None:
+    ready = ("node", "--ready", "--config", place.node.config_path)
+    assert nvshim(*ready, "--pod-uid", NEW, check=False).code != 0
+    with updating(place) as waiter:
+        eventually(lambda: nvshim(*ready, "--pod-uid", NEW, check=False).code == 0, "it is ready")
+        assert nvshim(*ready, "--pod-uid", OLD, check=False).code == 0
+        waiter.kill()
+        assert nvshim(*ready, "--pod-uid", NEW, check=False).code != 0
+        assert nvshim(*ready, "--pod-uid", OLD, check=False).code == 0
+        waiter.start()
+        place.agent.stop()
+        eventually(lambda: waiter.said("begins"), "the second has the node")
+        assert nvshim(*ready, "--pod-uid", OLD, check=False).code != 0
+        eventually(lambda: nvshim(*ready, "--pod-uid", NEW, check=False).code == 0, "it is ready")
+        assert os.listdir(f"{place.node.state}/pods") == [NEW]
+
+
+def test_what_was_begun_is_finished_before_an_agent_ends(place: Place) -> None:
+    claim = place.claim("slow", place.gpus[0])
+    goes_on, reads = threading.Event(), threading.Event()
+
+    def slowly(_method: str, path: str) -> None:
+        if path.endswith("resourceclaims/slow"):
+            reads.set()
+            goes_on.wait(60)
+
+    place.cluster.refuse = slowly
+    driver, answers = place.driver, list[list[str]]()
+    call = threading.Thread(target=lambda: answers.append(asked(driver, "prepare", claim)))
+    call.start()
+    assert reads.wait(60)
+    assert place.agent.process is not None
+    place.agent.process.terminate()
+    eventually(lambda: place.agent.said("ends"), "it is told to end")
+    goes_on.set()
+    call.join(60)
+    assert answers == [[""]]
+    assert os.path.exists(place.spec(claim))
+    assert place.agent.process.wait(30) == 0
+
+
+def test_nothing_fails_in_updates_while_pods_come_and_go(place: Place) -> None:
+    with updating(place) as waiter:
+        storm = Storm(place, [*place.gpus, *place.parts])
+        agents = [place.agent, waiter]
+        try:
+            for turn, how in enumerate(("kill", "stop", "kill")):
+                pods = [
+                    threading.Thread(target=storm.pods, args=(10 * turn + number, 8))
+                    for number in range(4)
+                ]
+                for thread in pods:
+                    thread.start()
+                eventually(partial(storm.is_past, storm.prepared + 2), "some more are prepared")
+                getattr(agents[-2], how)()
+                for thread in pods:
+                    thread.join(120)
+                pod = f"{NEW[:-1]}{turn}"
+                agents.append(place.new_agent("--pod-uid", pod, log=f"{turn}.log"))
+                agents[-1].start()
+                eventually(partial(is_known, place, pod), "the next one is registered")
+        finally:
+            for agent in agents[2:]:
+                agent.kill()
+        assert storm.failed == []
+        assert storm.twice == []
+        assert storm.unanswered == 0
+        assert left(place) == ([], [])
