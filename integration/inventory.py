@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from hooks import engine
 from hooks.config import Config
 from hooks.node.inventory import Inventory, survey
+from integration.nvml_lock import NONE, is_alone, opening
 
 if TYPE_CHECKING:
     from threading import Event
@@ -29,7 +30,8 @@ def inventory_of(config: Config, *, confirmed: bool = False, anew: bool = False)
     Args:
         config: where to look.
         confirmed: a kept one counts only if NVML has confirmed it, however short ago that failed;
-            nor if a GPU was lost then, which may be back.
+            nor if a GPU was lost then, which may be back. While somebody needs NVML closed, as for
+            a reset, it counts all the same.
         anew: a kept one does not count: a GPU may be lost since, which only NVML knows.
 
     Returns:
@@ -40,9 +42,13 @@ def inventory_of(config: Config, *, confirmed: bool = False, anew: bool = False)
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
     kept = None if anew else engine.load_inventory(config)
-    if kept is not None and not (confirmed and _is_doubtful(kept)):
+    if kept is not None and not (confirmed and _is_doubtful(kept) and not is_alone(config.state)):
         return kept
-    return engine.take_inventory(config, ask(engine.probe_command(config), config.nvml_timeout))
+    return engine.take_inventory(config, _answer(config))
+
+
+def _answer(config: Config) -> bytes | None:
+    return ask(engine.probe_command(config), config.nvml_timeout, state=config.state)
 
 
 def _is_doubtful(kept: Inventory) -> bool:
@@ -66,7 +72,7 @@ def look_at_node(config: Config, *, nvml: bool = True) -> Inventory:
     """
     if not nvml:
         return survey(config)
-    return survey(config, lambda: ask(engine.probe_command(config), config.nvml_timeout))
+    return survey(config, lambda: _answer(config))
 
 
 class Stopped(Exception):
@@ -77,26 +83,34 @@ STOP: Final[ContextVar[Event | None]] = ContextVar("STOP", default=None)
 """For a thread whose questions may become needless: once it is set, they are given up."""
 
 
-def ask(command: Sequence[str], seconds: float) -> bytes | None:
-    """Run a program that may hang in the kernel, where no signal reaches it.
+def ask(command: Sequence[str], seconds: float, *, state: str) -> bytes | None:
+    """Run a program that opens NVML, and may hang in the kernel, where no signal reaches it.
 
     Args:
         command: the argument list. It gets no environment and no stdin.
         seconds: that it may take; a second after that it is left alone.
+        state: the directory ``state`` of the configuration.
 
     Returns:
-        What it wrote to stdout; None if it could not be started or did not end in time.
+        What it wrote to stdout; None if it could not be started or did not end in time, or if
+        somebody needed NVML closed for as long.
 
     Raises:
         Stopped: the answer is not wanted any more (:data:`STOP`).
     """
+    with opening(state, seconds) as lock:
+        return None if lock is None else _ask(command, seconds, lock)
+
+
+def _ask(command: Sequence[str], seconds: float, lock: int) -> bytes | None:
     stop = STOP.get()
     # A pipe would have to be emptied meanwhile.
     with open(os.memfd_create("answer"), "w+b") as answer:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL, env={}
-            )
+                command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL, env={},
+                pass_fds=() if lock == NONE else (lock,),
+            )  # fmt: skip
         except OSError:
             return None
         if not _ends(process, seconds, stop):

@@ -17,8 +17,7 @@ from hooks.cdi.spec import SpecFile
 from hooks.config import Config
 from hooks.words import CAPABILITIES
 from integration.cdi import checking, listing, transforming, writing
-from integration.cli import exits
-from integration.cli.options import configured, with_listing, with_output
+from integration.cli.options import configured, found_if, with_listing, with_output
 from integration.cli.output import Column, Format, Output, counted
 from integration.inventory import inventory_of
 
@@ -172,8 +171,7 @@ def validate(
         "".join(_told(each) for each in checked),
         {"items": [_document(each) for each in checked]},
     )
-    if not all(each.is_good for each in checked):
-        click.get_current_context().exit(exits.FOUND)
+    found_if(not all(each.is_good for each in checked))
 
 
 def _told(checked: Any) -> str:

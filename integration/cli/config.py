@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -13,7 +13,7 @@ from api.errors import NvshimError, printable
 from hooks.config import TABLES
 from hooks.errors import ConfigError
 from integration.cli import exits
-from integration.cli.options import with_listing, with_output
+from integration.cli.options import completing, found_if, stacked, with_listing, with_output
 from integration.cli.output import Column, Output
 from integration.inspection import settings
 from integration.inspection.settings import Change, setting_names
@@ -26,35 +26,23 @@ def command() -> None:
     """Show, check and change the configuration of this node."""
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    del ctx, param
-    return [name for name in setting_names() if name.startswith(incomplete)]
-
-
-def _complete_value(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+@completing
+def _values(given: Mapping[str, Any]) -> list[str]:
     """The words that a key can have, as far as they are words."""
-    del param
-    table, _, key = (ctx.params.get("key") or "").partition(".")
+    table, _, key = (given.get("key") or "").partition(".")
     _, _, wanted = TABLES.get(table, {}).get(key, ("", None, ""))
     if table == "doctor":
         from integration.doctor.checks import CHECKS  # noqa: PLC0415 - only a shell asks
 
-        words = [check.code.removeprefix("NVSHIM-") for check in CHECKS]
-    else:
-        words = re.findall(r'"([a-z-]+)"', wanted) + re.findall(r"\btrue\b|\bfalse\b", wanted)
-    return [word for word in words if word.startswith(incomplete)]
+        return [check.code.removeprefix("NVSHIM-") for check in CHECKS]
+    return re.findall(r'"([a-z-]+)"', wanted) + re.findall(r"\btrue\b|\bfalse\b", wanted)
 
 
-def _file(function: Callable[..., None]) -> Callable[..., None]:
-    option = click.option(
-        "--config", "file", metavar="FILE", type=click.Path(dir_okay=False),
-        help="The configuration; by default that of this node.",
-    )  # fmt: skip
-    return option(function)
-
-
-def _key(function: Callable[..., None]) -> Callable[..., None]:
-    return click.argument("key", shell_complete=_complete)(function)
+_file = click.option(
+    "--config", "file", metavar="FILE", type=click.Path(dir_okay=False),
+    help="The configuration; by default that of this node.",
+)  # fmt: skip
+_key = click.argument("key", shell_complete=completing(lambda _: setting_names()))
 
 
 @command.command("show")
@@ -102,13 +90,15 @@ def get(output: Output, file: str | None, key: str) -> None:
         output.stream.write("".join(f"{printable(word)}\n" for word in words))
 
 
-def _changing(function: Callable[..., None]) -> Callable[..., None]:
-    """What the commands that change a file have in common."""
-    option = click.option(
+_changing = stacked(
+    with_output,
+    _file,
+    click.option(
         "--dry-run", is_flag=True,
         help=f"Show the difference and change nothing; status {exits.FOUND} if there is one.",
-    )  # fmt: skip
-    return with_output(_file(option(function)))
+    ),
+)  # fmt: skip
+"""What the commands that change a file have in common."""
 
 
 def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
@@ -128,14 +118,13 @@ def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
     elif dry_run:
         lines = change.diff.splitlines()
         sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
-    if dry_run and change.is_needed:
-        click.get_current_context().exit(exits.FOUND)
+    found_if(dry_run and change.is_needed)
 
 
 @command.command("set")
 @_changing
 @_key
-@click.argument("value", nargs=-1, required=True, shell_complete=_complete_value)
+@click.argument("value", nargs=-1, required=True, shell_complete=_values)
 def set_value(
     output: Output, file: str | None, key: str, value: tuple[str, ...], *, dry_run: bool
 ) -> None:
@@ -187,5 +176,4 @@ def validate(output: Output, file: str | None) -> None:
         "notes": list(notes),
     }
     output.text("\n".join(printable(line) for line in lines), document)
-    if wrong:
-        click.get_current_context().exit(exits.FOUND)
+    found_if(wrong)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
 from hooks.config import load_config
 from integration.cli import exits
-from integration.cli.options import with_output
+from integration.cli.options import found_if, stacked, with_output
 from integration.cli.output import Output
 from integration.engines import Change, ContainerdOptions, Options, apply, plan, plan_removal
 from integration.engines import crio as crio_
@@ -22,8 +22,6 @@ from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 
 if TYPE_CHECKING:
     Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-R = TypeVar("R")
 
 # Options that name files, which are written down and read by others from elsewhere.
 _PATHS: Final = {"config", "drop_in", "handler_options", "hook_directory", "records", "shim"}
@@ -56,30 +54,26 @@ def _patterns(flag: str, name: str, told: str) -> Decorator:
     return click.option(flag, name, multiple=True, metavar="PATTERN", help=told)
 
 
-def _common(function: Callable[..., R]) -> Callable[..., R]:
-    """The options that every engine has."""
-    options: list[Decorator] = [
-        click.option("--runtime-name", default="nvidia", show_default=True, metavar="NAME",
-                     help="The runtime's name, as a RuntimeClass or --runtime says it."),
-        _switch("--set-default/--no-set-default", "Give it to who names no runtime"),
-        _path("--shim", "The shim; by default the one on the engine's PATH."),
-        click.option("--dry-run", is_flag=True,
-                     help=f"Show the change and do nothing; status {exits.FOUND} if there is one."),
-        click.option("--remove", is_flag=True, help="Take out what was configured."),
-        click.option("--replace", is_flag=True, default=None,
-                     help="Take the place of a runtime of that name, such as that of NVIDIA's "
-                     "toolkit; --remove puts it back."),
-        click.option("--force", is_flag=True, help="Overwrite what was changed by hand."),
-        _path("--records", "Where to note what was there before.", RECORDS, "DIRECTORY"),
-        click.option("--restart", "mode", default=Mode.NONE.value, show_default=True,
-                     type=click.Choice([mode.value for mode in Mode]),
-                     help="How to tell the engine, if it needs to be told."),
-        _path("--socket", "Where the engine listens: for --restart, and to ask which one runs."),
-        click.option("--unit", metavar="NAME", help="Its name in systemd, for --restart."),
-    ]  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
+_common = stacked(
+    click.option("--runtime-name", default="nvidia", show_default=True, metavar="NAME",
+                 help="The runtime's name, as a RuntimeClass or --runtime says it."),
+    _switch("--set-default/--no-set-default", "Give it to who names no runtime"),
+    _path("--shim", "The shim; by default the one on the engine's PATH."),
+    click.option("--dry-run", is_flag=True,
+                 help=f"Show the change and do nothing; status {exits.FOUND} if there is one."),
+    click.option("--remove", is_flag=True, help="Take out what was configured."),
+    click.option("--replace", is_flag=True, default=None,
+                 help="Take the place of a runtime of that name, such as that of NVIDIA's "
+                 "toolkit; --remove puts it back."),
+    click.option("--force", is_flag=True, help="Overwrite what was changed by hand."),
+    _path("--records", "Where to note what was there before.", RECORDS, "DIRECTORY"),
+    click.option("--restart", "mode", default=Mode.NONE.value, show_default=True,
+                 type=click.Choice([mode.value for mode in Mode]),
+                 help="How to tell the engine, if it needs to be told."),
+    _path("--socket", "Where the engine listens: for --restart, and to ask which one runs."),
+    click.option("--unit", metavar="NAME", help="Its name in systemd, for --restart."),
+)  # fmt: skip
+"""The options that every engine has."""
 
 
 @command.command("containerd")
@@ -178,8 +172,7 @@ def _configure(output: Output, kind: Callable[..., Options], given: dict[str, An
     finally:
         # The files are in place, whatever became of the engine.
         _show(output, change, done, dry_run=dry_run)
-    if dry_run and change.files:
-        click.get_current_context().exit(exits.FOUND)
+    found_if(dry_run and change.files)
 
 
 def _show(output: Output, change: Change, done: str, *, dry_run: bool) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import click
 
 from hooks.config import Config
-from integration.cli import exits
-from integration.cli.options import configured, with_listing
+from integration.cli.options import configured, found_if, with_listing
 from integration.cli.output import Column, Output
-from integration.devices.creating import State, Step, Wish, refuse_failures
+from integration.devices.creating import State, Wish, refuse_failures
 from integration.devices.creating import create as make
 
 _COLUMNS: Final = (
@@ -56,18 +55,7 @@ def create(
     if driver_root is not None:
         config = replace(config, driver_root=os.path.abspath(driver_root))
     steps = make(config, Wish(**wish))
-    output.rows([_row(step) for step in steps], _COLUMNS, name="path")
+    output.rows([asdict(step) for step in steps], _COLUMNS, name="path")
     sys.stdout.flush()
     refuse_failures(steps)
-    if wish["dry_run"] and any(step.state == State.ABSENT for step in steps):
-        click.get_current_context().exit(exits.FOUND)
-
-
-def _row(step: Step) -> dict[str, str]:
-    return {
-        "kind": step.kind,
-        "path": step.path,
-        "numbers": step.numbers,
-        "state": step.state,
-        "reason": step.reason,
-    }
+    found_if(wish["dry_run"] and any(step.state == State.ABSENT for step in steps))

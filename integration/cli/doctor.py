@@ -9,8 +9,7 @@ from typing import Any, Final
 import click
 
 from api.errors import printable
-from integration.cli import exits
-from integration.cli.options import with_listing
+from integration.cli.options import found_if, with_listing
 from integration.cli.output import Column, Format, Output, is_coloured, width_of
 from integration.cli.tables import folded
 from integration.doctor.bundle import report, write_bundle
@@ -156,8 +155,7 @@ def command(
     sys.stdout.flush()
     if not output.form.is_document:
         sys.stderr.write(f"{_counted(document)}\n")
-    if not examination.is_healthy:
-        click.get_current_context().exit(exits.FOUND)
+    found_if(not examination.is_healthy)
 
 
 def _tell(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None:

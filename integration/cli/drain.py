@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from hooks.config import Config
-from integration.cli import exits
-from integration.cli.options import configured, located, with_output
+from integration.cli.options import configured, found_if, located, stacked, with_output
 from integration.cli.output import Column, Output, counted
 from integration.cli.progress import Progress
 from integration.drain.serving import Wish, answer_of, drain
@@ -31,24 +30,17 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return float(int(found[1]) * _UNITS[found[2]])
 
 
-def ending(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``--reason``, ``--wait``, ``--force`` and ``--grace``."""
-    reason = click.option(
-        "--reason", metavar="TEXT", default="", help="Why, for whoever is refused the device."
-    )
-    wait = click.option(
-        "--wait", callback=_seconds, is_flag=False, flag_value=_EVER, metavar="[TIME]",
-        help="Wait until nobody holds it; so long at most: 90s, 5m, 2h.",
-    )  # fmt: skip
-    force = click.option(
-        "--force", is_flag=True,
-        help="End the containers that hold it: SIGTERM, and after the grace period SIGKILL.",
-    )  # fmt: skip
-    grace = click.option(
-        "--grace", callback=_seconds, default="30s", show_default=True, metavar="TIME",
-        help="How long they have to end.",
-    )  # fmt: skip
-    return reason(wait(force(grace(command))))
+ending = stacked(
+    click.option("--reason", metavar="TEXT", default="",
+                 help="Why, for whoever is refused the device."),
+    click.option("--wait", callback=_seconds, is_flag=False, flag_value=_EVER, metavar="[TIME]",
+                 help="Wait until nobody holds it; so long at most: 90s, 5m, 2h."),
+    click.option("--force", is_flag=True, help="End the containers that hold it: SIGTERM, and "
+                 "after the grace period SIGKILL."),
+    click.option("--grace", callback=_seconds, default="30s", show_default=True, metavar="TIME",
+                 help="How long they have to end."),
+)  # fmt: skip
+"""What a command has that may wait for who holds a device, or end them."""
 
 
 def wish_of(
@@ -138,5 +130,4 @@ def command(
         result = drain(config, devices, wish, progress.say)
     answer = answer_of(result)
     show(output, answer)
-    if wish.seconds is not None and not answer["free"]:
-        click.get_current_context().exit(exits.FOUND)
+    found_if(wish.seconds is not None and not answer["free"])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from hooks.config import Config
-from integration.cli import exits
 from integration.cli.kinds import HEALTH
-from integration.cli.options import configured, with_listing
+from integration.cli.options import completing, configured, found_if, with_listing
 from integration.cli.output import Column, Output
 from integration.inspection.health import clear as return_to_service
 from integration.inspection.health import health_rows, read_health
@@ -42,13 +41,12 @@ _COLUMNS: Final = (
 )
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The UUIDs of devices that are not given to containers."""
-    del param
+@completing
+def _devices(given: Mapping[str, Any]) -> Iterable[str]:
+    """The UUIDs of the devices that are watched."""
     from hooks.config import load_config  # noqa: PLC0415 - only a shell asks
 
-    known = read_health(load_config(ctx.params.get("config_path"))) or {}
-    return [uuid for uuid in known if uuid.lower().startswith(incomplete.lower())]
+    return read_health(load_config(given.get("config_path"))) or ()
 
 
 @click.group("health")
@@ -67,7 +65,7 @@ def list_(output: Output, config: Config) -> None:
 @command.command("clear")
 @with_listing
 @configured
-@click.argument("devices", nargs=-1, required=True, metavar="UUID...", shell_complete=_complete)
+@click.argument("devices", nargs=-1, required=True, metavar="UUID...", shell_complete=_devices)
 def clear(output: Output, config: Config, *, devices: Sequence[str]) -> None:
     """Return devices to service that are not healthy; a GPU with its MIG devices.
 
@@ -90,5 +88,4 @@ def show_health(output: Output, config: Config) -> None:
 def _show(output: Output, rows: Sequence[dict[str, Any]]) -> None:
     output.kind = HEALTH
     output.rows(rows, _COLUMNS, name="uuid")
-    if not all(row["given"] for row in rows):
-        click.get_current_context().exit(exits.FOUND)
+    found_if(not all(row["given"] for row in rows))

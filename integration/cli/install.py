@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import click
 
 from api.errors import printable
 from integration.cli import exits
-from integration.cli.options import with_output
+from integration.cli.options import completing, found_if, stacked, with_output
 from integration.cli.output import Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
-from integration.install.places import Place
+from integration.install.places import PREFIX, Place
 from integration.install.survey import look
-
-_PREFIX = "/opt/containerd-shim-nvidia"
 
 
 def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,24 +27,18 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
     def placed(*args: Any, prefix: str, bindir: str | None, no_links: bool, **kwargs: Any) -> Any:
         return command(*args, place=Place.of(prefix, "" if no_links else bindir), **kwargs)
 
-    decorated: Callable[..., Any] = placed
-    for option in (
-        click.option(
-            "--no-links", is_flag=True,
-            help="No links; for engines that are given the program's path.",
-        ),
-        click.option(
-            "--bindir", metavar="DIR",
-            help="Where the links to the programs are, on containerd's PATH; by default"
-            " where they are already, or in /usr/local/bin.",
-        ),
-        click.option(
-            "--prefix", metavar="DIR", default=_PREFIX, show_default=True,
-            help="Below which the versions are.",
-        ),
-    ):  # fmt: skip
-        decorated = option(decorated)
-    return decorated
+    return _PLACE(placed)
+
+
+_PLACE = stacked(
+    click.option("--prefix", metavar="DIR", default=PREFIX, show_default=True,
+                 help="Below which the versions are."),
+    click.option("--bindir", metavar="DIR",
+                 help="Where the links to the programs are, on containerd's PATH; by default"
+                 " where they are already, or in /usr/local/bin."),
+    click.option("--no-links", is_flag=True,
+                 help="No links; for engines that are given the program's path."),
+)  # fmt: skip
 
 
 def _end(*_: object) -> NoReturn:
@@ -54,12 +46,11 @@ def _end(*_: object) -> NoReturn:
     raise SystemExit(exits.TERMINATED)
 
 
-def _complete_version(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+@completing
+def _versions(given: Mapping[str, Any]) -> list[str]:
     """The versions that are there, but for the one in effect."""
-    del param
-    survey = look(Place.of(ctx.params.get("prefix") or _PREFIX, None))
-    names = [each.name for each in survey.installed if each.name != survey.current]
-    return [name for name in names if name.startswith(incomplete)]
+    survey = look(Place.of(given.get("prefix") or PREFIX, None))
+    return [each.name for each in survey.installed if each.name != survey.current]
 
 
 @click.command("install")
@@ -71,7 +62,7 @@ def _complete_version(ctx: click.Context, param: click.Parameter, incomplete: st
     help="What to install; by default the tree that this nvshim is part of.",
 )
 @click.option(
-    "--use", metavar="VERSION", default="", shell_complete=_complete_version,
+    "--use", metavar="VERSION", default="", shell_complete=_versions,
     help="Switch to a version that is there.",
 )  # fmt: skip
 @click.option("--rollback", is_flag=True, help="Switch to the version before.")
@@ -91,22 +82,20 @@ def _complete_version(ctx: click.Context, param: click.Parameter, incomplete: st
 def command(
     output: Output,
     *,
-    source: str,
-    use: str,
-    rollback: bool,
     collect: bool,
     place: Place,
     no_self_test: bool,
     runtime: str,
     keep: int,
     dry_run: bool,
+    **which: Any,
 ) -> None:
     """Install a version, or switch between installed ones.
 
     The new one starts a container before anything is switched to it. Containers that run are not
     touched: each keeps the version that it was started with.
     """
-    if sum(map(bool, (source, use, rollback, collect))) > 1:
+    if sum(map(bool, (collect, *which.values()))) > 1:
         raise click.UsageError("--from, --use, --rollback and --collect exclude each other")
 
     signal.signal(signal.SIGTERM, _end)
@@ -115,21 +104,12 @@ def command(
         if collect:
             answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
         else:
-            answer = installing.install(
-                installing.Installation(
-                    place,
-                    source=source,
-                    use=use,
-                    rollback=rollback,
-                    test=not no_self_test,
-                    keep=keep,
-                    workshop=workshop,
-                ),
-                dry_run=dry_run,
+            wanted = installing.Installation(
+                place, test=not no_self_test, keep=keep, workshop=workshop, **which
             )
+            answer = installing.install(wanted, dry_run=dry_run)
     output.text("\n".join(map(printable, _lines(answer, switched=not collect))), answer)
-    if dry_run and answer["steps"]:
-        raise click.exceptions.Exit(exits.FOUND)
+    found_if(dry_run and answer["steps"])
 
 
 def _users(shims: int) -> str:

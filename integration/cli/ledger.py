@@ -11,10 +11,10 @@ import click
 
 from api.errors import printable
 from hooks.config import Config
-from integration.cli import exits
 from integration.cli.kinds import HOLDINGS
 from integration.cli.options import (
     configured,
+    found_if,
     holding,
     located,
     pod_resources_option,
@@ -169,8 +169,7 @@ def check(
             click.echo(printable(f"{title} was not given {row['why']}"))
         for line in found["unknown"]:
             click.echo(printable(line), err=True)
-    if found["holdings"] or any(row["pid"] for row in found["unheld"]):
-        click.get_current_context().exit(exits.FOUND)
+    found_if(found["holdings"] or any(row["pid"] for row in found["unheld"]))
 
 
 @command.command("faults")

@@ -258,12 +258,13 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "dra_shares": click.option(
         "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
-        help="Publish each GPU with N shares, so that so many claims can have a part of it; 0 for"
-        " whole GPUs.",
+        help="Publish each GPU and MIG device with N shares, so that so many claims can have a part"
+        " of it; 0 for whole ones.",
     ),
     "dra_mig": click.option(
         "--dra-mig", is_flag=True,
-        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
+        help="Make MIG devices for resource claims, and undo them: on GPUs that are in MIG mode,"
+        " and on those whose mode can be switched without a reset (Hopper and newer).",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

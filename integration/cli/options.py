@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import click
 
+from integration.cli import exits
 from integration.cli.kinds import KINDS
 from integration.cli.output import Format, Output
 
 R = TypeVar("R")
 
 _OF_ONE: Final = (Format.TABLE, Format.JSON, Format.YAML)
+
+
+def stacked(*options: Callable[[Any], Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Several options as one decorator; the help has them in this order."""
+
+    def give(command: Callable[..., R]) -> Callable[..., R]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return give
+
+
+def completing(
+    words: Callable[[Mapping[str, Any]], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What an option or argument can be completed to.
+
+    Args:
+        words: all that it could be, by the values that are given already; case does not matter.
+    """
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        del param
+        begun = incomplete.lower()
+        return [word for word in words(ctx.params) if word.lower().startswith(begun)]
+
+    return complete
+
+
+def found_if(found: object) -> None:
+    """End with the status of what was looked for and found, if it was."""
+    if found:
+        click.get_current_context().exit(exits.FOUND)
 
 
 def with_output(command: Callable[..., R]) -> Callable[..., R]:
@@ -68,22 +103,19 @@ def configured(command: Callable[..., R]) -> Callable[..., R]:
     return answer
 
 
-def located(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command ``--containerd-state DIR`` and ``--procfs DIR``.
-
-    It gets them as ``states``, which may be empty, and ``proc``.
-    """
-    states = click.option(
+located = stacked(
+    click.option(
         "--containerd-state", "states", metavar="DIR", multiple=True,
         envvar="NVSHIM_CONTAINERD_STATE", type=click.Path(file_okay=False),
         help="Where containerd keeps its state; may be given several times. By default where"
         " packages, Docker, k3s, k0s and MicroK8s have it, and where shims run.",
-    )  # fmt: skip
-    proc = click.option(
+    ),
+    click.option(
         "--procfs", "proc", metavar="DIR", default="/proc", show_default=True,
         type=click.Path(file_okay=False, exists=True), help="Where the node's processes are shown.",
-    )  # fmt: skip
-    return states(proc(command))
+    ),
+)  # fmt: skip
+"""Gives a command ``states``, which may be empty, and ``proc``."""
 
 
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -95,19 +127,14 @@ pod_resources_option = click.option(
 )  # fmt: skip
 
 
-def holding(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command ``--stale``, ``--orphans`` and ``--pod-resources``.
-
-    Args:
-        command: the function that lists who holds a device.
-    """
-    stale = click.option(
-        "--stale", is_flag=True, help="Only those whose driver is gone: drain them."
-    )
-    orphans = click.option(
+holding = stacked(
+    click.option("--stale", is_flag=True, help="Only those whose driver is gone: drain them."),
+    click.option(
         "--orphans", is_flag=True, help="Only those that hold a GPU and nobody seems to know of."
-    )
-    return stale(orphans(pod_resources_option(command)))
+    ),
+    pod_resources_option,
+)
+"""What a command has that lists who holds a device."""
 
 
 def version_option(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
 import click
 
-from integration.cli.options import with_listing, with_output
+from integration.cli.options import completing, stacked, with_listing, with_output
 from integration.cli.output import Column, Format, Output, plain
 from integration.cli.progress import Progress
 from integration.simulated.errors import ScenarioInvalid
@@ -39,46 +39,29 @@ def command() -> None:
     """
 
 
-def _shelf(function: Callable[..., None]) -> Callable[..., None]:
-    option = click.option(
-        "--in", "shelf", metavar="DIR", default=_SHELF, show_default=True,
-        type=click.Path(file_okay=False), help="Where nodes are that have a NAME and no path.",
-    )  # fmt: skip
-    return option(function)
+_shelf = click.option(
+    "--in", "shelf", metavar="DIR", default=_SHELF, show_default=True,
+    type=click.Path(file_okay=False), help="Where nodes are that have a NAME and no path.",
+)  # fmt: skip
 
 
-def _complete_scenario(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    del ctx, param
-    return [name for name in shipped_scenarios() if name.startswith(incomplete)]
+@completing
+def _nodes(given: Mapping[str, Any]) -> list[str]:
+    return [node.directory.rpartition("/")[2] for node in nodes_on(given.get("shelf") or _SHELF)]
 
 
-def _complete_node(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    del param
-    shelf = ctx.params.get("shelf") or _SHELF
-    names = [node.directory.rpartition("/")[2] for node in nodes_on(shelf)]
-    return [name for name in names if name.startswith(incomplete)]
+_made_of = stacked(
+    click.option("--scenario", shell_complete=completing(lambda _: shipped_scenarios()),
+                 help="A scenario file, or one of `nvshim simulate scenarios`."),
+    click.option("--gpus", type=int, help="How many GPUs, instead of a scenario; 1."),
+    click.option("--model", help="Which, instead of a scenario; h100."),
+    click.option("--driver", help="The driver's version; by default that of the packages."),
+    click.option("--no-drm", is_flag=True, help="Without /dev/dri."),
+)  # fmt: skip
 
 
-def _made_of(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command what a scenario is made of."""
-    options = (
-        click.option("--scenario", shell_complete=_complete_scenario,
-                     help="A scenario file, or one of `nvshim simulate scenarios`."),
-        click.option("--gpus", type=int, help="How many GPUs, instead of a scenario; 1."),
-        click.option("--model", help="Which, instead of a scenario; h100."),
-        click.option("--driver", help="The driver's version; by default that of the packages."),
-        click.option("--no-drm", is_flag=True, help="Without /dev/dri."),
-    )  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def _scenario(
-    scenario: str | None, gpus: int | None, model: str | None, driver: str | None, *, no_drm: bool
-) -> Scenario:
-    asked = {"gpus": gpus, "model": model, "driver": driver}
-    table: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+def _scenario(*, scenario: str | None, no_drm: bool, **asked: Any) -> Scenario:
+    table = {key: value for key, value in asked.items() if value is not None}
     table |= {"drm": False} if no_drm else {}
     if scenario is None:
         return Scenario.parse(table)
@@ -101,18 +84,8 @@ def _scenario(
 )
 @click.option("--cache", type=click.Path(file_okay=False),
               help="Where the driver's packages are kept.")  # fmt: skip
-def create(  # noqa: PLR0917 - click's
-    output: Output,
-    shelf: str,
-    name: str,
-    scenario: str | None,
-    gpus: int | None,
-    model: str | None,
-    driver: str | None,
-    layout: str,
-    cache: str | None,
-    *,
-    no_drm: bool,
+def create(
+    output: Output, *, shelf: str, name: str, layout: str, cache: str | None, **made_of: Any
 ) -> None:
     r"""Make a node, and say how to use it.
 
@@ -125,7 +98,7 @@ def create(  # noqa: PLR0917 - click's
     with Progress(output) as progress:
         node = SimulatedNode.create(
             place_of(name, shelf),
-            _scenario(scenario, gpus, model, driver, no_drm=no_drm),
+            _scenario(**made_of),
             packages_cache=cache,
             layout=Layout(layout),
             say=progress.say,
@@ -137,7 +110,7 @@ def create(  # noqa: PLR0917 - click's
 @command.command("show")
 @with_output
 @_shelf
-@click.argument("name", shell_complete=_complete_node)
+@click.argument("name", shell_complete=_nodes)
 def show(output: Output, shelf: str, name: str) -> None:
     """Say what a node has."""
     found = describe(SimulatedNode.open(place_of(name, shelf)))
@@ -169,7 +142,7 @@ def scenarios(output: Output) -> None:
 
 @command.command("remove")
 @_shelf
-@click.argument("name", shell_complete=_complete_node)
+@click.argument("name", shell_complete=_nodes)
 def remove(shelf: str, name: str) -> None:
     """Remove a node and all that is in its directory."""
     remove_node(name, shelf)
@@ -180,7 +153,7 @@ def remove(shelf: str, name: str) -> None:
 @click.option(
     "--node",
     metavar="NAME",
-    shell_complete=_complete_node,
+    shell_complete=_nodes,
     help="A node that was made before; by default one that is made for this.",
 )
 @_made_of
@@ -193,18 +166,14 @@ def remove(shelf: str, name: str) -> None:
 )
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True,
                 type=click.UNPROCESSED)  # fmt: skip
-def run(  # noqa: PLR0917 - click's
+def run(
+    *,
     shelf: str,
     node: str | None,
-    scenario: str | None,
-    gpus: int | None,
-    model: str | None,
-    driver: str | None,
     devices: str,
     capabilities: str,
     words: tuple[str, ...],
-    *,
-    no_drm: bool,
+    **made_of: Any,
 ) -> None:
     r"""Run COMMAND in a container on a node, through a containerd of its own.
 
@@ -214,8 +183,8 @@ def run(  # noqa: PLR0917 - click's
     \b
     nvshim simulate run --scenario mig -- nvidia-smi -L
     """
-    chosen = _scenario(scenario, gpus, model, driver, no_drm=no_drm)
-    if node is not None and any((scenario, gpus, model, driver, no_drm)):
+    chosen = _scenario(**made_of)
+    if node is not None and any(made_of.values()):
         raise click.UsageError("--node has its GPUs already")
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(Output(Format.TABLE)))

@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from api.errors import printable
-from integration.cli import exits
 from integration.cli.install import with_place
-from integration.cli.options import with_listing
+from integration.cli.options import found_if, with_listing
 from integration.cli.output import Column, Format, Output
 from integration.install.places import Place
 from integration.install.status import status
@@ -40,8 +39,7 @@ def command(output: Output, *, place: Place, verify: bool) -> None:
             output.rows(answer["versions"], _COLUMNS)
         if output.form is not Format.NAME:
             output.text("".join(f"{line}\n" for line in _notes(answer)), answer)
-    if answer["problems"]:
-        raise click.exceptions.Exit(exits.FOUND)
+    found_if(answer["problems"])
 
 
 def _notes(answer: Mapping[str, Any]) -> Iterator[str]:

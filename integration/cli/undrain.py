@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import click
 
-from hooks.config import Config
-from integration.cli.options import configured, with_output
+from hooks.config import Config, load_config
+from integration.cli.options import completing, configured, with_output
 from integration.cli.output import Output
 from integration.drain.serving import drained_names, undrain
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+@completing
+def _drained(given: Mapping[str, Any]) -> Iterable[str]:
     """The devices that are out of service."""
-    del param
-    from hooks.config import load_config  # noqa: PLC0415 - only a shell asks
-
-    known = drained_names(load_config(ctx.params.get("config_path")))
-    return [name for name in known if name.lower().startswith(incomplete.lower())]
+    return drained_names(load_config(given.get("config_path")))
 
 
 @click.command("undrain")
 @with_output
 @configured
-@click.argument("devices", nargs=-1, metavar="[GPU|MIG DEVICE]...", shell_complete=_complete)
+@click.argument("devices", nargs=-1, metavar="[GPU|MIG DEVICE]...", shell_complete=_drained)
 @click.option("--driver", is_flag=True, help="The driver.")
 def command(output: Output, config: Config, *, devices: tuple[str, ...], driver: bool) -> None:
     """Return devices to service that `nvshim drain` has taken out of it; `all` for every one.

@@ -9,9 +9,8 @@ import click
 
 from api.errors import printable
 from hooks.config import Config
-from integration.cli import exits
 from integration.cli.install import with_place
-from integration.cli.options import configured, with_output
+from integration.cli.options import configured, found_if, with_output
 from integration.cli.output import Format, Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
@@ -63,8 +62,7 @@ def command(
             dry_run=dry_run,
         )
     output.text("\n".join(map(printable, _lines(answer))), answer)
-    if not answer["complete"] and (answer["steps"] or not dry_run):
-        raise click.exceptions.Exit(exits.FOUND)
+    found_if(not answer["complete"] and (answer["steps"] or not dry_run))
 
 
 def _program(answer: dict[str, Any]) -> str:

@@ -11,7 +11,9 @@ Rules
 - What fails leaves the GPU out of service, with the reason in the mark.
 - A GPU that a person had taken out of service before stays so, with that person's reason.
 - The node agent lets go of NVML meanwhile, and with it of all GPUs: nvidia-smi resets none that
-  anybody has open.
+  anybody has open. Whatever of ours is about to open it is waited for, and nothing else begins to
+  before nvidia-smi has ended (:mod:`integration.nvml_lock`). Who holds the GPU is looked for once
+  more after that.
 - A proof is NVML's answer, asked anew: it has the GPU, and can open it.
 
 Source: nvidia-smi(1), "--gpu-reset".
@@ -20,7 +22,8 @@ Source: nvidia-smi(1), "--gpu-reset".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +37,7 @@ from integration.drain.errors import ResetFailed, ResetUnproven, StillHeld
 from integration.drain.targets import Target
 from integration.inventory import ask
 from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
+from integration.nvml_lock import alone
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ RESETTING: Final = "nvidia-smi resets it"
 PROVING: Final = "it has to prove that it lives"
 
 _DO: Final = "do what it says, and run it again; some GPUs are reset by a reboot alone"
+_TO_CLOSE: Final = 10.0 * PATIENCE
 _TO_RESET: Final = 180.0 * PATIENCE
 _TO_PROVE: Final = 30.0 * PATIENCE
 _PAUSE: Final = 0.5
@@ -71,11 +76,17 @@ class Reset:
         mark = Drain(target.device, bus_id=gpu.bus_id, lets_go=True, reset=DRAINING)
         marks.put(config, replace(mark, reason=reason or "reset"))
 
-    def run(self, wait: Callable[[], Sequence[Holder]], inventory: Inventory) -> bool:
+    def run(
+        self,
+        wait: Callable[[], Sequence[Holder]],
+        look: Callable[[], Sequence[Holder]],
+        inventory: Inventory,
+    ) -> bool:
         """Do it.
 
         Args:
             wait: waits until nobody holds it, and says who still does.
+            look: says who holds it now.
             inventory: what the node has; it says where nvidia-smi is.
 
         Returns:
@@ -87,18 +98,9 @@ class Reset:
             ResetUnproven: it does not answer as it should.
             MarkUnwritten: the mark cannot be written.
         """
-        holders = wait()
-        if holders:
-            names = ", ".join(each.name for each in holders)
-            raise StillHeld(
-                f"to reset {self._target.name}",
-                found=f"{names} still {'holds' if len(holders) == 1 else 'hold'} it; it is out of "
-                "service, and was not reset",
-                do=f"run it again, with --force, or `nvshim undrain {self._target.words}`",
-            )
         try:
-            self._step(RESETTING)
-            self._reset(inventory)
+            while not self._reset(wait, look, inventory):
+                continue  # somebody came to hold it just then
             self._step(PROVING)
             self._prove()
         except (ResetFailed, ResetUnproven) as error:
@@ -110,13 +112,42 @@ class Reset:
         marks.step(self._config, self._target.device, step)
         self._say(f"{self._target.name}: {step}")
 
-    def _reset(self, inventory: Inventory) -> None:
-        asked = f"to reset {self._target.name}"
+    def _reset(
+        self,
+        wait: Callable[[], Sequence[Holder]],
+        look: Callable[[], Sequence[Holder]],
+        inventory: Inventory,
+    ) -> bool:
+        """Reset it once nobody holds it; whether that was so until nvidia-smi began."""
+        if holders := wait():
+            raise self._still_held([each.name for each in holders])
         arguments = ["--gpu-reset", "-i", self._gpu.bus_id]
-        try:
-            run_nvidia_smi(inventory.driver, self._config, arguments, _TO_RESET)
-        except SmiFailed as error:
-            raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
+        with self._alone() as lock:
+            if look():
+                return False
+            self._step(RESETTING)
+            try:
+                run_nvidia_smi(inventory.driver, self._config, arguments, _TO_RESET, lock=lock)
+            except SmiFailed as error:
+                asked = f"to reset {self._target.name}"
+                raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
+        return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[int]:
+        """Have nobody of us open NVML as long as this lasts."""
+        with alone(self._config.state, _TO_CLOSE) as lock:
+            if lock is None:
+                raise self._still_held(["a program of ours that asks NVML"])
+            yield lock
+
+    def _still_held(self, names: Sequence[str]) -> StillHeld:
+        return StillHeld(
+            f"to reset {self._target.name}",
+            found=f"{', '.join(names)} still {'holds' if len(names) == 1 else 'hold'} it; it is "
+            "out of service, and was not reset",
+            do=f"run it again, with --force, or `nvshim undrain {self._target.words}`",
+        )
 
     def _prove(self) -> None:
         deadline = time.monotonic() + _TO_PROVE
@@ -135,7 +166,7 @@ class Reset:
     def _what_is_wrong(self) -> str:
         config = self._config
         try:
-            report = ask(engine.probe_command(config), config.nvml_timeout)
+            report = ask(engine.probe_command(config), config.nvml_timeout, state=config.state)
             inventory = engine.take_inventory(config, report)
         except NvshimError as error:
             return str(error)

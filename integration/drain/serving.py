@@ -189,5 +189,6 @@ def reset(config: Config, name: str, wish: Wish, say: Say) -> dict[str, Any]:
 
     with marks.resetting(config):
         work = Reset(target, config, wish.reason, say)
-        in_service = work.run(lambda: _wait(look, wish, say, lets_go=True), inventory)
+        wait = partial(_wait, look, wish, say, lets_go=True)
+        in_service = work.run(wait, look, inventory)
     return {"device": target.device, "name": target.name, "in_service": in_service}

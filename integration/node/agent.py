@@ -35,7 +35,7 @@ import time
 from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import anyio.abc
@@ -65,8 +65,9 @@ if TYPE_CHECKING:
 
 _STATUS: Final = "node.json"
 
-# What of the board is in the status file, besides what a look has seen.
-_NOTED: Final = ("faults", "resources", "claims", "told")
+# What of the board is in the status file, besides what a look has seen, and the seconds after
+# which it is there: claims change with each pod, and to write all of them takes a while.
+_NOTED: Final = ((0.1, ("faults", "resources", "told")), (1.0, ("claims",)))
 
 # Seconds after which a swarm of changes is over.
 _QUIET: Final = 0.3
@@ -109,7 +110,8 @@ async def serve(
             seen = await rounds.look(first=True)
             if not once:
                 _begin_parts(tasks, context)
-                tasks.start_soon(context.board.follow, rounds.note, *_NOTED)
+                for pause, names in _NOTED:
+                    tasks.start_soon(rounds.keep_noted, pause, *names)
                 while not in_effect or _is_in_effect():
                     await rounds.wait()
                     seen = await rounds.look()
@@ -199,8 +201,23 @@ class _Rounds:
         )
         self._heard = bool(which) or heard or board.version("wanted") != self._wanted
 
+    async def keep_noted(self, pause: float, *names: str) -> NoReturn:
+        """Have what other parts post be in the status file, too.
+
+        Args:
+            pause: seconds after which it is; what is posted meanwhile is written with it.
+            names: of the board's table.
+        """
+        board = self._context.board
+        version = board.version(*names)
+        while True:
+            await board.change(*names, since=version)
+            await anyio.sleep(pause)
+            version = board.version(*names)
+            self.note()
+
     def note(self, *, strict: bool = False) -> None:
-        """Keep the status file true, also when another part has something to say in it.
+        """Keep the status file true.
 
         Raises:
             AgentStateUnusable: it cannot be written, and that is not to be overlooked.

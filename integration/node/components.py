@@ -63,7 +63,7 @@ class Options:
         dra_driver: what that is called.
         dra_unhealthy: what becomes of devices that no new pod should get: ``taint``, ``evict`` or
             ``omit``.
-        dra_shares: how many claims may have a part of one GPU; 0 for one that has all of it.
+        dra_shares: how many claims may have a part of one device; 0 for one that has all of it.
         dra_mig: whether it makes MIG devices for claims.
         node_condition: whether the Node is told which of its GPUs no pod can have.
         node_name: of the Node that this is in the cluster.

@@ -1,6 +1,8 @@
 """Running the driver's nvidia-smi, for what NVML has no function for.
 
-A driver root that is a system of its own, as in a driver container, is the program's root.
+A driver root that is a system of its own, as in a driver container, is the program's root. While
+it runs NVML is open, and so the lock of that is shared; or had alone, by whoever needs NVML closed
+(:mod:`integration.nvml_lock`).
 
 Source: nvidia-smi(1).
 """
@@ -10,11 +12,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
 from integration.node.mps.control import launch_line
 from integration.node.mps.plan import where_programs_run
+from integration.nvml_lock import NONE, opening
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -47,7 +51,8 @@ def run_nvidia_smi(
     timeout: float,
     *,
     ends_with_us: bool = False,
-) -> None:
+    lock: int = NONE,
+) -> str:
     """Run it, until it has ended.
 
     Args:
@@ -55,6 +60,10 @@ def run_nvidia_smi(
         timeout: seconds after which it is killed.
         ends_with_us: whether it is killed, too, once we are no more: what it would do then is no
             longer wanted. A reset goes on, as a GPU is better reset than half reset.
+        lock: a descriptor of the lock of NVML that the caller has, which it inherits.
+
+    Returns:
+        What it said, in one line.
 
     Raises:
         SmiFailed: it is not there, does not end, or ends with another status than 0.
@@ -74,10 +83,16 @@ def run_nvidia_smi(
             dev=config.dev, ends_with=os.getpid() if ends_with_us else 0,
         )  # fmt: skip
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=environment, timeout=timeout, check=False,
-        )  # fmt: skip
+        with nullcontext(lock) if lock != NONE else opening(config.state, timeout) as held:
+            if held is None:
+                raise SmiFailed(
+                    f"{_PROGRAM} would have to wait: a GPU is being reset, or its MIG mode switched"
+                )
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=environment, timeout=timeout, check=False,
+                pass_fds=() if held == NONE else (held,),
+            )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise SmiFailed(
             f"{_PROGRAM} has not ended after {timeout:g} s",
@@ -85,6 +100,7 @@ def run_nvidia_smi(
         ) from error
     except OSError as error:
         raise SmiFailed(f"{program}: {error.strerror}", "see that it can be executed") from error
+    said = one_line(done.stdout.decode(errors="replace")) or "nothing"
     if done.returncode:
-        said = one_line(done.stdout.decode(errors="replace")) or "nothing"
         raise SmiFailed(f"{_PROGRAM} ended with status {done.returncode} and said: {said}")
+    return said

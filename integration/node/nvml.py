@@ -24,7 +24,7 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
         question: "links", "mode", "parts" or "persistence".
 
     Returns:
-        What the child printed; None if it did not end in time.
+        What the child printed; None if it did not end in time, or NVML was not to be opened.
 
     Raises:
         DriverNotFound: there is no driver below the driver root.
@@ -32,4 +32,5 @@ def ask_nvml(config: Config, question: str, *arguments: str) -> bytes | None:
     """
     command = list(engine.probe_command(config))
     command[_PLACE] = _PROGRAM
-    return ask([*command, question, *arguments], config.nvml_timeout + _TO_END)
+    seconds = config.nvml_timeout + _TO_END
+    return ask([*command, question, *arguments], seconds, state=config.state)

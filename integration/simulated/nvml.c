@@ -47,7 +47,8 @@
  *                      so many NVLinks between two GPUs; "INDEX s LINKS" to a switch. Each GPU
  *                      numbers its links in the order of the lines
  *
- * A GPU's compute mode is what was set last: one digit, in the file nvml-compute-mode-UUID.
+ * A GPU's compute mode is what was set last: one digit, in the file nvml-compute-mode-UUID. So is
+ * MIG mode, in nvml-mig-mode-UUID: the mode now, and the one that is pending.
  *
  * MIG's instances are the scenario's until one is made or undone. From then on they are those of
  * the file nvml-mig, a line for each place in the tables below:
@@ -103,6 +104,7 @@ typedef enum {
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     TIMEOUT = 10,
+    RESET_REQUIRED = 16,
     IN_USE = 19,
     INSUFFICIENT_RESOURCES = 23,
     ARGUMENT_VERSION_MISMATCH = 25,
@@ -110,7 +112,8 @@ typedef enum {
 } nvmlReturn_t;
 
 enum { NVIDIA_MAJOR = 195, CONTROL_MINOR = 255, MOST_GPUS = 32, MOST_MIG = 7 };
-enum { GEFORCE = 5, XID = 8 };
+enum { GEFORCE = 5, XID = 8, HOPPER = 9 };
+enum { CURRENT, PENDING };
 
 enum { INSTANCES_OF_GPU = 15, COMPUTE_OF_INSTANCE = 8, FIRST_CAPABILITY = 3, CONFIG_CAPABILITY = 1 };
 enum { MOST_INSTANCES = MOST_GPUS * INSTANCES_OF_GPU };
@@ -181,6 +184,28 @@ static int is_node(u32 major_number, u32 minor_number, const char *format, ...)
         return 0;
     return status.stx_rdev_minor == minor_number &&
            (major_number == 0 || status.stx_rdev_major == major_number);
+}
+
+/* What was set last, now and after a reset: a digit each; the scenario's until then. */
+static const char *mig_mode_file(const struct gpu *gpu)
+{
+    char name[128];
+
+    snprintf(name, sizeof name, "nvml-mig-mode-%s", gpu->uuid);
+    return state_file(name);
+}
+
+static u32 mig_mode_of(const struct gpu *gpu, int when)
+{
+    int descriptor = open(mig_mode_file(gpu), O_RDONLY | O_CLOEXEC);
+    char modes[2];
+    ssize_t length;
+
+    if (descriptor < 0)
+        return (u32)gpu->mig_mode;
+    length = read(descriptor, modes, sizeof modes);
+    close(descriptor);
+    return length == sizeof modes ? (u32)(modes[when] - '0') : (u32)gpu->mig_mode;
 }
 
 static int mig_visible(const struct mig *mig)
@@ -575,25 +600,72 @@ API const char *nvmlErrorString(nvmlReturn_t result)
     return (u32)result < COUNT(words) && words[result] ? words[result] : "Unknown Error";
 }
 
+struct pci_address {
+    u32 domain, bus, device, function;
+};
+
+/* The forms that NVML takes of a PCI address: [domain:]bus:device[.function], in hexadecimal. */
+static int parse_address(const char *text, struct pci_address *at)
+{
+    const char *colon = strchr(text, ':');
+    char whole[64];
+    int end = 0, length;
+
+    if (!colon)
+        return 0;
+    length = snprintf(whole, sizeof whole, "%s%s", strchr(colon + 1, ':') ? "" : "0:", text);
+    *at = (struct pci_address){0};
+    sscanf(whole, "%x:%x:%x%n.%x%n", &at->domain, &at->bus, &at->device, &end, &at->function, &end);
+    return end && end == length;
+}
+
 /*
- * nvidia-smi asks for a table of internal functions: its size in bytes, then pointers. It goes
- * on without any of them, so each is one that is not supported.
+ * nvidia-smi asks for tables of internal functions, each by a UUID: its size in bytes, then
+ * pointers. It goes on without nearly all of them, so each is one that is not supported. Without
+ * two it takes no PCI address for -i: what reads an address, and what tells that of a GPU.
  */
 static nvmlReturn_t internal(void)
 {
     return NOT_SUPPORTED;
 }
 
+static nvmlReturn_t internal_read_address(const char *text, u32 *domain, u32 *bus, u32 *device,
+                                          u32 *function_number)
+{
+    struct pci_address at;
+
+    REQUIRE(parse_address(text, &at), INVALID_ARGUMENT);
+    *domain = at.domain, *bus = at.bus, *device = at.device, *function_number = at.function;
+    return SUCCESS;
+}
+
+static nvmlReturn_t internal_address_of(u32 index, u32 *domain, u32 *bus, u32 *device)
+{
+    REQUIRE(index < visible_count, INVALID_ARGUMENT);
+    *domain = visible[index]->domain, *bus = visible[index]->bus;
+    *device = visible[index]->device;
+    return SUCCESS;
+}
+
 API nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *uuid)
 {
-    static void *entries[256];
+    enum { READ_ADDRESS = 12, ADDRESS_OF = 75 };
+    static const unsigned char of_addresses[16] = {
+        0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4,
+    };
+    static void *entries[2][256];
+    int has_addresses;
 
-    (void)uuid;
-    REQUIRE(table, INVALID_ARGUMENT);
-    entries[0] = (void *)sizeof entries;
-    for (u32 i = 1; i < COUNT(entries); i++)
-        entries[i] = (void *)internal;
-    *table = entries;
+    REQUIRE(table && uuid, INVALID_ARGUMENT);
+    has_addresses = !memcmp(uuid, of_addresses, sizeof of_addresses);
+    for (u32 i = 1; i < COUNT(entries[0]); i++)
+        entries[has_addresses][i] = (void *)internal;
+    entries[has_addresses][0] = (void *)sizeof entries[0];
+    if (has_addresses) {
+        entries[1][READ_ADDRESS] = (void *)internal_read_address;
+        entries[1][ADDRESS_OF] = (void *)internal_address_of;
+    }
+    *table = entries[has_addresses];
     return SUCCESS;
 }
 
@@ -849,14 +921,15 @@ API nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, const void **de
 
 API nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *address, const void **device)
 {
-    u32 domain, bus, slot, function = 0;
+    struct pci_address at;
 
     EXPECT(device && address);
-    REQUIRE(sscanf(address, "%x:%x:%x.%x", &domain, &bus, &slot, &function) >= 3, INVALID_ARGUMENT);
+    REQUIRE(parse_address(address, &at), INVALID_ARGUMENT);
     for (u32 i = 0; i < visible_count; i++) {
         const struct gpu *gpu = visible[i];
 
-        if (domain == gpu->domain && bus == gpu->bus && slot == gpu->device && function == 0) {
+        if (at.domain == gpu->domain && at.bus == gpu->bus && at.device == gpu->device &&
+            at.function == 0) {
             *device = gpu;
             return SUCCESS;
         }
@@ -1139,7 +1212,7 @@ struct utilization {
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(const void *device, struct utilization *rates)
 {
     EXPECT_OF(GPU_OF(device), rates);
-    REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
+    REQUIRE(!mig_mode_of(gpu, CURRENT), NOT_SUPPORTED);
     rates->gpu = percent_of(gpu, SM);
     rates->memory = percent_of(gpu, MEMORY);
     return SUCCESS;
@@ -1399,7 +1472,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(const void *device, struct proc
 
     (void)since;
     EXPECT_OF(GPU_OF(device), count);
-    REQUIRE(!gpu->mig_mode, NOT_SUPPORTED);
+    REQUIRE(!mig_mode_of(gpu, CURRENT), NOT_SUPPORTED);
     uses.room = samples ? *count : 0;
     each_process(gpu, NULL, put_use, &uses);
     *count = uses.count;
@@ -1545,11 +1618,40 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(const void *one, const void *other, u32 
 
 /* --- MIG ------------------------------------------------------------------------------- */
 
+static void count_process(const struct process *process, void *count)
+{
+    (void)process;
+    ++*(u32 *)count;
+}
+
 API nvmlReturn_t nvmlDeviceGetMigMode(const void *device, u32 *current, u32 *pending)
 {
     EXPECT_OF(GPU_OF(device), current && pending);
     REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
-    *current = *pending = gpu->mig_mode;
+    *current = mig_mode_of(gpu, CURRENT);
+    *pending = mig_mode_of(gpu, PENDING);
+    return SUCCESS;
+}
+
+/* Before Hopper it is pending until a reset; and nobody may have the GPU. */
+API nvmlReturn_t nvmlDeviceSetMigMode(const void *device, u32 mode, nvmlReturn_t *activation)
+{
+    u32 processes = 0, instances = 0;
+    char aside[PATH_MAX];
+    FILE *file;
+
+    EXPECT_OF(GPU_OF(device), activation && mode <= 1);
+    REQUIRE(gpu->mig_capable, NOT_SUPPORTED);
+    REQUIRE(!geteuid(), NO_PERMISSION);
+    each_process(gpu, NULL, count_process, &processes);
+    EACH_INSTANCE(i)
+        instances += i->gpu == gpu;
+    *activation = processes || instances ? IN_USE : gpu->major < HOPPER ? RESET_REQUIRED : SUCCESS;
+    snprintf(aside, sizeof aside, "%s.new", mig_mode_file(gpu));
+    file = fopen(aside, "we");
+    REQUIRE(file, UNKNOWN);
+    fprintf(file, "%u%u", *activation ? mig_mode_of(gpu, CURRENT) : mode, mode);
+    REQUIRE(!fclose(file) && !rename(aside, mig_mode_file(gpu)), UNKNOWN);
     return SUCCESS;
 }
 
@@ -1714,7 +1816,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstances(const void *device, u32 id, const voi
                                            u32 *count)
 {
     EXPECT_OF(GPU_OF(device), instances && count);
-    REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
+    REQUIRE(mig_mode_of(gpu, CURRENT), NOT_SUPPORTED);
     *count = 0;
     EACH_INSTANCE(i)
         if (i->gpu == gpu && i->profile->id == id)
@@ -2044,7 +2146,7 @@ static nvmlReturn_t make_instance(const struct gpu *gpu, u32 id, const struct pl
     const int *start;
     int lock;
 
-    REQUIRE(gpu->mig_mode, NOT_SUPPORTED);
+    REQUIRE(mig_mode_of(gpu, CURRENT), NOT_SUPPORTED);
     while (profile->name && profile->id != id)
         profile++;
     REQUIRE(profile->name, NOT_SUPPORTED);
@@ -2137,12 +2239,6 @@ again:
     add_capability(instance, place);
     *compute = place;
     return end_change(lock);
-}
-
-static void count_process(const struct process *process, void *count)
-{
-    (void)process;
-    ++*(u32 *)count;
 }
 
 API nvmlReturn_t nvmlComputeInstanceDestroy(const void *handle)

@@ -444,6 +444,41 @@ def test_shares_of_a_gpu_are_clients_of_one_daemon(place: Sharing) -> None:
 
 
 @pytest.mark.parametrize("place", [4], indirect=True)
+def test_claims_have_parts_of_a_mig_device_and_one_daemon(place: Sharing) -> None:
+    part, other = place.parts
+    told = place.told(part)
+    assert told["allowMultipleAllocations"] is True
+    total = told["capacity"]["gpu.nvidia.com/memory"]["value"]
+    assert total == "4864Mi"
+    one = place.part("one", part, "2Gi", mps={"threadPercentage": 25})
+    two = place.part("two", part, "1Gi", 2, mps={})
+    for claim in (one, two):
+        assert error_of(place.driver, claim) == ""
+    ((name, pid),) = place.daemons().items()
+    uuid = next(
+        word.partition("=")[2].partition(",")[0]
+        for word in place.environment(one)
+        if word.startswith("NVSHIM_GPU_SHARE_")
+    )
+    assert (uuid.lower(), name) == (part, f"shares/{uuid}")
+    assert place.modes() == set(), "a MIG device has no compute mode"
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M" in place.environment(one)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M" in place.environment(two)
+    error = error_of(place.driver, place.part("three", part, "2Gi", mps={}))
+    assert "NVSHIM-E2774" in error
+    assert "claim default/one, claim default/two it would be 4 shares and 5120Mi" in error
+    assert "NVSHIM-E2789" in error_of(place.driver, place.part("plain", part, "1Gi"))
+    assert "NVSHIM-E2774" in error_of(place.driver, place.claim("whole", part))
+    assert error_of(place.driver, place.claim("other", other)) == ""
+    place.agent.kill()
+    place.start_again()
+    assert error_of(place.driver, place.part("four", part, "2Gi", mps={})) != ""
+    place.driver.unprepare(one)
+    assert place.daemons() == {name: pid}
+    assert error_of(place.driver, place.part("five", part, "2Gi", mps={})) == ""
+
+
+@pytest.mark.parametrize("place", [4], indirect=True)
 def test_a_time_slice_stays_for_the_last_share_that_asks_for_it(place: Sharing) -> None:
     gpu = place.gpus[0]
     one, two = (place.part(each, gpu, "1Gi", timeSlice="Long") for each in ("one", "two"))

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
+from integration.nvml_lock import opening
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.api_server import ApiServer
 from tests.harness.exposition import read_told
@@ -278,6 +279,48 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
         assert place.mark(1) is None
         kubelet.wait_for(GPU, 2, timeout=60)
         eventually(lambda: len(family(agent.pid)) > 1, "it watches again")
+
+
+def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path: Path) -> None:
+    def out_of_service() -> set[str]:
+        with open(f"{place.node.state}/node.json", encoding="utf-8") as file:
+            return set(json.load(file)["outOfService"])
+
+    agent = NodeAgent(place.node, str(tmp_path), "/nowhere", "--containerd-state", place.node.dev)
+    with agent:
+        # One that is lost is asked for again whenever something has changed.
+        place.suffers("gpu1=error:15")
+        place.call("list")
+        reset = place.spawn("reset", "1")
+        eventually(place.called, "nvidia-smi runs")
+        inits = Path(place.node.state, "nvml-inits")
+        inits.touch()
+        place.call("drain", "0")
+        eventually(lambda: out_of_service() == set(place.uuids), "it has looked")
+        assert inits.read_bytes() == b""
+        place.go_on()
+        _, err = reset.communicate(timeout=60)
+        assert reset.returncode == 0, err
+        eventually(inits.read_bytes, "it is asked again")
+
+
+def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
+    with opening(place.node.state, 0) as lock:
+        assert lock is not None
+        reset = place.spawn("reset", "1", patience="0.05")
+        _, err = reset.communicate(timeout=60)
+        assert reset.returncode == 1
+        assert err.splitlines()[-1].startswith("NVSHIM-E2644 still-held")
+        assert "a program of ours that asks NVML still holds it" in err
+        assert place.called() == []
+        waiting = place.spawn("reset", "1", patience="20")
+        mark = place.mark(1)
+        assert mark is not None
+        assert mark["reset"] == "waits for its holders"
+    eventually(place.called, "nvidia-smi runs")
+    place.go_on()
+    waiting.communicate(timeout=60)
+    assert (waiting.returncode, place.mark(1)) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ async def test_a_driver_that_hangs_is_left_and_found_again(
         monkeypatch.setattr(module, name, 3.0 * PATIENCE)
     said: list[str] = []
     it = Monitored(gpus, "")
-    children = Children(lambda *words, **_: said.append(words[1]))
+    children = Children(lambda *words, **_: said.append(words[1]), gpus.state)
     watch = Watch(it.board, children, it.heard.append, it._say, to_answer=0.2, beat=0.2)
     sampler = NvmlSampler(lambda: it.board.seen, children, to_answer=3, idle=0.3)
     async with anyio.create_task_group() as tasks:
@@ -273,7 +273,7 @@ async def test_one_gpu_takes_no_other_with_it(
 ) -> None:
     monkeypatch.setattr(sampling, "_GIVEN_UP", 3600.0)
     seen, said = refresh(load_config(gpus.config_path), ""), list[str]()
-    children = Children(lambda _, event, **__: said.append(event))
+    children = Children(lambda _, event, **__: said.append(event), gpus.state)
     sampler = NvmlSampler(lambda: seen, children, to_answer=3.0 * PATIENCE)
     inits = Path(gpus.state, "nvml-inits")
     async with anyio.create_task_group() as tasks:
@@ -304,7 +304,9 @@ async def test_one_gpu_takes_no_other_with_it(
 
 async def test_what_crashes_on_every_gpu_is_nvml(gpus: SimulatedNode) -> None:
     seen = refresh(load_config(gpus.config_path), "")
-    sampler = NvmlSampler(lambda: seen, Children(lambda *_, **__: None), to_answer=3.0 * PATIENCE)
+    sampler = NvmlSampler(
+        lambda: seen, Children(lambda *_, **__: None, gpus.state), to_answer=3.0 * PATIENCE
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.serve)
         write(gpus, "faults", "nvmlDeviceGetTemperature=crash")
@@ -397,7 +399,7 @@ async def test_a_child_that_no_signal_reaches_is_left_alone(
     if not (freezer / "tasks").exists():
         pytest.skip("no freezer of cgroup v1, whose processes no signal reaches")
     said: list[str] = []
-    children = Children(lambda *words, **_: said.append(words[1]))
+    children = Children(lambda *words, **_: said.append(words[1]), gpus.state)
     child = children.start("samples", library_of(refresh(load_config(gpus.config_path), "")))
     cgroup = freezer / f"nvshim-monitor-{os.getpid()}"
     cgroup.mkdir()

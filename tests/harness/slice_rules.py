@@ -72,12 +72,13 @@ def _policies(device: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
 
 def _is_policy(told: tuple[Any, Mapping[str, Any]]) -> bool:
     value, policy = told
-    values = [policy["default"], *policy["validRange"].values(), value]
-    default, *rest = (parse_quantity(each) for each in values)
-    if default is None or None in rest:
+    valid = policy["validRange"]
+    values = (policy["default"], valid["min"], valid.get("max", value), valid.get("step", 1), value)
+    sizes = [parse_quantity(each) for each in values]
+    if None in sizes:
         return False
-    least, most, step, total = (size or 0 for size in rest)
-    on_steps = all((size - least) % step == 0 for size in (default, most))
+    default, least, most, step, total = (size or 0 for size in sizes)
+    on_steps = "step" not in valid or all((size - least) % step == 0 for size in (default, most))
     return least <= default <= most <= total and on_steps
 
 

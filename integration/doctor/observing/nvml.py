@@ -32,7 +32,7 @@ def look_at_nvml(places: Places) -> Nvml | None:
         return None
     command = probe_command(config, driver)
     started = time.monotonic()
-    answer = ask(command, config.nvml_timeout + _MORE)
+    answer = ask(command, config.nvml_timeout + _MORE, state=config.state)
     seconds = round(time.monotonic() - started, 2)
     uuids: tuple[str, ...] = ()
     lost: list[str] = []

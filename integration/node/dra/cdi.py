@@ -12,38 +12,44 @@ Rules
 - It stays when the agent ends: containers are started again by it, which nobody asks for anew. If
   it goes all the same, or what is on the node changes, it is made anew.
 - A file of ours whose claim is not prepared is what an agent has left that was killed. It goes.
+- A pod waits for its claim's file. So what all of them have is made once for the node, and they
+  have no line for each value.
 
 Source: CDI specification; containerd, pkg/cdi (by its library's cache).
 """
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from hooks.cdi import generating, schema
 from hooks.cdi.errors import CdiNotGenerated
+from hooks.cdi.spec import Edits
+from hooks.cdi.tree import number_of
 from hooks.errors import InventoryError, RequestError
-from integration.cdi.writing import text_of, write
+from integration.cdi.writing import write
 from integration.files import read_file, remove_file
 from integration.files import sweep as sweep_replaced
 from integration.node.dra.sharing import edits_of
 from integration.node.errors import ClaimedDeviceMissing, DraStateUnwritten
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
-    from hooks.cdi.spec import Edits, SpecFile
+    from hooks.cdi.spec import SpecDevice, SpecFile
     from hooks.config import Config
     from hooks.node.inventory import Inventory
     from integration.node.dra.devices import Device
     from integration.node.dra.values import Claim, ClaimDevice
 
-__all__ = ["generate", "keep", "name_of", "path_of", "remove", "sweep"]
+__all__ = ["Template", "generate", "keep", "name_of", "path_of", "remove", "sweep"]
 
 _CLASS: Final = "claim"
 _SUFFIX: Final = ".json"
+_COMMON: Final = ("annotations", "containerEdits")
 
 
 def name_of(driver: str, uid: str, device: ClaimDevice) -> str:
@@ -56,10 +62,27 @@ def path_of(config: Config, driver: str, uid: str) -> str:
     return os.path.join(config.cdi_spec_dirs[-1], f"{_vendor(driver)}-{_CLASS}_{uid}{_SUFFIX}")
 
 
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What the specs of claims are made of.
+
+    Attributes:
+        spec: without devices and their common edits.
+        devices: by UUID, each as its own edits are.
+        common: what comes with any device, as it is written down.
+        version: of the CDI specification that all of it needs.
+    """
+
+    spec: SpecFile
+    devices: Mapping[str, SpecDevice]
+    common: Mapping[str, Any]
+    version: str
+
+
 def generate(
     driver: str, devices: Iterable[Device], inventory: Inventory, config: Config
-) -> SpecFile | None:
-    """The edits of each device, by its UUID; None if there is nothing to be had."""
+) -> Template | None:
+    """What the specs of claims for devices are made of; None if there is nothing to be had."""
     uuids = tuple(device.uuid for device in devices if device.can_be_given)
     wish = generating.Wish(
         vendor=_vendor(driver),
@@ -70,19 +93,28 @@ def generate(
         all_device=False,
         groups=False,
     )
+    if not uuids:
+        return None
     try:
-        return generating.generate(wish, inventory, config) if uuids else None
+        every = generating.generate(wish, inventory, config)
     except (CdiNotGenerated, InventoryError, RequestError):
         return None
+    tree = schema.to_tree(every)
+    return Template(
+        replace(every, devices=(), edits=Edits()),
+        {device.name: device for device in every.devices},
+        {key: tree[key] for key in _COMMON if key in tree},
+        schema.minimum_version(tree),
+    )
 
 
 def keep(
-    config: Config, driver: str, claim: Claim, every: SpecFile | None, mps_root: str = ""
+    config: Config, driver: str, claim: Claim, template: Template | None, mps_root: str = ""
 ) -> bool:
     """Have the spec of a claim be there, as it should be.
 
     Args:
-        every: what :func:`generate` has made; None for nothing.
+        template: what :func:`generate` has made; None for nothing.
         mps_root: the host's directory of MPS.
 
     Returns:
@@ -93,9 +125,9 @@ def keep(
         CdiSpecUnwritten: it cannot be written.
         DraStateUnwritten: what is in its place cannot be read.
     """
-    by_uuid = {device.name: device for device in every.devices} if every is not None else {}
+    by_uuid = template.devices if template is not None else {}
     gone = next((each for each in claim.devices if each.uuid not in by_uuid), None)
-    if every is None or gone is not None:
+    if template is None or gone is not None:
         raise ClaimedDeviceMissing(
             f"the device {(gone or claim.devices[0]).device} of {claim}",
             found="the driver does not have it now",
@@ -106,11 +138,10 @@ def keep(
         name = _name_of(claim.uid, each)
         edits = _united(by_uuid[each.uuid].edits, edits_of(each, mps_root))
         devices[name] = replace(by_uuid[each.uuid], name=name, edits=edits)
-    spec = replace(every, devices=tuple(devices.values()))
-    tree = schema.to_tree(spec)
+    tree = schema.to_tree(replace(template.spec, devices=tuple(devices.values())))
     # Names that begin with a digit, as a UID may, are younger than others.
-    tree = {**tree, "cdiVersion": schema.minimum_version(tree)}
-    text = text_of(tree, "json")
+    version = max(schema.minimum_version(tree), template.version, key=number_of)
+    text = f"{json.dumps({**tree, 'cdiVersion': version, **template.common})}\n"
     path = path_of(config, driver, claim.uid)
     try:
         if read_file(path) == text.encode():
@@ -130,7 +161,7 @@ def remove(config: Config, driver: str, uid: str) -> None:
     path = path_of(config, driver, uid)
     try:
         if os.path.lexists(path):
-            remove_file(path)
+            remove_file(path, durable=False)  # as it was written
     except OSError as error:
         raise DraStateUnwritten(f"to remove {path}", found=error.strerror or str(error)) from error
 

@@ -6,7 +6,8 @@ Rules
 - The claim has to be the one that the kubelet means: its UID decides, not its name.
 - A device that another claim has, or is a part of what it has, is not given again: the scheduler's
   races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
-  nothing from others. Of shares of one GPU, their sum counts (:mod:`.shares`).
+  nothing from others. Of shares of one device, their sum counts (:mod:`.shares`); what is made for
+  a claim has none.
 - What a person has taken out of service is not given. Who has it, keeps it.
 - What is configured for our driver is read strictly (:mod:`.configuration`), and every device of
   the claim gets its part of it (:mod:`.sharing`).
@@ -105,6 +106,11 @@ def _device(
             do="have the pod made anew, and see `nvshim list` on the node",
         )  # fmt: skip
     share, memory, shares = consumed(result)
+    if share and device.part is not None:
+        raise ResourceClaimUnusable(
+            f"a share of the device {name} for {asked}",
+            found="it is made for one claim, which has all of it",
+        )
     return ClaimDevice(
         # "gpu/any" is the subrequest "any": the kubelet knows the request.
         str(result.get("request")).partition("/")[0],

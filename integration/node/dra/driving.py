@@ -44,7 +44,7 @@ from integration.node.dra.claims import Reference, read_claim, refuse_drained, r
 from integration.node.dra.devices import publishable
 from integration.node.dra.looking import Looking
 from integration.node.dra.making import is_unmade
-from integration.node.dra.on_demand import OnDemand, gpus_of
+from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
@@ -61,12 +61,11 @@ from integration.node.errors import (
 from integration.node.mps.claims import is_of_claims
 from integration.node.plugin.engine import EngineAsked
 from integration.node.plugin.engine_cdi import ENABLE
-from integration.node.watcher import ANY, Watcher
+from integration.node.watcher import Interest, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hooks.cdi.spec import SpecFile
     from hooks.node.inventory import Inventory
     from integration.node.api_server import ApiServer
     from integration.node.components import Context
@@ -83,6 +82,7 @@ _UUIDS: Final = ("GPU-", "MIG-")
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
 _LONGEST_SWARM: Final = 1.0
+_MADE_OR_REMOVED: Final = Interest(content=False)
 
 
 class Driver:
@@ -101,7 +101,7 @@ class Driver:
         self._devices: Mapping[str, Device] | None = None
         self._looking = Looking(context, self.fault)
         self._looks = anyio.Lock()
-        self._edits: SpecFile | None = None
+        self._specs: cdi.Template | None = None
         self._claims: dict[str, Claim] = {}
         self._applying = Applying(context, self.fault)
         self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
@@ -154,10 +154,11 @@ class Driver:
         """
         async with self._looks:
             made, inventory = self.on_demand.made, self._board.seen.inventory
-            found = await self._looking.look(inventory, made, newest)
+            switched = self.on_demand.switched
+            found = await self._looking.look(inventory, made, newest, switched)
             if found is None:
                 return False
-            self._devices, self._edits = found.devices, found.edits
+            self._devices, self._specs = found.devices, found.specs
         if settled := self.on_demand.settle(found.parts):
             for claim, now in settled:
                 await self._settle(claim, now)
@@ -205,10 +206,10 @@ class Driver:
         found = await self._read(reference)
         if found is None:
             return await self._again(reference)
-        async with self.on_demand.alone(gpus_of(found)):
+        async with self.on_demand.alone(self.on_demand.gpus_for(found)):
             async with self._one_at_a_time:
                 claim, before = await self._take(found, reference)
-            if any(map(is_unmade, claim.devices)):
+            if not self.on_demand.is_ready(claim):
                 claim = await self._make(claim, before)
             await self._give(claim, before)
         return claim
@@ -380,7 +381,7 @@ class Driver:
         directory = self._config.cdi_spec_dirs[-1]
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
             while True:
-                await watcher.change({directory: ANY})
+                await watcher.change({directory: _MADE_OR_REMOVED})
                 for claim in self._missing():
                     await self._restore(claim)
 
@@ -417,7 +418,7 @@ class Driver:
         """
         leave = leave and claim not in self._missing()
         root = self._applying.mps_root
-        keep = partial(cdi.keep, self._config, self._name, claim, self._edits, root)
+        keep = partial(cdi.keep, self._config, self._name, claim, self._specs, root)
         try:
             if await anyio.to_thread.run_sync(keep):
                 self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))

@@ -1,17 +1,22 @@
-"""GPUs of which several claims may have a part (consumable capacity). Pure.
+"""GPUs and MIG devices of which several claims may have a part (consumable capacity). Pure.
 
 Rules
-- It is only so where the agent is told (``--dra-shares``). A GPU then has so many shares, or fewer:
-  no more than ``[sharing]`` of the configuration lets containers have it, for the shim would refuse
-  those that come after. A GPU that one container may have is not shared. MIG devices are not.
-- A claim that does not say how much it wants gets one share, and as much of the memory.
+- It is only so where the agent is told (``--dra-shares``). A device then has so many shares, or
+  fewer: no more than ``[sharing]`` of the configuration lets containers have it, for the shim would
+  refuse those that come after. One that one container may have is not shared.
+- What takes from counters is not shared, as MIG devices do that are made for claims: schedulers of
+  Kubernetes 1.34 to 1.36 give such a device to no second claim (kubernetes 134100, 140433), or
+  forget what its claims take of its GPU and give that to others, too (139034).
+- A claim that does not say how much it wants gets one share, and as much of the memory. Of all else
+  that a MIG device has it gets nothing for itself, or none would be left for the next claim.
 - An allocation without a share's id is the whole GPU: so it is where the API server does not know
   of shares (its gate DRAConsumableCapacity is off), and drops what we say of them.
-- The scheduler counts, and we count again: what claims have of a GPU is never more than it has.
-- Who shares a GPU shares it in the same way: by MPS or not, and with one time slice. A claim that
-  says nothing of time slices agrees with any.
+- The scheduler counts, and we count memory and shares again: what claims have of a device is never
+  more than it has.
+- Who shares a device shares it in the same way: by MPS or not, and with one time slice. A claim
+  that says nothing of time slices agrees with any.
 
-Source: Kubernetes, resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075.
+Source: Kubernetes, resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075, KEP-4815.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.sharing import limit_of
-from integration.node.dra.devices import NVIDIA
+from integration.node.dra.devices import MOST_FACTS, NVIDIA, SLICE
 from integration.node.dra.errors import SharingConflict
 from integration.node.dra.quantities import MEBI, parse_quantity, quantity
 from integration.node.errors import DeviceTaken
@@ -43,24 +48,28 @@ _SHARES: Final = f"{NVIDIA}/shares"
 def with_shares(
     devices: Iterable[Device], most: int, inventory: Inventory, config: Config
 ) -> tuple[Device, ...]:
-    """The node's devices, of which GPUs have shares.
+    """The node's devices, of which those that can have shares have them.
 
     Args:
-        most: shares of a GPU; 0 for none.
+        most: shares of a device; 0 for none.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
+    parts = {each.uuid: each for each in inventory.mig_devices}
     found = []
     for device in devices:
         shares = 0
-        if most > 1 and device.uuid == device.gpu and device.uuid in gpus:
-            limit = limit_of(config, gpus[device.uuid])
+        if most > 1 and device.counters is None and device.gpu in gpus:
+            limit = limit_of(config, gpus[device.gpu], parts.get(device.uuid))
             shares = min(most, limit) if limit else most
-        if shares > 1:
-            capacity = {**device.capacity, _SHARES: str(shares)}
-            found.append(replace(device, capacity=capacity, shares=shares))
-        else:
-            found.append(device)
+        found.append(_shared(device, shares) if shares > 1 else device)
     return tuple(found)
+
+
+def _shared(device: Device, shares: int) -> Device:
+    capacity = {**device.capacity, _SHARES: str(shares)}
+    if len(device.attributes) + len(capacity) >= MOST_FACTS:  # its health comes on top
+        capacity = {name: has for name, has in capacity.items() if not name.startswith(SLICE)}
+    return replace(device, capacity=capacity, shares=shares)
 
 
 def policy_of(device: Device, name: str) -> dict[str, Any]:
@@ -74,6 +83,8 @@ def policy_of(device: Device, name: str) -> dict[str, Any]:
     if name == _SHARES:
         valid = {"min": "1", "max": str(device.shares), "step": "1"}
         return {"requestPolicy": {"default": "1", "validRange": valid}}
+    if name != _MEMORY:
+        return {"requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
     total = parse_quantity(device.capacity[name]) or 0
     default = quantity(total // device.shares // MEBI * MEBI)
     valid = {"min": quantity(MEBI), "max": device.capacity[name], "step": quantity(MEBI)}
@@ -95,7 +106,7 @@ def consumed(result: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str, Device]) -> None:
-    """See that claims have no more of a GPU than it has.
+    """See that claims have no more of a device than it has.
 
     Args:
         others: what is prepared for other claims.
@@ -126,7 +137,7 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
 
 
 def refuse_conflicts(claim: Claim, others: Iterable[Claim]) -> None:
-    """See that claims that share a GPU share it in the same way.
+    """See that claims that share a device share it in the same way.
 
     Raises:
         SharingConflict: another one shares it in another way.

@@ -4,9 +4,9 @@ Rules
 - The devices that one configuration has MPS for are clients of one daemon, as NVIDIA's driver has
   it: ``claims/UID-HASH``, of the claim's UID and of which devices these are.
 - A place among the devices of a claim is by the index of their GPUs, from 0.
-- Shares of a GPU have one daemon, whichever claims they are of (``shares/UUID``): a GPU has one
-  server at most. It has no limits; those of a share are variables of its containers. One
-  configuration has MPS for shares of one GPU.
+- Shares of a device have one daemon, whichever claims they are of (``shares/UUID``): a device has
+  one server at most. It has no limits; those of a share are variables of its containers. One
+  configuration has MPS for shares of one device.
 - A MIG device has no time slice of its own, and CUDA sees one MIG device at most: a daemon has one,
   or whole GPUs.
 - Who only looks after a device (``adminAccess``) changes nothing of it.
@@ -97,22 +97,25 @@ def _of_group(
         )  # fmt: skip
     if wish.mps is None:
         return [(each, Sharing(wish.time_slice)) for each in group]
-    if parts and len(group) > 1:
+    several = len({each.device.uuid for each in group}) > 1
+    if parts and several:
         raise _wrong(
             asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, of "
             f"which {parts[0]} is a MIG device",
             "configure each request by an entry of its own: a daemon has one MIG device at most",
         )  # fmt: skip
     shares = [each.device for each in group if each.device.share]
-    if shares and len({each.device.uuid for each in group}) > 1:
+    if shares and several:
         raise _wrong(
             asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, of "
-            f"which {shares[0].device} is a share of a GPU",
+            f"which {shares[0].device} is a share of a device",
             "configure each request by an entry of its own",
         )  # fmt: skip
     ordered = sorted(group, key=lambda each: each.known.attributes.get("index", {}).get("int", 0))
     limits = _limits([each.known.uuid for each in ordered], wish.mps, asked)
-    daemon = f"{SHARES}/{shares[0].uuid}" if shares else _daemon(uid, ordered)
+    # UUIDs of MIG devices of older drivers have slashes in them.
+    of_shares = shares and f"{SHARES}/{shares[0].uuid.replace('/', '-')}"
+    daemon = of_shares or _daemon(uid, ordered)
     return [
         (
             each,

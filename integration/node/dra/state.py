@@ -22,6 +22,7 @@ import errno
 import json
 import os
 from dataclasses import asdict, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.cache import boot_id_path
@@ -42,6 +43,7 @@ __all__ = ["held", "load", "recorded", "save"]
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
 _MODE: Final = 0o600
+_MOST_TEXTS: Final = 1024
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -74,14 +76,11 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
         DraStateUnwritten: it cannot be done. What was written before is there still.
     """
     path = _path(config)
-    document = {
-        "format": _FORMAT,
-        "boot": _boot(config),
-        "claims": [asdict(claim) for claim in claims],
-    }
-    content = f"{json.dumps(document)}\n".encode()
+    texts = [*map(_text, claims)]
+    head = json.dumps({"format": _FORMAT, "boot": _boot(config)}).removesuffix("}")
+    content = f'{head}, "claims": [{", ".join(texts)}]}}\n'.encode()
     try:
-        if document["claims"] or os.path.lexists(path):
+        if texts or os.path.lexists(path):
             try:
                 replace_file(path, content, mode=_MODE, durable=False)
             except OSError as error:
@@ -89,6 +88,12 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
                     raise
     except OSError as error:
         raise DraStateUnwritten(f"to write {path}", found=error.strerror or str(error)) from error
+
+
+@lru_cache(_MOST_TEXTS)
+def _text(claim: Claim) -> str:
+    """A claim as JSON. All are written for each that changes, and the others are as they were."""
+    return json.dumps(asdict(claim))
 
 
 def _write_over(path: str, content: bytes) -> bool:

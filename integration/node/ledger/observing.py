@@ -114,5 +114,5 @@ async def observing(
     def say(*_: object, **__: object) -> None:
         """What a child has to say stands in the sample."""
 
-    async with sampling(observer.seen, say, to_answer=config.nvml_timeout) as observer.sampler:
+    async with sampling(observer.seen, say, config) as observer.sampler:
         yield observer

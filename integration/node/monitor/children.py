@@ -10,6 +10,8 @@ Rules
 - While a child runs, the kernel module is in use: it cannot be removed, a GPU cannot be reset, and
   MIG mode cannot be switched. So children are killed, not asked, when the agent is told to end or
   when the driver or the GPUs change; nobody waits for NVML then.
+- So none is started while somebody needs NVML closed, and each shares the lock that keeps others
+  waiting who do (:mod:`integration.nvml_lock`), from before it opens NVML.
 - What a child says is a line at a time and bounded. One that says more without an end is a failure.
 """
 
@@ -29,6 +31,7 @@ import anyio
 from hooks.node.nvml import library_path, modules_directory
 from integration.node.errors import ChildFailed
 from integration.node.monitor import child as program
+from integration.nvml_lock import NONE, opening
 
 if TYPE_CHECKING:
     from integration.node.refresh import Seen
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 CRASHED: Final = "NVML crashed"
 """How the reason begins of a child that a signal has ended."""
 
+_CLOSED: Final = "a GPU is being reset, or its MIG mode switched: it is asked again soon"
 _LONGEST: Final = 4 << 20
 _CHUNK: Final = 1 << 16
 
@@ -73,10 +77,14 @@ def uuids_of(seen: Seen) -> dict[int, str]:
 
 
 class Children:
-    """Who starts and ends them."""
+    """Who starts and ends them.
 
-    def __init__(self, say: Callable[..., None]) -> None:
-        self._say = say
+    Args:
+        state: the directory ``state`` of the configuration.
+    """
+
+    def __init__(self, say: Callable[..., None], state: str) -> None:
+        self._say, self._state = say, state
         self._abandoned: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -93,7 +101,8 @@ class Children:
             library: the path of NVML's.
 
         Raises:
-            ChildFailed: it could not be started, or too many cannot be ended.
+            ChildFailed: it could not be started, too many cannot be ended, or NVML is not to be
+                opened now.
         """
         if (held := self.abandoned) >= _MOST_ABANDONED:
             raise ChildFailed(
@@ -105,15 +114,19 @@ class Children:
             *(sys.executable, "-I", "-S", program.__file__),
             *(what, library, modules_directory(), str(os.getpid())),
         ]
-        try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                env={}, cwd="/", bufsize=0, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise ChildFailed(
-                f"{what} of NVML", found=f"no process can be started: {error.strerror}"
-            ) from error
+        with opening(self._state, 0) as lock:
+            if lock is None:
+                raise ChildFailed(f"{what} of NVML", found=_CLOSED)
+            try:
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    env={}, cwd="/", bufsize=0, start_new_session=True,
+                    pass_fds=() if lock == NONE else (lock,),
+                )  # fmt: skip
+            except OSError as error:
+                raise ChildFailed(
+                    f"{what} of NVML", found=f"no process can be started: {error.strerror}"
+                ) from error
         return Child(what, process)
 
     async def end(self, child: Child) -> None:

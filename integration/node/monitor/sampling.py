@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from hooks.config import Config
 from integration.node.errors import ChildFailed
 from integration.node.monitor.child import SAMPLES
 from integration.node.monitor.children import (
@@ -230,14 +231,14 @@ class NvmlSampler:
 
 @asynccontextmanager
 async def sampling(
-    look: Callable[[], Seen], say: Callable[..., None], *, to_answer: float
+    look: Callable[[], Seen], say: Callable[..., None], config: Config
 ) -> AsyncIterator[NvmlSampler]:
     """Sample in a program that is not the agent.
 
     Args:
-        to_answer: seconds that NVML may take.
+        config: where the lock of NVML is, and how long that may take to answer.
     """
-    sampler = NvmlSampler(look, Children(say), to_answer=to_answer)
+    sampler = NvmlSampler(look, Children(say, config.state), to_answer=config.nvml_timeout)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.serve)
         yield sampler

@@ -6,10 +6,12 @@ Rules
 - A device that is lost is left out, as for a resource, and so is one that is not seen: a MIG device
   that was just made will be. One that is out of service is not: who has it, keeps it.
 - A daemon stays when the agent ends: containers of the claim may be started meanwhile.
-- Not every driver's control program can serve several users at once. Whether one can is asked of
-  the program's file: an option that it does not know it would ignore.
+- Not every driver's control program can serve several users at once: that of branch 555 can, that
+  of 550 cannot, and does not say so. So the program's file is looked into first. GPUs before Volta
+  cannot.
 
-Source: nvidia-cuda-mps-control(1), of newer drivers.
+Sources: nvidia-cuda-mps-control(1) of driver 555.58.02, "-multiuser-server"; NVIDIA's MPS
+documentation, "Server"; kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go (Volta).
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ __all__ = ["CLAIMS", "SHARES", "is_of_claims", "plan_of_claim", "settings_of"]
 
 CLAIMS: Final = "claims"
 SHARES: Final = "shares"
-"""What comes before the slash in the names of daemons: of a claim's devices, and of a GPU of which
-claims have shares. No resource is called so."""
+"""What comes before the slash in the names of daemons: of a claim's devices, and of a device of
+which claims have shares. No resource is called so."""
 
 MULTI_USER: Final = "-multiuser-server"
+_VOLTA: Final = 7
 
 
 def is_of_claims(name: str) -> bool:
@@ -83,13 +86,26 @@ def plan_of_claim(name: str, daemon: ClaimDaemon, inventory: Inventory) -> Plan:
         options=(MULTI_USER,) if daemon.multi_user else (),
         stays=True,
     )
-    if daemon.multi_user and not _knows(plan.programs, MULTI_USER):
-        raise MpsImpossible(
-            "MPS for several users at once (multiUser)",
-            found=f"the control program of driver {plan.driver} has no option {MULTI_USER}",
-            do="install a newer driver, or give the containers one user",
-        )
+    if daemon.multi_user:
+        _refuse_multi_user(plan, inventory)
     return plan
+
+
+def _refuse_multi_user(plan: Plan, inventory: Inventory) -> None:
+    asked = "MPS for several users at once (multiUser)"
+    for gpu in inventory.gpus:
+        major = gpu.compute_capability.partition(".")[0]
+        if gpu.uuid in plan.devices and major.isdecimal() and int(major) < _VOLTA:
+            raise MpsImpossible(
+                asked, found=f"{gpu.uuid} is {gpu.model}, older than Volta",
+                do="give the containers one user",
+            )  # fmt: skip
+    if not _knows(plan.programs, MULTI_USER):
+        raise MpsImpossible(
+            asked,
+            found=f"the control program of driver {plan.driver} has no option {MULTI_USER}",
+            do="install a driver of branch 555 or newer, or give the containers one user",
+        )
 
 
 def _knows(programs: Programs, option: str) -> bool:

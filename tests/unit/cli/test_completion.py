@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
-from integration.cli.health import _complete
+import click
+
+from integration.cli.health import clear
 from integration.doctor.checks import CHECKS
-from tests.harness.launcher import REPOSITORY
+from tests.harness.nvshim import nvshim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,11 +26,7 @@ def complete(*words: str) -> list[str]:
         "COMP_WORDS": " ".join(["nvshim", *words]),
         "COMP_CWORD": str(len(words)),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "integration.cli"],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [line.partition(",")[2] for line in done.stdout.split()]
+    return [line.partition(",")[2] for line in nvshim(env=environment).stdout.split()]
 
 
 def test_commands_that_are_hidden_are_not_offered() -> None:
@@ -63,9 +59,10 @@ def test_devices_are_completed_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(_: object) -> Mapping[str, object]:
         return {"GPU-aa": {}, "MIG-bb": {}}
 
-    class Context:
-        params: Mapping[str, str] = {}
+    def offered(begun: str) -> list[str]:
+        (devices,) = [each for each in clear.params if each.name == "devices"]
+        return [each.value for each in devices.shell_complete(click.Context(clear), begun)]
 
     monkeypatch.setattr("integration.cli.health.read_health", known)
-    assert _complete(Context(), None, "gpu") == ["GPU-aa"]  # type: ignore[arg-type]
-    assert _complete(Context(), None, "") == ["GPU-aa", "MIG-bb"]  # type: ignore[arg-type]
+    assert offered("gpu") == ["GPU-aa"]
+    assert offered("") == ["GPU-aa", "MIG-bb"]

@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from hooks.config import TABLES, Config, load_config
@@ -292,7 +293,8 @@ def test_at_the_shell(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_keys_are_completed(ours: Path) -> None:
-    from integration.cli.config import _complete  # noqa: PLC0415
+    from integration.cli.config import get  # noqa: PLC0415
 
-    names = _complete(None, None, "policy.d")  # type: ignore[arg-type]
-    assert names == ["policy.denied", "policy.disable-require"]
+    (key,) = [each for each in get.params if each.name == "key"]
+    names = key.shell_complete(click.Context(get), "policy.d")
+    assert [each.value for each in names] == ["policy.denied", "policy.disable-require"]

@@ -24,7 +24,7 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
 ) -> None:
     monkeypatch.setattr(room, "_MOST_ABANDONED", 1)
     monkeypatch.setattr(room, "_TO_DIE", 0.01)
-    children = Children(lambda *_, **__: None)
+    children = Children(lambda *_, **__: None, "/nowhere")
     process = running("import time; time.sleep(60)")
     kill = process.kill
     monkeypatch.setattr(process, "kill", lambda: None)  # as if no signal reached it

@@ -24,9 +24,10 @@ from integration.node.errors import (
     MpsStateUnusable,
 )
 from integration.node.mps import control, host_setup, modes
+from integration.node.mps.claims import plan_of_claim
 from integration.node.mps.control import Control
 from integration.node.mps.places import Places, places_in
-from integration.node.mps.plan import Programs, plan_of
+from integration.node.mps.plan import ClaimDaemon, Programs, plan_of
 from integration.node.plugin.values import MPS, Device, Resource
 from tests.unit.node.inventories import node_with
 
@@ -96,6 +97,25 @@ def test_what_is_no_whole_gpu_any_more_is_not_shared(facts: dict[str, object] | 
     gpus = () if facts is None else (gpu(0, **facts),)
     with pytest.raises(MpsImpossible, match="E2736"):
         plan_of(shared(0), inventory_of("", *gpus))
+
+
+def test_several_users_are_served_by_programs_and_gpus_that_can(tmp_path: Path) -> None:
+    root = str(tmp_path)
+    volta, pascal = gpu(0, compute_capability="7.0"), gpu(1, compute_capability="6.1")
+    one = ClaimDaemon({uuid(0): 0}, 100, multi_user=True)
+    program = tmp_path / "usr/bin/nvidia-cuda-mps-control"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(b"\0-d\0-f\0")  # as of branch 550
+    with pytest.raises(MpsImpossible, match="has no option -multiuser-server"):
+        plan_of_claim("claims/one", one, inventory_of(root, volta))
+    program.write_bytes(b"\0-d\0-f\0-multiuser-server\0")  # as of branch 555
+    plan = plan_of_claim("claims/one", one, inventory_of(root, volta))
+    assert plan.options == ("-multiuser-server",)
+    both = ClaimDaemon({uuid(0): 0, uuid(1): 0}, 100, multi_user=True)
+    with pytest.raises(MpsImpossible, match=f"{uuid(1)} is H100, older than Volta"):
+        plan_of_claim("claims/two", both, inventory_of(root, volta, pascal))
+    plain = plan_of_claim("claims/two", replace(both, multi_user=False), inventory_of(root, pascal))
+    assert plain.options == ()
 
 
 def test_the_programs_are_started_as_their_root_is(tmp_path: Path) -> None:

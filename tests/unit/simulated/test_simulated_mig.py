@@ -99,3 +99,36 @@ def test_who_has_asked_before_sees_what_is_made_later(
 def test_another_scenario_has_no_instances_of_this_one(node: SimulatedNode, smi: Smi) -> None:
     assert smi(node, "mig", "-i", "1", "-cgi", "19:5", "-C").returncode == 0
     assert devices(node.change(node.scenario), smi) == ["1g.10gb"]
+
+
+def mode(node: SimulatedNode, smi: Smi) -> str:
+    """MIG mode of GPU 0, now and after a reset."""
+    query = "--query-gpu=mig.mode.current,mig.mode.pending"
+    return smi(node, "-i", "0", query, "--format=csv,noheader").stdout.strip()
+
+
+def test_mig_mode_is_switched_by_an_idle_gpu_alone(node: SimulatedNode, smi: Smi) -> None:
+    pci = node.scenario.gpus[0].pci
+    assert mode(node, smi) == "Disabled, Disabled"
+    assert "Enabled MIG Mode for GPU" in smi(node, "-i", pci, "-mig", "1").stdout
+    assert mode(node, smi) == "Enabled, Enabled"
+    assert smi(node, "mig", "-i", "0", "-cgi", "19:2", "-C").returncode == 0
+    assert devices(node, smi) == ["1g.10gb", "1g.10gb"]
+    inventory = inventory_of(load_config(node.config_path), anew=True)
+    assert [gpu.mig for gpu in inventory.gpus] == [True, True]
+    assert "In use by another client" in smi(node, "-i", pci, "-mig", "0").stdout
+    assert mode(node, smi) == "Enabled, Disabled"
+    for step in ("-dci", "-dgi"):
+        assert smi(node, "mig", "-i", "0", step).returncode == 0
+    assert "Disabled MIG Mode for GPU" in smi(node, "-i", pci, "-mig", "0").stdout
+    assert mode(node, smi) == "Disabled, Disabled"
+    with open(f"{node.state}/nvml-processes", "w", encoding="ascii") as file:
+        file.write("0 4711 1048576\n")
+    assert "In use by another client" in smi(node, "-i", pci, "-mig", "1").stdout
+    assert mode(node, smi) == "Disabled, Enabled"
+
+
+def test_mig_mode_of_ampere_waits_for_a_reset(make_node: MakeNode, smi: Smi) -> None:
+    node = make_node(Scenario.parse({"gpus": 1, "model": "a100"}))
+    smi(node, "-i", "0", "-mig", "1")
+    assert mode(node, smi) == "Disabled, Enabled"

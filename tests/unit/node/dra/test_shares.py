@@ -15,8 +15,9 @@ from integration.inspection.shares import Share, shares_in
 from integration.node.dra import cdi, state
 from integration.node.dra.answering import answer_of_claim
 from integration.node.dra.claims import refuse_taken
-from integration.node.dra.devices import Device
+from integration.node.dra.devices import Device, publishable
 from integration.node.dra.errors import SharingConflict
+from integration.node.dra.parts import Counters, Part
 from integration.node.dra.shares import (
     MOST,
     consumed,
@@ -27,11 +28,11 @@ from integration.node.dra.shares import (
 from integration.node.dra.sharing import daemons_of, edits_of
 from integration.node.dra.slices import VERSIONS, contents
 from integration.node.dra.values import Claim, Sharing
-from integration.node.errors import ClaimConfigUnknown, DeviceTaken
+from integration.node.errors import ClaimConfigUnknown, DeviceTaken, ResourceClaimUnusable
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, POOL, claim_of, having
 from tests.unit.node.dra.test_configuration import entry, ours
-from tests.unit.node.dra.test_slices import DEVICES, GPUS, NODE
+from tests.unit.node.dra.test_slices import DEVICES, GPUS, NODE, PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +43,15 @@ SHARED: Final = {
     f"gpu-{n}": Device(f"gpu-{n}", uuid, uuid, {}, {"gpu.nvidia.com/memory": "80Gi"}, shares=4)
     for n, uuid in enumerate((GPU, OTHER))
 }
+
+
+OF_PART: Final = {
+    f"gpu.nvidia.com/{name}": value
+    for name, value in (
+        ("memory", "9856Mi"), ("multiprocessors", "16"), ("copyEngines", "1"), ("decoders", "1"),
+        ("encoders", "0"), ("jpegEngines", "1"), ("ofaEngines", "0"),
+    )
+}  # fmt: skip
 
 
 def spec_of(devices: Iterable[Device]) -> dict[str, Any]:
@@ -72,29 +82,59 @@ def test_without_being_told_a_gpu_is_published_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_gpu_is_published_with_shares_and_a_mig_device_is_not(version: str) -> None:
-    (told,) = contents(with_shares(DEVICES, 4, NODE, Config()), version)
+def test_a_gpu_and_a_mig_device_are_published_with_shares(version: str) -> None:
+    devices = [
+        replace(each, capacity=OF_PART) if each.name.startswith("mig-") else each
+        for each in DEVICES
+    ]
+    (told,) = contents(with_shares(devices, 4, NODE, Config()), version)
+    assert faults(spec_of(with_shares(devices, 4, NODE, Config()))) == []
     for each in told["devices"]:
         device = each.get("basic", each)
+        assert device["allowMultipleAllocations"] is True
         is_gpu = each["name"].startswith("gpu-")
-        assert device.get("allowMultipleAllocations", False) is is_gpu
-        if is_gpu:
-            assert device["capacity"] == {
-                "gpu.nvidia.com/memory": {
-                    "value": "80Gi",
-                    "requestPolicy": {
-                        "default": "20Gi",
-                        "validRange": {"min": "1Mi", "max": "80Gi", "step": "1Mi"},
-                    },
+        total, share = ("80Gi", "20Gi") if is_gpu else ("9856Mi", "2464Mi")
+        expected = {
+            "gpu.nvidia.com/memory": {
+                "value": total,
+                "requestPolicy": {
+                    "default": share,
+                    "validRange": {"min": "1Mi", "max": total, "step": "1Mi"},
                 },
-                "gpu.nvidia.com/shares": {
-                    "value": "4",
-                    "requestPolicy": {
-                        "default": "1",
-                        "validRange": {"min": "1", "max": "4", "step": "1"},
-                    },
+            },
+            "gpu.nvidia.com/shares": {
+                "value": "4",
+                "requestPolicy": {
+                    "default": "1",
+                    "validRange": {"min": "1", "max": "4", "step": "1"},
                 },
-            }
+            },
+        }
+        # What a claim does not ask for it does not take: else the first would have all of it.
+        free = {"requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
+        for name, value in OF_PART.items():
+            if not is_gpu and not name.endswith("/memory"):
+                expected[name] = {"value": value, **free}
+        assert device["capacity"] == expected
+
+
+def test_what_takes_from_counters_has_no_shares() -> None:
+    taking = [replace(each, counters=Counters("of-its-gpu", {}, {})) for each in DEVICES]
+    assert list(with_shares(taking, 4, NODE, Config())) == taking
+    made = {"gpu-0": replace(SHARED["gpu-0"], part=Part(OTHER, 19, 0, 1), shares=0)}
+    with pytest.raises(ResourceClaimUnusable, match="made for one claim, which has all of it"):
+        claim_of({"devices": {"results": [part()]}}, devices=made)
+
+
+def test_a_device_with_shares_has_as_many_facts_as_the_api_takes() -> None:
+    attributes = {f"attribute{n}": {"int": n} for n in range(16)}
+    slices = {f"gpu.nvidia.com/memorySlice{n}": "1" for n in range(8)}
+    whole = replace(DEVICES[-1], attributes=attributes, capacity=OF_PART | slices)
+    (published,) = publishable([whole], {})
+    assert len(published.attributes) + len(published.capacity) == 32
+    (shared,) = publishable(with_shares([whole], 4, NODE, Config()), {})
+    assert len(shared.attributes) + len(shared.capacity) == 17 + 8
+    assert shared.capacity == {**OF_PART, "gpu.nvidia.com/shares": "4"}
 
 
 @given(st.integers(0, MOST), st.integers(MOST << 20, 1 << 40))
@@ -111,7 +151,10 @@ def test_there_are_no_more_shares_than_containers_may_have_the_gpu() -> None:
     config = Config(holders=3, holders_of=(f"{GPUS[0]}=1", f"{GPUS[1]}=2"))
     assert [each.shares for each in with_shares(DEVICES, 4, NODE, config)][:2] == [0, 2]
     assert with_shares(DEVICES, 4, NODE, Config(holders="exclusive")) == DEVICES
-    assert [each.shares for each in with_shares(DEVICES, 4, NODE, Config(holders=3))][:2] == [3, 3]
+    assert [each.shares for each in with_shares(DEVICES, 4, NODE, Config(holders=3))] == [3] * 4
+    # A MIG device has the limit of its GPU, or its own.
+    config = Config(holders_of=(f"{GPUS[2]}=2", f"{PARTS[1]}=3"))
+    assert [each.shares for each in with_shares(DEVICES, 4, NODE, config)] == [4, 4, 2, 3]
 
 
 # -- given -------------------------------------------------------------------------------------
@@ -228,7 +271,7 @@ def test_shares_of_a_gpu_have_one_daemon_and_each_its_limits_by_variables() -> N
         Share(ID, GPU, 20 << 10, 1), Share(SECOND, GPU, 2 << 10, 1),
     )  # fmt: skip
     results = (part(), part(device="gpu-1", share=SECOND))
-    with pytest.raises(ClaimConfigUnknown, match="a share of a GPU"):
+    with pytest.raises(ClaimConfigUnknown, match="a share of a device"):
         sharing(*results, config=config)
     assert sharing(*results).devices[0].sharing == Sharing()
 
