@@ -2,7 +2,8 @@
 
 What a prepare takes is measured first, without trouble. Then pods come and go side by side while
 the agent is killed, the API server is away and slices are wiped. At last it is killed at every
-step of preparing a claim and of taking it back. Nothing is given twice, and nothing is left.
+step of preparing a claim and of taking it back, alone and while another agent waits for its turn.
+Nothing is given twice, and nothing is left.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -26,6 +28,7 @@ from integration.node.components import DRA_DRIVER
 from tests.harness.claim_storm import Storm
 from tests.harness.dra_node import Place, dra_node
 from tests.harness.killing import killed_at
+from tests.harness.node_agent import NodeAgent
 from tests.harness.processes import processor_time
 from tests.harness.waiting import eventually
 
@@ -138,6 +141,59 @@ def step(place: Place, what: str, calls: str, nth: int) -> bool:
     return is_killed
 
 
+def handovers(place: Place) -> None:
+    """Kill the agent at each step of a call, while the next one waits: no call fails."""
+    place.agent.kill()
+    agents = [place.new_agent("--pod-uid", str(uuid.uuid4()))]
+    agents[0].start()
+    killed = 0
+    try:
+        for what, calls in ((what, each) for what, names in _STEPS.items() for each in names):
+            for nth in range(1, _MOST_STEPS):
+                agents.append(_next(place))
+                is_killed = handover(place, agents.pop(0), what, calls, nth)
+                killed += is_killed
+                if not is_killed:
+                    break
+    finally:
+        for agent in agents:
+            agent.kill()
+    _say(f"handovers: killed at each of {killed} steps, no call failed, nothing left")
+
+
+def _next(place: Place) -> NodeAgent:
+    """An agent that waits for its turn, once the kubelet calls it."""
+    before = {each.info.endpoint for each in place.kubelet.instances(DRA_DRIVER)}
+    agent = place.new_agent("--pod-uid", str(uuid.uuid4()), log="next.log")
+    agent.start()
+    eventually(lambda: place.driver.info.endpoint not in before, "the next one is registered")
+    return agent
+
+
+def handover(place: Place, agent: NodeAgent, what: str, calls: str, nth: int) -> bool:
+    """Kill an agent at one step while another waits; whether it has come to that."""
+    claim, driver = place.claim(f"next-{what}-{calls}-{nth}", place.parts[0]), place.driver
+    if what == "unprepare":
+        assert not driver.prepare(claim)[claim[1]].error
+    with killed_at(agent.pid, calls, nth=nth):
+        if what == "prepare":
+            answer = driver.prepare(claim)[claim[1]]
+            assert not answer.error, answer.error
+        else:
+            assert driver.unprepare(claim) == {claim[1]: ""}
+        is_killed = not agent.is_running()
+        agent.kill()
+    if what == "prepare":
+        assert os.path.exists(place.spec(claim))
+        assert driver.unprepare(claim) == {claim[1]: ""}
+    else:
+        again = place.claim("again", place.parts[0])
+        assert not driver.prepare(again)[again[1]].error
+        assert driver.unprepare(again) == {again[1]: ""}
+    assert left(place) == [], (what, calls, nth, left(place))
+    return is_killed
+
+
 def main() -> int:
     """Try all of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.claims", description=__doc__)
@@ -146,6 +202,7 @@ def main() -> int:
         "storm": storm,
         "prepare": partial(steps, what="prepare"),
         "unprepare": partial(steps, what="unprepare"),
+        "handovers": handovers,
     }
     parser.add_argument("--only", action="append", choices=parts, default=[])
     given = parser.parse_args()

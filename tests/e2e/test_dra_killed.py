@@ -15,6 +15,7 @@ import pytest
 from integration.node.components import DRA_DRIVER
 from tests.e2e.test_dra import error_of, place, root
 from tests.harness.killing import killed_at
+from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.harness.dra_node import Place
@@ -68,3 +69,12 @@ def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
     assert place.driver.unprepare(claim) == {claim[1]: ""}
     assert left(place) == ([], [])
     assert error_of(place.driver, other) == ""
+
+
+def test_what_cannot_be_removed_of_an_agent_before_keeps_nobody_from_claims(place: Place) -> None:
+    place.agent.kill()
+    os.mkdir(place.spec(("", "a claim of nobody", "")))
+    place.start_again()
+    assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+    eventually(lambda: any("E2777" in each for each in place.agent.faults()), "it is said")
+    os.rmdir(place.spec(("", "a claim of nobody", "")))

@@ -16,6 +16,7 @@ from integration.node.dra.places import places_of
 from tests.e2e.test_dra import error_of, place, root
 from tests.harness.claim_storm import Storm
 from tests.harness.killing import killed_at
+from tests.harness.kubelet_dra import Driver
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.harness.dra_node import Place
-    from tests.harness.kubelet_dra import Driver
     from tests.harness.node_agent import NodeAgent
 
 __all__ = ["place", "root"]
@@ -226,6 +226,26 @@ def test_a_pod_is_ready_once_its_agent_serves(place: Place) -> None:
         assert nvshim(*ready, "--pod-uid", OLD, check=False).code != 0
         eventually(lambda: nvshim(*ready, "--pod-uid", NEW, check=False).code == 0, "it is ready")
         assert os.listdir(f"{place.node.state}/pods") == [NEW]
+
+
+def test_streams_that_a_kubelet_opens_again_and_again_leave_nothing(place: Place) -> None:
+    with updating(place) as waiter:
+        second = place.kubelet.instances(DRA_DRIVER)[1]
+
+        def stream() -> None:
+            again = Driver(second.info, second.version)
+            eventually(lambda: again.health, "health is told")
+            again.close()
+
+        def held() -> int:
+            pids = (place.agent.pid, waiter.pid)
+            return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+
+        stream()
+        before = held()
+        for _ in range(20):
+            stream()
+        eventually(lambda: held() <= before + 4, "the connections have ended")
 
 
 def test_what_was_begun_is_finished_before_an_agent_ends(place: Place) -> None:

@@ -37,7 +37,14 @@ from integration.node.errors import DraFailed
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Iterator,
+    )
 
     from integration.node.components import Context
     from integration.node.dra.values import Claim, Health
@@ -146,7 +153,7 @@ class Answering:
             answer.claims[uid].error = error
         return answer
 
-    async def watch(self) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
+    async def watch(self) -> AsyncGenerator[health_pb.NodeWatchResourcesResponse, None]:
         """The messages of NodeWatchResources."""
         board = self._context.board
         while not self._ended.is_set():

@@ -54,6 +54,7 @@ from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
     ClaimedDeviceMissing,
+    DraStateUnwritten,
     EngineReadsNoCdi,
     ResourceClaimUnusable,
 )
@@ -114,7 +115,11 @@ class Driver:
         self._applying.begin(self._claims.values())
         await self.on_demand.begin()
         self._tell()
-        cdi.sweep(self._config, self._name, self._claims)
+        self.fault("old specs", "")
+        try:
+            cdi.sweep(self._config, self._name, self._claims)
+        except DraStateUnwritten as error:  # it harms nobody: no claim leads to it
+            self.fault("old specs", str(error))
         await self._look()
         await self._keep_specs()
 

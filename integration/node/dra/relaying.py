@@ -18,7 +18,7 @@ from integration.node.calls import answer_of
 from integration.node.socket_server import serialize
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 __all__ = ["Refused", "Relay"]
 
@@ -76,7 +76,7 @@ class Relay:
                     raise Refused(error) from error
                 return None
 
-    async def stream(self, method: str, request: Any, kind: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, request: Any, kind: Any) -> AsyncGenerator[Any, None]:
         """Pass on what is told, until whoever tells it has ended.
 
         Raises:

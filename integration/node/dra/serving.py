@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -297,12 +297,14 @@ class Serving:
         kind = health_pb.NodeWatchResourcesResponse
         while True:
             if (at_work := self._at_work) is not None:
-                async for message in at_work.watch():
-                    yield message
+                async with aclosing(at_work.watch()) as messages:
+                    async for message in messages:
+                        yield message
             elif (relay := self._relay) is not None:
                 try:
-                    async for message in relay.stream(method, request, kind):
-                        yield message
+                    async with aclosing(relay.stream(method, request, kind)) as messages:
+                        async for message in messages:
+                            yield message
                 except Refused as error:
                     await call.abort(error.code, error.details)
             await self._await_next(call)
