@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from hooks.config import Config
+from hooks.config import Config, load_config
 from integration.cli.kinds import HEALTH
 from integration.cli.options import completing, configured, found_if, with_listing
 from integration.cli.output import Column, Output
@@ -44,8 +44,6 @@ _COLUMNS: Final = (
 @completing
 def _devices(given: Mapping[str, Any]) -> Iterable[str]:
     """The UUIDs of the devices that are watched."""
-    from hooks.config import load_config  # noqa: PLC0415 - only a shell asks
-
     return read_health(load_config(given.get("config_path"))) or ()
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from hooks.config import Config
+from integration.cli.health import show_health
 from integration.cli.options import configured, located, with_listing
 from integration.cli.output import Column, Output, plain, title_of
 from integration.inspection.errors import StateUnreadable
@@ -97,8 +98,6 @@ def command(
     nvshim list -q          UUIDs alone
     """
     if only_health:
-        from integration.cli.health import show_health  # noqa: PLC0415 - few ask for it
-
         show_health(output, config)
         return
     try:

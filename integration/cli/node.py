@@ -18,6 +18,7 @@ from integration.cli.options import configured, with_output
 from integration.cli.output import Format, serialized
 from integration.node.agent import is_ready, serve
 from integration.node.health.policy import policy_of
+from integration.node.plugin.settings import as_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,8 +99,6 @@ def command(
 
 
 def _show_settings(output: Output, options: Options) -> None:
-    from integration.node.plugin.settings import as_document  # noqa: PLC0415 - not for readiness
-
     if options.settings is None:
         return
     settings = options.settings.load()
@@ -115,7 +114,7 @@ def _encode(_logger: Any, _level: str, line: Any) -> bytes:
 
 
 def _log(form: str) -> Callable[..., None]:
-    import structlog  # noqa: PLC0415 - likewise
+    import structlog  # noqa: PLC0415 - readiness, which is asked all the time, writes no log
 
     render: Any = (
         structlog.processors.JSONRenderer()

@@ -11,6 +11,8 @@ import click
 
 from integration.cli.options import with_output
 from integration.cli.output import Output
+from integration.kubernetes.environment import ignored, settings_from
+from integration.kubernetes.status import Log, check
 
 
 @click.command("node-installer")
@@ -39,20 +41,15 @@ def command(output: Output, probe: str | None, **given: Any) -> None:
     installer among them; an option has the last word. Ends with status 0 when it is told to (see
     --remove-on-exit), or with --once when everything is done.
     """
-    # What a probe does not need is not imported for it.
-    from integration.kubernetes.environment import ignored, settings_from  # noqa: PLC0415
-
     settings = settings_from(os.environ)
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     if probe:
-        from integration.kubernetes.status import check  # noqa: PLC0415
-
         status = check(probe, settings.local, time.monotonic())
         output.text(f"state  {status.state}", {"state": status.state, "message": status.message})
         return
+    # A probe needs none of it.
     from integration.kubernetes.host import Host  # noqa: PLC0415
     from integration.kubernetes.installer import Installer, heed_signals  # noqa: PLC0415
-    from integration.kubernetes.status import Log  # noqa: PLC0415
 
     log = Log()
     for name, why in ignored(os.environ).items():

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
+from integration.node.api_access import of_kubeconfig
 from integration.node.components import DRA_DRIVER, NO, YES, Options
+from integration.node.metrics.address import parse_address
+from integration.node.plugin.choosing import FALLBACKS, Choice
 from integration.node.plugin.readers import BOOLEAN
+from integration.node.plugin.settings import Source
 from integration.node.plugin.table import FLAGS, Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.node.plugin.settings import Source
     from integration.node.plugin.table import Setting
 
 R = TypeVar("R")
@@ -100,8 +103,6 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
     if others["dra_mig"] and not others["dra"]:
         raise click.UsageError("--dra-mig needs --dra")
     if others["kubeconfig"]:
-        from integration.node.api_access import of_kubeconfig  # noqa: PLC0415 - seldom given
-
         of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()
     others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
@@ -111,13 +112,10 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
 
 
 def _source(told: Told) -> Source:
-    from integration.node.plugin import settings  # noqa: PLC0415 - readiness needs none
-    from integration.node.plugin.choosing import FALLBACKS, Choice  # noqa: PLC0415 - likewise
-
     others = told.others
     file, directory = others["config_file"], others["config_dir"]
     if not directory:
-        return settings.Source(told.given, file)
+        return Source(told.given, file)
     if file:
         raise click.UsageError("--config-file and --config-dir exclude each other")
     fallbacks = tuple(word for each in others["fallbacks"] for word in each.split(",") if word)
@@ -133,7 +131,7 @@ def _source(told: Told) -> Source:
         fallbacks=fallbacks,
         label=others["node_label"],
     )
-    return settings.Source(told.given, choice=choice)
+    return Source(told.given, choice=choice)
 
 
 # -- NVIDIA's flags ----------------------------------------------------------------------------
@@ -170,8 +168,6 @@ def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    from integration.node.metrics.address import parse_address  # noqa: PLC0415 - seldom given
-
     del context, parameter
     if value in {"", "none"}:
         return ""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hooks.config import DEFAULT_PATH, NVIDIA_PATH, Config, load_config
+from hooks.config.nvidia import parse_nvidia_config
 from integration.doctor.errors import RootNotFound
 
 # As many as the kernel follows.
@@ -103,8 +104,6 @@ class Places:
             return self.below(load_config(ours))
         if not os.path.exists(theirs):
             return self.below(Config())
-        from hooks.config.nvidia import parse_nvidia_config  # noqa: PLC0415 - few nodes have it
-
         with open(theirs, "rb") as file:
             return self.below(parse_nvidia_config(file.read(), NVIDIA_PATH))
 

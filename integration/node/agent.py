@@ -26,6 +26,7 @@ Rules
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from hooks.node.device_nodes import CAPS
 from hooks.node.drained import driver_of, read_drains
@@ -109,7 +111,7 @@ async def serve(
             rounds = _Rounds(context, watcher, unannounced)
             seen = await rounds.look(first=True)
             if not once:
-                _begin_parts(tasks, context)
+                tasks.start_soon(_begin_parts, tasks, context)
                 for pause, names in _NOTED:
                     tasks.start_soon(rounds.keep_noted, pause, *names)
                 while not in_effect or _is_in_effect():
@@ -234,10 +236,16 @@ class _Rounds:
             self._unnoted = ""
 
 
-def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
-    """Begin with a node that was looked at."""
+async def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
+    """Begin with a node that was looked at.
+
+    Modules take a while: each part begins when it has its own, and does not wait for the others'.
+    """
     for name, part in PARTS.items():
         if part.is_wanted(context.options):
+            with suppress(ImportError):  # the part itself says so
+                load = partial(importlib.import_module, part.module)
+                await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
             tasks.start_soon(keep, name, context)
 
 

@@ -162,8 +162,11 @@ def _tells_cluster(options: Options) -> bool:
 
 
 PARTS: Final[Mapping[str, Part]] = {
-    "causes": Part("integration.node.causes.component"),
+    "plugin": Part(
+        "integration.node.plugin.component", lambda options: options.device_plugin != NO
+    ),
     "dra": Part("integration.node.dra.component", lambda options: options.dra),
+    "causes": Part("integration.node.causes.component"),
     "ledger": Part("integration.node.ledger.component"),
     "health": Part("integration.node.health.component"),
     "memory-guard": Part("integration.node.causes.guard"),
@@ -174,12 +177,9 @@ PARTS: Final[Mapping[str, Part]] = {
         "integration.node.health.node_condition",
         lambda options: options.node_condition and _tells_cluster(options),
     ),
-    "plugin": Part(
-        "integration.node.plugin.component", lambda options: options.device_plugin != NO
-    ),
     "pod-events": Part("integration.node.ledger.pod_events", _tells_cluster),
 }
-"""Each part by its name."""
+"""Each part by its name, in the order in which they begin: a kubelet waits for the first two."""
 
 
 async def keep(name: str, context: Context, module: str = "") -> None:
