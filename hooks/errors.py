@@ -254,7 +254,7 @@ class ClaimsUnusable(RequestError):
 
 
 class FaultExitCodeWrong(RequestError):
-    """An annotation asks for an exit code that is none. Raised by :func:`fault_exit.read_wish`."""
+    """An annotation asks for an exit code that is none. Raised by :func:`glance.glance`."""
 
     code = "NVSHIM-E0230"
 

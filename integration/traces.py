@@ -21,7 +21,7 @@ Source: proc(5), cgroups(7), containerd runtime/v2/shim (SocketAddress), go-runc
 from __future__ import annotations
 
 import contextlib
-import glob
+import functools
 import hashlib
 import os
 import posixpath
@@ -107,7 +107,12 @@ def remove(marks: Marks) -> set[Trace]:
 
 def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> str:
     """The socket of the shim that serves ``group`` (a container's id, or its pod's)."""
-    key = posixpath.join(marks.address, namespace or marks.namespace, group)
+    return _socket_path(marks.address, namespace or marks.namespace, group)
+
+
+@functools.lru_cache(maxsize=1 << 14)  # who compares two readings asks for the same ones again
+def _socket_path(address: str, namespace: str, group: str) -> str:
+    key = posixpath.join(address, namespace, group)
     return os.path.join(SOCKETS, hashlib.sha256(key.encode()).hexdigest())
 
 
@@ -201,8 +206,18 @@ def sockets(marks: Marks) -> set[Trace]:
     for bundle in bundles(marks):
         with contextlib.suppress(OSError), open(os.path.join(bundle.name, "address")) as file:
             paths.add(file.read().strip().removeprefix("unix://"))
-    paths |= {link for path in paths for link in glob.glob(f"{glob.escape(path)}.*")}
-    return {Trace("socket", path) for path in paths if os.path.lexists(path)}
+    # Of names there may be thousands, of folders one or two with few sockets in them.
+    folders = {os.path.dirname(path) for path in paths}
+    there = (path for folder in folders for path in _entries(folder))
+    return {Trace("socket", path) for path in there if not paths.isdisjoint(_up_to_dots(path))}
+
+
+def _up_to_dots(path: str) -> Iterator[str]:
+    """A path, and what of it is before each dot of its name."""
+    directory, name = os.path.split(path)
+    parts = name.split(".")
+    for count in range(len(parts)):
+        yield os.path.join(directory, ".".join(parts[: count + 1]))
 
 
 def fifos(marks: Marks) -> set[Trace]:

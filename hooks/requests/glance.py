@@ -11,6 +11,8 @@ Rules
   or if a device of the node is out of service.
 - The configuration can name further variables and annotations. A malformed one names none, and is
   an error for containers that request something.
+- Which exit code a container wants to have if a failure of a GPU ends it, it says by the annotation
+  :data:`FAULT_EXIT_CODE`. It is its own exit code, so whoever may annotate it may say so.
 
 Source: OCI runtime specification, config.md; :mod:`hooks.requests.request` lists the places.
 """
@@ -23,7 +25,7 @@ from typing import Any, Final
 
 from api.values import dataclass
 from hooks.config import Config, Holders, find_files, load_config
-from hooks.errors import ConfigError
+from hooks.errors import ConfigError, FaultExitCodeWrong
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
 """Mounts of /dev/null below here name devices."""
@@ -46,6 +48,11 @@ _VARIABLES: Final = frozenset({DEVICES, CUDA_VERSION, REQUIRE_CUDA, AMD_DEVICES,
 NOTHING: Final = frozenset({"", "void"})
 """Values that ask for nothing; most often it is these that one meets."""
 
+FAULT_EXIT_CODE: Final = "io.containerd.nvidia.v1.fault-exit-code"
+"""An annotation, which goes before the node's configuration."""
+_LARGEST_CODE: Final = 255
+_DIGITS: Final = 3
+
 _HOOKS: Final = frozenset({"nvidia-container-runtime-hook", "nvidia-container-toolkit"})
 HOOK_LISTS: Final = ("prestart", "createRuntime")
 
@@ -65,6 +72,67 @@ class Places:
     failure: str = ""
     limited: bool = False
     drained: str = Config().drained
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a spec tells before a worker looks at it.
+
+    Attributes:
+        asks: whether its container may ask for anything that a worker has to look at.
+        lists_gpus: whether something else has given it GPUs already.
+        failure: why it may ask all the same: the configuration could not be read; "" if it could.
+    """
+
+    asks: bool
+    lists_gpus: bool
+    failure: str = ""
+
+
+def glance(spec: Mapping[str, Any]) -> Glance:
+    """Look at a container's spec.
+
+    Args:
+        spec: config.json, decoded.
+
+    Raises:
+        FaultExitCodeWrong: what it wants as its exit code cannot be understood.
+    """
+    places = find_places()
+    lists, asks = lists_nodes(spec), may_ask(spec, places)
+    failure = "" if asks else places.failure
+    asks = asks or needs_worker(spec, places)
+    if asks or lists:
+        # It is read again at the end, and an error would help nobody then.
+        read_fault_exit_code(spec)
+    return Glance(asks, lists, failure)
+
+
+def read_fault_exit_code(spec: Mapping[str, Any]) -> int | None:
+    """The exit code that a container wants if a failure of a GPU ends it.
+
+    Args:
+        spec: config.json, decoded.
+
+    Returns:
+        1 to 255; 0 to keep its own; None if it does not say.
+
+    Raises:
+        FaultExitCodeWrong: it says something else.
+    """
+    annotations = spec.get("annotations")
+    if not isinstance(annotations, dict) or FAULT_EXIT_CODE not in annotations:
+        return None
+    wish = annotations[FAULT_EXIT_CODE]
+    if isinstance(wish, str) and wish.isascii() and wish.isdigit() and len(wish) <= _DIGITS:
+        code = int(wish)
+        if code <= _LARGEST_CODE:
+            return code
+    raise FaultExitCodeWrong(
+        f"annotation {FAULT_EXIT_CODE}",
+        found=f"{wish!r}",
+        do="write an exit code, 1 to 255, or 0 for the container's own",
+    )
 
 
 def may_ask(spec: Mapping[str, Any], places: Places | None = None) -> bool:

@@ -237,6 +237,10 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
         help="How the API server is asked, in place of the three above: its current context, with"
         " a token or a client certificate, as a kubelet's own has them.",
     ),
+    "api_timeout": click.option(
+        "--api-timeout", metavar="SECONDS", type=click.FloatRange(0.1, 15), default=10,
+        show_default=True, help="How long the API server may be silent when it is asked.",
+    ),
     "dra": click.option(
         "--dra", is_flag=True,
         help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"
@@ -259,7 +263,8 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "dra_mig": click.option(
         "--dra-mig", is_flag=True,
-        help="Make MIG devices for resource claims, on GPUs that are in MIG mode, and undo them.",
+        help="Make MIG devices for resource claims, and undo them: on GPUs that are in MIG mode,"
+        " and on those whose mode can be switched without a reset (Hopper and newer).",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["IDLE_TIMEOUT", "TIMEOUT", "Connection", "Kept", "trusted"]
 
 TIMEOUT: Final = 10.0
-"""Seconds that the server may be silent in a call."""
+"""Seconds that the server may be silent in a call, unless the agent is told otherwise."""
 
 # How long an idle connection is believed in, and its answer waited for, in seconds.
 _IDLE: Final = 60.0
@@ -64,8 +64,8 @@ class Connection(http.client.HTTPSConnection):
     plain: socket.socket
     """What is below; a connection forgets its own where the server closes it after an answer."""
 
-    def __init__(self, access: Access, trust: ssl.SSLContext) -> None:
-        super().__init__(access.host, access.port, timeout=TIMEOUT, context=trust)
+    def __init__(self, access: Access, trust: ssl.SSLContext, timeout: float = TIMEOUT) -> None:
+        super().__init__(access.host, access.port, timeout=timeout, context=trust)
         self.access, self._trust = access, trust
 
     def connect(self) -> None:

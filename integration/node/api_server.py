@@ -2,8 +2,8 @@
 
 Rules
 - How it is reached, and as whom, is read for each call (:mod:`.api_access`).
-- A call is made in a thread, for it blocks. None takes longer than :data:`TIMEOUT` between two
-  bytes; a watch that is closed ends at once.
+- A call is made in a thread, for it blocks. In none is the server waited for longer than a limit
+  between two bytes; a watch that is closed ends at once.
 - A GET on a connection that was kept and that the server has closed meanwhile, or that leads
   nowhere, is made once more on a new one. A write might be made twice so, and has a new one each
   time.
@@ -55,6 +55,7 @@ class ApiServer:
     port: int  # likewise
     service_account: str  # the directory that has the token, and the certificate of who signs
     kubeconfig: str = ""  # the path of one, in place of all of that; "" for none
+    timeout: float = TIMEOUT  # seconds that it may be silent in a call
     _kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
     def call(
@@ -80,7 +81,7 @@ class ApiServer:
         """
         asked = f"to {method} {path}"
         try:
-            connection, answer = self._ask(method, path, body, query or {}, TIMEOUT)
+            connection, answer = self._ask(method, path, body, query or {}, self.timeout)
             is_kept = False
             try:
                 said = answer.read(_LONGEST + 1)
@@ -119,7 +120,7 @@ class ApiServer:
         }
         try:
             connection, answer = self._ask(
-                "GET", path, None, {**query, **more}, TIMEOUT + _WATCH_LASTS
+                "GET", path, None, {**query, **more}, self.timeout + _WATCH_LASTS
             )
             if answer.status >= _FIRST_REFUSAL:
                 with connection:
@@ -146,9 +147,9 @@ class ApiServer:
         trust = self._kept.trust(access)
         while method == "GET" and (idle := self._kept.idle(access)) is not None:
             with contextlib.suppress(OSError, http.client.HTTPException):
-                idle.plain.settimeout(IDLE_TIMEOUT)
+                idle.plain.settimeout(min(IDLE_TIMEOUT, self.timeout))
                 return idle, idle.asked(method, target, data, headers, timeout)
-        connection = Connection(access, trust)
+        connection = Connection(access, trust, self.timeout)
         return connection, connection.asked(method, target, data, headers, timeout)
 
     def _access(self, asked: str) -> Access:
@@ -183,7 +184,11 @@ class ApiServer:
 def api_server_of(options: Options) -> ApiServer:
     """The API server that the agent is told to ask."""
     return ApiServer(
-        options.api_server, options.api_port, options.service_account, options.kubeconfig
+        options.api_server,
+        options.api_port,
+        options.service_account,
+        options.kubeconfig,
+        options.api_timeout,
     )
 
 

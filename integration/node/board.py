@@ -12,6 +12,7 @@ sampler        monitor         health, usage, metrics: they ask it for a sample
 unwatched      monitor         health, metrics
 lost           monitor         health
 let_go         monitor         itself, mps: NVML is not to be asked now
+nvml_closed    dra             monitor, health: nor is it for a moment; daemons of MPS go on
 health         health          plugin, metrics, ``nvshim list``
 xids           health          metrics
 causes         causes          pod events
@@ -91,6 +92,8 @@ class Board:
         self.lost: Mapping[str, str] = {}
         # Why nobody is to ask NVML now; "" if one may.
         self.let_go: str = ""
+        # Likewise, for a moment.
+        self.nvml_closed: str = ""
         self.health: Mapping[str, Condition] = {}
         # How often, by UUID of the GPU ("" where it is not known), number, and title of the
         # container that it is attributed to ("" for nobody); since the agent began.
@@ -156,6 +159,11 @@ class Board:
             return
         others = {name: said for name, said in self.faults.items() if name != part}
         self.post(faults={**others, part: line} if line else others)
+
+    @property
+    def unasked(self) -> str:
+        """Why nobody is to watch GPUs through NVML now; "" if one may."""
+        return self.let_go or self.nvml_closed
 
     def want_look(self) -> None:
         """Have the node looked at anew, since something of it may have changed."""

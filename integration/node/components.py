@@ -58,6 +58,7 @@ class Options:
         api_port: likewise.
         service_account: where the agent's token for it is, if it has one.
         kubeconfig: one that says how the API server is asked, in place of those; "" for none.
+        api_timeout: seconds that the API server may be silent when it is asked.
         dra: whether it is a driver of dynamic resource allocation.
         dra_driver: what that is called.
         dra_unhealthy: what becomes of devices that no new pod should get: ``taint``, ``evict`` or
@@ -86,6 +87,7 @@ class Options:
     api_port: int = 443
     service_account: str = "/run/containerd-shim-nvidia/service-account"
     kubeconfig: str = ""
+    api_timeout: float = 10.0
     dra: bool = False
     dra_driver: str = DRA_DRIVER
     dra_unhealthy: str = "taint"

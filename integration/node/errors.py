@@ -337,6 +337,15 @@ class MigDeviceNotMade(DraError, code="NVSHIM-E2780", status=Status.FAILED_PRECO
     )
 
 
+class MigModeNotSwitched(DraError, code="NVSHIM-E2782", status=Status.FAILED_PRECONDITION):
+    """A claim needs a GPU in MIG mode, or out of it, and its mode cannot be switched now."""
+
+    remedy = (
+        "see who has it open: `nvshim drain GPU` lists them, and DCGM and nvidia-persistenced "
+        "count, too; it is tried again"
+    )
+
+
 class MigDeviceNotUndone(DraError, code="NVSHIM-E2781", status=Status.FAILED_PRECONDITION):
     """A MIG device that was made for a claim cannot be undone now. Its pod stays until it is."""
 

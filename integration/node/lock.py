@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
-import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-import anyio
-
+from integration.node.aside import aside
 from integration.node.errors import AgentRunning, AgentStateUnusable
 from shim.causes.agent import LOCK, is_locked
 
@@ -97,15 +95,7 @@ class NodeLock:
 
     async def wait(self) -> None:
         """Take it as soon as it is to be had."""
-        done, tell = socket.socketpair()
-
-        def run() -> None:
-            with tell:
-                fcntl.flock(self._fd, fcntl.LOCK_EX)
-
-        with done:
-            threading.Thread(target=run, name="lock", daemon=True).start()
-            await anyio.wait_readable(done)
+        await aside(partial(fcntl.flock, self._fd, fcntl.LOCK_EX))
         self._sign()
 
     def show_pod(self, uid: str) -> None:

@@ -52,7 +52,7 @@ def run_nvidia_smi(
     *,
     ends_with_us: bool = False,
     lock: int = NONE,
-) -> None:
+) -> str:
     """Run it, until it has ended.
 
     Args:
@@ -61,6 +61,9 @@ def run_nvidia_smi(
         ends_with_us: whether it is killed, too, once we are no more: what it would do then is no
             longer wanted. A reset goes on, as a GPU is better reset than half reset.
         lock: a descriptor of the lock of NVML that the caller has, which it inherits.
+
+    Returns:
+        What it said, in one line.
 
     Raises:
         SmiFailed: it is not there, does not end, or ends with another status than 0.
@@ -97,6 +100,7 @@ def run_nvidia_smi(
         ) from error
     except OSError as error:
         raise SmiFailed(f"{program}: {error.strerror}", "see that it can be executed") from error
+    said = one_line(done.stdout.decode(errors="replace")) or "nothing"
     if done.returncode:
-        said = one_line(done.stdout.decode(errors="replace")) or "nothing"
         raise SmiFailed(f"{_PROGRAM} ended with status {done.returncode} and said: {said}")
+    return said

@@ -23,10 +23,11 @@ why its mode is not set, "" if it is.
 it, null if it has no such mode.
 
 ``parts`` prints what each GPU can be cut into, and is. A profile has nvmlGpuInstanceProfileInfo's
-figures and the placements where it may begin; only GPUs in MIG mode have any. An instance is its
-id, its profile's, and where it is; a device has those of nvmlDeviceAttributes::
+figures and the placements where it may begin; only GPUs that know MIG have any. An instance is its
+id, its profile's, and where it is; a device has those of nvmlDeviceAttributes. Only GPUs in MIG
+mode have these::
 
-    {"gpus": [{"uuid": "GPU-…", "addressing": 1, "instances": [[7, 19, 0, 1], …],
+    {"gpus": [{"uuid": "GPU-…", "addressing": 1, "mode": true, "instances": [[7, 19, 0, 1], …],
       "profiles": [{"id": 19, "name": "1g.10gb", "most": 7, "places": [[0, 1], …],
                     "figures": [9984, 16, 1, 1, 0, 1, 0]}, …],
       "devices": [{"uuid": "MIG-…", "instance": 7, "figures": [9984, 16, …]}, …]}, …]}
@@ -162,12 +163,15 @@ def parts(nvml: Any) -> dict[str, Any]:
     """What each GPU can be cut into, and is."""
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        gpu: dict[str, Any] = {"addressing": None, "profiles": [], "instances": [], "devices": []}
+        gpu: dict[str, Any] = {"addressing": None, "mode": False}
+        gpu |= {"profiles": [], "instances": [], "devices": []}
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpu["uuid"] = _text(nvml.nvmlDeviceGetUUID(handle))
             gpu["addressing"] = _addressing(nvml, handle)
-            if _has_mig(nvml, handle):
+            mode = _mig_mode(nvml, handle)
+            gpu["mode"] = mode == _ENABLED
+            if mode is not None:
                 _add_parts(nvml, handle, gpu)
         except nvml.NVMLError:
             if "uuid" not in gpu:  # it is lost
@@ -183,11 +187,11 @@ def _addressing(nvml: Any, handle: Any) -> int | None:
         return None
 
 
-def _has_mig(nvml: Any, handle: Any) -> bool:
+def _mig_mode(nvml: Any, handle: Any) -> int | None:
     try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == _ENABLED)
-    except nvml.NVMLError:
-        return False
+        return int(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # it has none
+        return None
 
 
 def _add_parts(nvml: Any, handle: Any, gpu: dict[str, Any]) -> None:
@@ -207,7 +211,10 @@ def _add_parts(nvml: Any, handle: Any, gpu: dict[str, Any]) -> None:
             ],
         }  # fmt: skip
         gpu["profiles"].append(told)
-        gpu["instances"] += _instances(nvml, handle, profile)
+        if gpu["mode"]:
+            gpu["instances"] += _instances(nvml, handle, profile)
+    if not gpu["mode"]:
+        return
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)

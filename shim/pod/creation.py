@@ -24,12 +24,14 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from hooks.requests.glance import glance
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
 from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
 from shim.cgroup import cgroup
 from shim.checkpoint.checkpoint import Calls, Saved
 from shim.errors import (
+    BundleUnusable,
     ContainerLeft,
     KilledWhileStarting,
     MountFailed,
@@ -47,29 +49,24 @@ from shim.runtime import remains
 from shim.runtime.options import with_cgroup_driver
 from shim.runtime.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
-from shim.work.injection import Injection, glance
+from shim.work.injection import Injection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from shim.cgroup.cgroup import Cgroup
-    from shim.context import ShimContext
+    from shim.context import ShimContext, Tasks
     from shim.pod.process import Process
     from shim.reaper import Child
     from shim.rootfs.mounts import Mount
     from shim.runtime.options import RuntimeOptions
     from shim.stdio.stdio import Stdio
-    from shim.tasks import Tasks
 
     Result = TypeVar("Result")
 
-# Seconds.
+# Seconds; the last until a killed process has died and the runtime is asked to delete it.
 MOUNTING: Final = 30.0
 UNMOUNTING: Final = 10.0
-
-_PID_FILE_LIMIT: Final = 32
-
-# Seconds that a process may take to die of SIGKILL, before the runtime is asked to delete it.
 _DYING: Final = 10.0
 
 
@@ -182,11 +179,9 @@ class Resources:
             RuntimeMisbehaved: the file does not have the pid of a child of ours.
         """
         try:
-            with open(pid_file, encoding="ascii") as file:
-                pid = int(file.read(_PID_FILE_LIMIT))
             # One that is not our child's would be signalled in its place.
-            return self._shim.reaper.register(pid)
-        except (FileNotFoundError, ChildProcessError, ValueError, OverflowError) as error:
+            return self._shim.reaper.register(bundle_files.read_pid(pid_file))
+        except (BundleUnusable, ChildProcessError, OverflowError) as error:
             raise RuntimeMisbehaved(
                 f"the pid of a process of {self._id}",
                 found=f"{self._options.binary_name} succeeded and left no pid of it in {pid_file}",
@@ -195,8 +190,11 @@ class Resources:
 
     async def _mount(self, spec: dict[str, Any], wanted: Sequence[Mount]) -> None:
         """Mount the rootfs; for a container with GPUs a worker does it, and injects them."""
-        asks, self.has_gpus = glance(spec, self._shim.log)
-        if asks:
+        seen = glance(spec)
+        if seen.failure:
+            self._shim.log.warning("the configuration may name more places", why=seen.failure)
+        self.has_gpus = seen.lists_gpus
+        if seen.asks:
             self.injection = Injection(self._shim.reaper, self._bundle, self._shim.log)
             provided = self.injection.provide(wanted, self._options.binary_name)
             await self._rootfs.mount(wanted, provided)

@@ -27,7 +27,7 @@ from api.values import dataclass
 from hooks.config import load_config
 from hooks.node import cache
 from hooks.ocispec import part
-from hooks.requests.fault_exit import read_wish
+from hooks.requests.glance import read_fault_exit_code
 from hooks.requests.policy import read_container
 from hooks.sharing import held_by_nodes, held_by_record, id_of
 from shim import bundle as bundle_files
@@ -161,7 +161,7 @@ def tell_cause(end: End, log: Log) -> dict[str, Any]:
 
 
 def _status(end: End, first: Fault, spec: Mapping[str, Any], config: Config) -> int:
-    wish = read_wish(spec)
+    wish = read_fault_exit_code(spec)
     wanted = config.fault_exit_code if wish is None else wish
     is_device = first.whose == Whose.DEVICE and first.sure
     return wanted if wanted and is_device and not end.out_of_memory else end.status

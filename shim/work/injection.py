@@ -10,8 +10,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.requests.fault_exit import read_wish
-from hooks.requests.glance import find_places, lists_nodes, may_ask, needs_worker
+from hooks.requests.glance import find_places, may_ask
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.errors import NvshimError, WorkerFailed
@@ -65,31 +64,6 @@ def _fork(bundle: str, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
         return None if request is None else provision.provide(request["mounts"], request["runtime"])
 
     return Worker(reaper, work, log.descriptors())
-
-
-def glance(spec: dict[str, Any], log: Log) -> tuple[bool, bool]:
-    """What a spec tells before a worker looks at it.
-
-    Args:
-        spec: config.json, decoded.
-        log: is told if the configuration, which may name more places, cannot be read.
-
-    Returns:
-        Whether the container may ask for anything that a worker has to look at; and whether
-        something else has given it GPUs already.
-
-    Raises:
-        FaultExitCodeWrong: what it wants as its exit code cannot be understood.
-    """
-    places = find_places()
-    asks, has = may_ask(spec, places), lists_nodes(spec)
-    if not asks:
-        if places.failure:
-            log.warning("the configuration may name more places", why=places.failure)
-        asks = needs_worker(spec, places)
-    if asks or has:
-        read_wish(spec)  # it is read again at the end, and an error would help nobody then
-    return asks, has
 
 
 class Injection:

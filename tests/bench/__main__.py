@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.bench.agent import measure_agent
 from tests.bench.charts import write_charts
+from tests.bench.claims import measure_claims
 from tests.bench.first_rpc import measure_starts
 from tests.bench.footprint import measure_idle
 from tests.bench.growth import measure_growth
@@ -54,6 +55,7 @@ PARTS: Final[dict[str, Callable[[Stage], Results]]] = {
     "idle": measure_idle,
     "pods": measure_pods,
     "agent": measure_agent,
+    "claims": measure_claims,
 }
 """What can be measured, by the word that asks for it, in the order in which it is done."""
 

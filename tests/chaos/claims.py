@@ -26,6 +26,7 @@ from integration.node.components import DRA_DRIVER
 from tests.harness.claim_storm import Storm
 from tests.harness.dra_node import Place, dra_node
 from tests.harness.killing import killed_at
+from tests.harness.processes import processor_time
 from tests.harness.waiting import eventually
 
 _GPUS: Final = 8
@@ -40,19 +41,11 @@ _STEPS: Final = {
     "unprepare": ("unlink", "rename", "openat", "write", "fsync", "sendmsg"),
 }
 _MOST_STEPS: Final = 12
-_TICK: Final = os.sysconf("SC_CLK_TCK")
 
 
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def _processor_time(pid: int) -> float:
-    """Seconds that a process has computed."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        words = file.read().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / _TICK
 
 
 def left(place: Place) -> list[Any]:
@@ -65,7 +58,7 @@ def left(place: Place) -> list[Any]:
 def measure(place: Place) -> None:
     """What a prepare takes, one after the other."""
     seconds, connections = [], place.cluster.connections
-    before = _processor_time(place.agent.pid)
+    before = processor_time(place.agent.pid)
     for number in range(_TIMED):
         claim = place.claim(f"timed-{number}", place.parts[number % len(place.parts)])
         begun = time.perf_counter()
@@ -73,7 +66,7 @@ def measure(place: Place) -> None:
         seconds.append(time.perf_counter() - begun)
         assert not answer.error, answer.error
         assert place.driver.unprepare(claim) == {claim[1]: ""}
-    spent = (_processor_time(place.agent.pid) - before) / _TIMED
+    spent = (processor_time(place.agent.pid) - before) / _TIMED
     hundredths = statistics.quantiles(seconds, n=100)
     _say(
         f"prepare: p50 {hundredths[49] * 1000:.1f} ms, p99 {hundredths[98] * 1000:.1f} ms; "

@@ -94,9 +94,7 @@ def shown(done: Completed) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.parametrize(
     ("flag", "devices", "nodes"),
     [
-        ("all", "all", [*ALWAYS, "nvidia0", "nvidia1"]),
         ("1", "0", [*ALWAYS, "nvidia0"]),
-        ('"device=0,1"', "0,1", [*ALWAYS, "nvidia0", "nvidia1"]),
         ("all,capabilities=utility", "all", ["nvidia0", "nvidia1", "nvidiactl"]),
         ("device=void", "void", []),
     ],
@@ -147,21 +145,12 @@ def test_program_sees_the_gpus_and_loads_the_driver(
     assert all(gpu.uuid in done.stdout for gpu in two_gpus.scenario.gpus)
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "named"),
-    [
-        (["--gpus=device=7"], "NVSHIM-E0202", "GPU 7"),
-        (["--env", f"{DEVICES}=GPU-"], "NVSHIM-E0201", "GPU-"),
-    ],
-)
-def test_error_is_readable_in_what_docker_prints(
-    docker: PrivateDocker, flags: list[str], code: str, named: str
-) -> None:
-    done = docker.run(*flags, "--", "true")
+def test_error_is_readable_in_what_docker_prints(docker: PrivateDocker) -> None:
+    done = docker.run("--gpus=device=7", "--", "true")
     assert done.code == 125
     (line,) = (line for line in done.stderr.splitlines() if "NVSHIM" in line)
-    assert code in line
-    assert named in line
+    assert "NVSHIM-E0202" in line
+    assert "GPU 7" in line
 
 
 def test_life_of_a_gpu_container(docker: PrivateDocker) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.containerd import PrivateContainerd
 from tests.harness.cgroup import is_v2
+from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Runtime, new_name
 from tests.tools.images import GLIBC
 
@@ -31,19 +29,13 @@ def node(workshop: str, configure: Callable[..., None]) -> Iterator[SimulatedNod
 
 
 def doctor(node: SimulatedNode, containerd: PrivateContainerd, *words: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "integration.cli", "doctor", "-o", "json",
-            "--config", node.config_path,
-            "--containerd-config", f"{containerd.directory}/config.toml",
-            *words,
-        ],
-        capture_output=True,
-        text=True,
+    done = nvshim(
+        *("doctor", "-o", "json", "--config", node.config_path),
+        *("--containerd-config", f"{containerd.directory}/config.toml", *words),
         check=False,
-    )  # fmt: skip
-    document: dict[str, Any] = json.loads(done.stdout)
-    assert done.returncode == (0 if document["healthy"] else 3), done.stderr
+    )
+    document: dict[str, Any] = done.document
+    assert done.code == (0 if document["healthy"] else 3), done.stderr
     return document
 
 

@@ -30,7 +30,11 @@ SCENARIO: Final[dict[str, Any]] = {
 }  # fmt: skip
 # Beside the first instance of GPU 1 all but those that need its slice; all of GPU 2.
 COULD_BE: Final = (6 + 6 + 3 + 2 + 1) + 25
-EVERYTHING: Final = 1 + 1 + COULD_BE
+# GPU 0 can be had whole, or cut.
+EVERYTHING: Final = 1 + 25 + 1 + COULD_BE
+
+
+ON, OFF = "Enabled, Enabled", "Disabled, Disabled"
 
 
 class Cut(Place):
@@ -74,6 +78,24 @@ class Cut(Place):
 
     def is_clean(self) -> bool:
         return self.there() == [THERE] and self.instances() == 1 and self.noted() == []
+
+    def mode(self) -> str:
+        """MIG mode of GPU 0, now and after a reset."""
+        query = "--query-gpu=mig.mode.current,mig.mode.pending"
+        return self.smi("-i", "0", query, "--format=csv,noheader").strip()
+
+    def is_whole(self) -> bool:
+        """Whether nothing is left of claims that had parts of GPU 0."""
+        with open(f"{self.node.state}/dra-mig-mode.json", encoding="utf-8") as file:
+            switched = json.load(file)["gpus"]
+        return self.is_clean() and self.mode() == OFF and switched == []
+
+    def used(self, *lines: str) -> None:
+        """Have processes use GPUs from now on."""
+        path = f"{self.node.state}/nvml-processes"
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+        os.rename(f"{path}.new", path)
 
     def nvml(self, *faults: str) -> None:
         """Have NVML suffer these from now on."""
@@ -356,3 +378,126 @@ def test_nothing_is_made_unless_that_is_wanted(tmp_path: Path, root: str) -> Non
         }
         assert devices[part]["capacity"]["gpu.nvidia.com/multiprocessors"] == {"value": "16"}
         assert not any("sharedCounters" in each["spec"] for each in place.cluster.slices())
+
+
+# -- MIG mode ----------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_cut_for_its_first_part_and_whole_after_the_last(place: Cut) -> None:
+    (gpu,) = (each for each in place.gpus if each == place.node.scenario.gpus[0].uuid.lower())
+    told = {
+        device["name"]: device
+        for each in place.cluster.slices()
+        for device in each["spec"].get("devices", ())
+    }
+    (taken,) = told[gpu]["consumesCounters"]
+    (sets,) = (
+        one for each in place.cluster.slices() for one in each["spec"].get("sharedCounters", ())
+        if one["name"] == taken["counterSet"]
+    )  # fmt: skip
+    assert taken["counters"] == sets["counters"], "it takes all that there is"
+    writes = len(place.cluster.writes)
+    whole = place.claim("whole", gpu)
+    one, two = (place.claim(f"part-{n}", place.part("1g10gb", n, gpu=0)) for n in (2, 3))
+    assert error_of(place.driver, whole) == ""
+    assert "claim default/whole has it" in error_of(place.driver, one)
+    assert place.mode() == OFF
+    place.driver.unprepare(whole)
+
+    assert error_of(place.driver, one) == ""
+    assert place.mode() == ON
+    assert error_of(place.driver, two) == ""
+    assert place.there() == ["1g.10gb", "1g.10gb", THERE]
+    assert "NVSHIM-E2774" in error_of(place.driver, whole)
+    place.driver.unprepare(one)
+    assert place.mode() == ON
+    place.driver.unprepare(two)
+    assert place.is_whole()
+    assert error_of(place.driver, whole) == ""
+    assert len(place.cluster.writes) == writes, "nothing that is published has changed"
+
+
+def test_a_gpu_that_is_in_use_is_not_cut_and_that_is_said(place: Cut) -> None:
+    claim = place.claim("one", place.part("3g40gb", 4, gpu=0))
+    place.used(f"0 {os.getpid()} 1048576")
+    error = error_of(place.driver, claim)
+    assert "NVSHIM-E2782" in error
+    assert f"of {place.node.scenario.gpus[0].uuid} on for claim default/one" in error
+    assert "In use by another client" in error
+    assert not os.path.exists(place.spec(claim))
+    place.used()
+    eventually(place.is_whole, "no mode is pending")
+    assert error_of(place.driver, claim) == ""
+    # Nor does anybody keep a claim from ending who has the GPU open.
+    place.used(f"0 {os.getpid()} 1048576 9 0", f"0 {os.getpid()} 1048576")
+    place.driver.unprepare(claim)
+    place.used(f"0 {os.getpid()} 1048576")
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.mode().startswith("Enabled")
+    whole = place.claim("whole", place.node.scenario.gpus[0].uuid.lower())
+    assert "NVSHIM-E2782" in error_of(place.driver, whole)
+    place.used()
+    assert error_of(place.driver, whole) == ""
+    assert place.is_whole()
+
+
+def test_a_gpu_that_a_person_cuts_stays_that_persons(place: Cut) -> None:
+    claim = place.claim("one", place.part("1g10gb", 2, gpu=0))
+    assert error_of(place.driver, claim) == ""
+    assert place.smi("mig", "-i", "0", "-cgi", "19:5", "-C")
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.mode() == ON
+    gpu = place.node.scenario.gpus[0].uuid.lower()
+    eventually(lambda: gpu not in place.cluster.published(), "it is not offered as a whole")
+
+
+@pytest.mark.parametrize("step", ["nvmlDeviceSetMigMode", *STEPS])
+def test_an_agent_that_is_killed_leaves_gpus_whole(place: Cut, step: str) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2, gpu=0))
+    is_to_go = step.endswith("Destroy")
+    if is_to_go:
+        assert error_of(place.driver, claim) == ""
+    place.nvml(f"{step}=hang")
+    do = place.driver.unprepare if is_to_go else place.driver.prepare
+
+    def ask() -> None:
+        with pytest.raises(grpc.RpcError):
+            do(claim)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    eventually(lambda: hanging(place), "nvidia-smi hangs")
+    place.agent.kill()
+    thread.join()
+    eventually(lambda: not hanging(place), "it ends with the agent")
+    place.nvml()
+    place.start_again()
+    if is_to_go:
+        assert place.driver.unprepare(claim) == {claim[1]: ""}
+    eventually(place.is_whole, "nothing is left")
+
+
+def test_a_gpu_whose_mode_needs_a_reset_is_what_its_mode_is(tmp_path: Path, root: str) -> None:
+    scenario = {"gpus": 2, "model": "a100", "gpu": [{"index": 1, "mig": []}]}
+    flags = ("--dra-mig",)
+    with dra_node_of(Cut, str(tmp_path), root, scenario, devices=1 + 25, flags=flags) as place:
+        (gpu,) = (each for each in place.cluster.published() if "-mig-" not in each)
+        claim = place.claim("one", gpu)
+        assert error_of(place.driver, claim) == ""
+
+
+def test_a_gpu_that_has_shares_is_not_cut(tmp_path: Path, root: str) -> None:
+    flags = ("--dra-mig", "--dra-shares", "4")
+    with dra_node_of(
+        Cut, str(tmp_path), root, SCENARIO, devices=1 + 1 + COULD_BE, flags=flags
+    ) as place:
+        told = {
+            device["name"]: device
+            for each in place.cluster.slices()
+            for device in each["spec"].get("devices", ())
+        }
+        shared = {name for name, each in told.items() if "allowMultipleAllocations" in each}
+        counted = {name for name, each in told.items() if "consumesCounters" in each}
+        assert len(shared) == 2
+        assert shared | counted == told.keys()
+        assert not shared & counted

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.harness.launcher import REPOSITORY
-from tests.harness.nvshim import Answer, nvshim
+from tests.harness.nvshim import Answer, nvshim, start_nvshim
 from tests.harness.runtime import Runtime, new_name
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
@@ -56,9 +55,9 @@ class Place:
 
     def spawn_drain(self, *words: str) -> subprocess.Popen[str]:
         """The command, as a process that goes on."""
-        argv = [sys.executable, "-m", "integration.cli", "drain", *words, *self.where, "-o", "json"]
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY)
+        where = (*self.where, "-o", "json")
+        return start_nvshim("drain", *words, *where, stdout=pipe, stderr=pipe, text=True)
 
     def is_marked(self, index: int) -> bool:
         uuid = self.node.scenario.gpus[index].uuid

@@ -36,11 +36,7 @@ def _is_containerds_own(message: str) -> bool:
     "content",
     [
         "null",
-        "{}",
-        '{"process": 7}',
         '{"process": {"args": "true"}, "root": {"path": "rootfs"}}',
-        '{"process": {"args": ["true"], "env": "A=B"}, "root": {"path": "rootfs"}}',
-        '{"annotations": 7, "process": {"args": ["true"]}}',
         '{"annotations": {"io.containerd.runc.v2.group": 7}}',
         '{"process": {"args": ["true"], "env": ["NVIDIA_VISIBLE_DEVICES=all", 7]}}',
     ],
@@ -63,11 +59,9 @@ def test_malformed_spec_is_refused(runtime: Runtime, content: str) -> None:
     "content",
     [
         b'{"annotations": {"io.containerd.runc.v2.group": "pod"',
-        b'["io.kubernetes.cri.sandbox-id"]',
-        b'"io.kubernetes.cri.sandbox-id \xff\xfe"',
         b'["io.kubernetes.cri.sandbox-id"' + b"[" * 100_000,
     ],
-    ids=["cut", "list", "no-utf8", "deep"],
+    ids=["cut", "deep"],
 )
 def test_start_in_a_bundle_with_a_malformed_spec_is_refused(
     runtime: Runtime, shim_directory: str, tmp_path: Path, content: bytes

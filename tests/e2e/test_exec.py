@@ -26,38 +26,26 @@ def container(runtime: Runtime) -> Container:
     return runtime.start_idle(flags=["--env", "COLOUR=green"])
 
 
-def test_output_and_exit_code_of_an_exec_come_back(container: Container) -> None:
-    done = container.exec("sh", "-c", "echo to stdout; echo to stderr >&2; exit 42")
-    assert (done.stdout, done.stderr, done.code) == ("to stdout\n", "to stderr\n", 42)
+def test_exec_runs_in_its_container_as_asked_and_its_output_and_exit_code_come_back(
+    container: Container,
+) -> None:
+    script = (
+        "echo $COLOUR; for n in mnt pid; do readlink /proc/self/ns/$n; done;"
+        " id -u; pwd; echo to stderr >&2; exit 42"
+    )
+    done = container.exec("sh", "-c", script, flags=["--user", "1000", "--cwd", "/tmp"])
+    namespaces = [os.readlink(f"/proc/{container.pid}/ns/{name}") for name in ("mnt", "pid")]
+    assert done.lines == ["green", *namespaces, "1000", "/tmp"]
+    assert (done.stderr, done.code) == ("to stderr\n", 42)
     assert container.status == "RUNNING"
 
 
-def test_exec_runs_in_the_namespaces_and_the_environment_of_its_container(
-    container: Container,
-) -> None:
-    done = container.exec(
-        "sh", "-c", "echo $COLOUR; for n in mnt pid; do readlink /proc/self/ns/$n; done"
-    )
-    namespaces = [os.readlink(f"/proc/{container.pid}/ns/{name}") for name in ("mnt", "pid")]
-    assert done.lines == ["green", *namespaces]
-
-
-def test_exec_reads_stdin_to_its_end(container: Container) -> None:
+def test_long_input_and_output_of_an_exec_arrive_whole(container: Container) -> None:
     text = "".join(f"line {number}\n" for number in range(20_000))
     done = container.exec("cat", stdin=text)
     assert (done.code, done.stdout) == (0, text)
-
-
-def test_long_output_of_an_exec_arrives_whole(container: Container) -> None:
     done = container.exec("sh", "-c", "yes 0123456789abcde | head -c 4000000")
     assert done.stdout == "0123456789abcde\n" * 250_000
-
-
-def test_exec_runs_as_the_user_and_in_the_directory_that_are_asked_for(
-    container: Container,
-) -> None:
-    done = container.exec("sh", "-c", "id -u; pwd", flags=["--user", "1000", "--cwd", "/tmp"])
-    assert done.lines == ["1000", "/tmp"]
 
 
 def test_many_execs_run_at_once(container: Container) -> None:
@@ -89,14 +77,9 @@ def test_killed_exec_leaves_init_alone(container: Container) -> None:
     assert is_alive(container.pid)
 
 
-def test_id_of_an_exec_is_free_again_after_its_end(container: Container) -> None:
-    exec_id = new_name("e")
-    for text in ("first", "second"):
-        words = container.exec_words("echo", text, exec_id=exec_id)
-        assert container.runtime.containerd.ctr(*words).stdout == f"{text}\n"
-
-
-def test_id_of_a_running_exec_is_not_given_twice(container: Container) -> None:
+def test_id_of_a_running_exec_is_not_given_twice_and_free_again_after_its_end(
+    container: Container,
+) -> None:
     exec_id = new_name("e")
     containerd = container.runtime.containerd
     process = containerd.spawn_ctr(
@@ -112,6 +95,8 @@ def test_id_of_a_running_exec_is_not_given_twice(container: Container) -> None:
         assert is_refused(done, "already exists", "NVSHIM-E1304")
         process.stdin.close()
         assert process.wait(10) == 0
+    again = containerd.ctr(*container.exec_words("echo", "again", exec_id=exec_id))
+    assert again.stdout == "again\n"
 
 
 def test_missing_program_is_a_readable_error(container: Container) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ from shim.causes.ended import add_faults
 from shim.pod.causes import LOOKING
 from tests.harness.failing import FailingNode, MessageFile
 from tests.harness.fuse import FILE, fuse
-from tests.harness.launcher import REPOSITORY
+from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Container, Runtime, new_name, one_line
 from tests.harness.waiting import eventually
 
@@ -303,7 +302,7 @@ def test_a_fault_that_is_known_after_the_end_is_added_to_its_record(
     fault = failing.fault(79, at=record["ended"] + 0.5)
     namespace = ours.containerd.namespace
     assert add_faults(failing.node.state, namespace, container.name, [fault], "gpu-17")
-    words = " ".join(nvshim(failing, "explain", container.name, *states).split())
+    words = " ".join(ask(failing, "explain", container.name, *states).split())
     assert "0.5 s after exit. Not the application's fault. Node gpu-17 needs a reboot." in words
     assert message.text == "loss is nan\n"
 
@@ -404,11 +403,8 @@ def test_a_state_that_cannot_be_written_changes_nothing_else(
 # -- who asks for it ---------------------------------------------------------------------------
 
 
-def nvshim(failing: FailingNode, *words: str) -> str:
-    argv = [sys.executable, "-m", "integration.cli", *words, "--config", failing.node.config_path]
-    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def ask(failing: FailingNode, *words: str) -> str:
+    return nvshim(*words, "--config", failing.node.config_path).stdout
 
 
 def test_explain_and_ps_have_the_cause_of_a_stopped_container(
@@ -418,10 +414,10 @@ def test_explain_and_ps_have_the_cause_of_a_stopped_container(
     states = ("--containerd-state", f"{ours.containerd.directory}/state")
     container = ours.start("sleep", "1000", name=name, flags=(*ON_GPU_0, *AS_85))
     failing.tell(name, 79)
-    assert "ended" not in nvshim(failing, "explain", name, *states)
+    assert "ended" not in ask(failing, "explain", name, *states)
     container.kill()
     container.wait_for("STOPPED")
-    told = nvshim(failing, "explain", name, *states)
+    told = ask(failing, "explain", name, *states)
     assert len(told.splitlines()) <= 10
     words = " ".join(told.split())
     assert "it does not run" in words
@@ -429,13 +425,13 @@ def test_explain_and_ps_have_the_cause_of_a_stopped_container(
     assert "Xid 79 (GPU has fallen off the bus)" in words
     record = ended(failing, container)
     assert record is not None
-    rows = json.loads(nvshim(failing, "ps", "-o", "json", *states))["items"]
+    rows = json.loads(ask(failing, "ps", "-o", "json", *states))["items"]
     [served] = [each for row in rows for each in row["containers"] if each["id"] == name]
     assert served["cause"] == record["cause"]
-    assert record["cause"] in " ".join(nvshim(failing, "ps", "-o", "wide", *states).split())
+    assert record["cause"] in " ".join(ask(failing, "ps", "-o", "wide", *states).split())
     container.remove()
     # Another container of that name has no part in it.
     again = ours.start("sleep", "1000", name=name, flags=ON_GPU_0)
     again.kill()
     again.wait_for("STOPPED")
-    assert "Xid" not in nvshim(failing, "explain", name, *states)
+    assert "Xid" not in ask(failing, "explain", name, *states)

@@ -37,17 +37,17 @@ def _kill(*pids: int) -> None:
     eventually(lambda: not any(map(is_alive, pids)), "they are gone")
 
 
-async def _start_while(node: Node, *killed: int) -> None:
-    """Start c2 while some processes are stopped, which are killed before they can go on."""
+async def _start_while(node: Node, *killed: int, name: str = "c2") -> None:
+    """Start a shim while some processes are stopped, which are killed before they can go on."""
     for pid in killed:
         os.kill(pid, signal.SIGSTOP)
     script = f"sleep 0.05; kill -9 {' '.join(map(str, killed))}"
     with subprocess.Popen(["sh", "-c", script]):  # noqa: ASYNC220 - as the verb below
-        shim = await node.start("c2", wait=False)
+        shim = await node.start(name, wait=False)
     eventually(node.no_verb_is_done, "the verb has ended")
-    assert _shims_of(node, "c2") == [shim]
+    assert _shims_of(node, name) == [shim]
     # A start that gave the fork server up before it was killed has left no other one behind.
-    await node.start("c3")
+    await node.start(f"after-{name}")
 
 
 def _shims_of(node: Node, container_id: str) -> list[int]:
@@ -64,11 +64,11 @@ async def test_when_the_connection_is_with_its_spare(warm: Node) -> None:
     await _start_while(warm, *warm.spares())
 
 
-@pytest.mark.parametrize("which", [0, 1])
-async def test_when_one_of_its_spares_does_not_answer(warm: Node, which: int) -> None:
+async def test_when_one_of_its_spares_does_not_answer(warm: Node) -> None:
     (server,) = warm.servers()
-    await _start_while(warm, warm.spares()[which])
-    assert warm.servers() == [server]
+    for which in (0, 1):
+        await _start_while(warm, warm.spares()[which], name=f"without-{which}")
+        assert warm.servers() == [server], which
 
 
 async def test_a_spare_that_was_stopped_does_not_become_a_second_shim(warm: Node) -> None:
@@ -86,14 +86,14 @@ async def test_it_and_its_spare_at_once(warm: Node) -> None:
     assert warm.servers() != [server]
 
 
-@pytest.mark.parametrize("which", [slice(0, 1), slice(1, 2), slice(2)])
-async def test_spares_while_nobody_asks(warm: Node, which: slice) -> None:
+async def test_spares_while_nobody_asks(warm: Node) -> None:
     (server,) = warm.servers()
-    before = warm.spares()
-    _kill(*before[which])
-    await warm.start("c2")
-    assert warm.servers() == [server]
-    assert set(warm.spares()).isdisjoint(before)
+    for number, which in enumerate((slice(0, 1), slice(1, 2), slice(2)), start=2):
+        before = warm.spares()
+        _kill(*before[which])
+        await warm.start(f"c{number}")
+        assert warm.servers() == [server], which
+        assert set(warm.spares()).isdisjoint(before), which
 
 
 async def test_between_the_fork_and_the_word_to_go(warm: Node) -> None:

@@ -30,11 +30,8 @@ ALL_IN_IMAGE: Final = "nvshim.local/asks-for-all:latest"
 LEGACY_IMAGE: Final = "nvshim.local/legacy:latest"
 # Images in which a place that the engine writes to is a link.
 LINKED: Final = {
-    "etc, inside": ("etc", "/data/etc"),
-    "etc, relative": ("etc", "data/etc"),
     "etc, upwards": ("etc", "../../../../data/etc"),
     "usr/lib, inside": ("usr/lib", "/data/lib"),
-    "etc/ld.so.conf.d, inside": ("etc/ld.so.conf.d", "/data/conf"),
     "etc/ld.so.cache, inside": ("etc/ld.so.cache", "/data/cache"),
 }
 
@@ -59,148 +56,97 @@ def _images(session_containerd: PrivateContainerd, workshop: str) -> Iterator[No
     session_containerd.ctr("images", "rm", "--sync", *(image.name for image in images))
 
 
-def test_granted_gpu_is_there_and_the_other_is_not(gpus: Runtime, two_gpus: SimulatedNode) -> None:
-    done = _run(gpus, "sh", "-c", "stat -c '%n %F %t:%T %a' /dev/nvidia*", devices="1")
-    expected = {"nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
-    assert set(done.lines) == {_as_stat_prints(two_gpus, name) for name in expected}
-
-
-def test_all_gpus_are_there_if_all_are_asked_for(gpus: Runtime) -> None:
-    done = _run(gpus, "sh", "-c", "echo /dev/nvidia[0-9]*", devices="all")
-    assert done.stdout == "/dev/nvidia0 /dev/nvidia1\n"
-
-
-def test_cgroup_allows_the_granted_gpu_and_no_other(gpus: Runtime, two_gpus: SimulatedNode) -> None:
-    container = gpus.start_idle(image=GLIBC, flags=_env(devices="1"))
-    if is_v2():
-        pytest.skip("version 2 has its device rules in a BPF program, which has no file to read")
-    rules = read_cgroup(container.pid, "devices", v1="devices.list", v2="").splitlines()
-    uvm = os.major(os.stat(f"{two_gpus.dev}/nvidia-uvm").st_rdev)
-    ours = [rule for rule in rules if rule.split()[1].split(":")[0] in {"195", str(uvm)}]
-    assert sorted(ours) == sorted(
-        ["c 195:1 rwm", "c 195:255 rwm", f"c {uvm}:0 rwm", f"c {uvm}:1 rwm"]
-    )
-
-
-def test_granted_gpu_can_be_opened_and_another_cannot_even_be_made(gpus: Runtime) -> None:
-    # Nobody is behind a simulated node: ENXIO is the answer of a node that may be opened.
-    done = _run(gpus, "probe", "open", "/dev/nvidia1", "/dev/nvidiactl", devices="1")
-    assert done.lines == ["/dev/nvidia1 ENXIO", "/dev/nvidiactl ENXIO"]
-    made = _run(
-        gpus, "sh", "-c", "mknod /tmp/other c 195 0; cat /tmp/other", devices="1", image=BUSYBOX
-    )
-    assert "No such device or address" not in made.stderr
-    assert "Operation not permitted" in made.stderr
-
-
-def test_libraries_of_the_driver_load_by_their_names(
+def test_container_with_a_gpu_sees_it_and_no_other_and_loads_the_driver(
     gpus: Runtime, two_gpus: SimulatedNode
 ) -> None:
-    names = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
-    done = _run(gpus, "probe", "dlopen", *names, devices="0")
-    assert done.code == 0, done.stdout
-    for name, line in zip(names, done.lines, strict=True):
-        loaded, path = line.split()
-        assert loaded == name
-        assert os.path.dirname(path) == _library_directory()
-
-
-def test_links_beside_a_library_lead_to_it(gpus: Runtime, two_gpus: SimulatedNode) -> None:
-    directory = _library_directory()
-    names = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"]
-    done = _run(
-        gpus, "sh", "-c", f"cd {directory}; for n in {' '.join(names)}; do readlink -f $n; done",
-        devices="0",
+    directory, version = _library_directory(), two_gpus.driver_version
+    libraries = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
+    links = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
+    before = _cached(gpus.run("ldconfig", "-p", image=GLIBC).lines)
+    seen = _seen(
+        gpus, devices="1",
+        nodes="stat -c '%n %F %t:%T %a' /dev/nvidia*",
+        opened="probe open /dev/nvidia1 /dev/nvidiactl; true",
+        loaded=f"probe dlopen {' '.join(libraries)}",
+        links=f"cd {directory}; for n in {' '.join(links)}; do readlink -f $n; done",
+        environment="env",
+        listed="nvidia-smi -L",
+        cache="ldconfig -p",
+        again="ldconfig && ldconfig -p && probe dlopen libcuda.so.1",
     )  # fmt: skip
-    version = two_gpus.driver_version
-    assert done.lines == [
+    expected = {"nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+    assert set(seen["nodes"]) == {_as_stat_prints(two_gpus, name) for name in expected}
+    # Nobody is behind a simulated node: ENXIO is the answer of a node that may be opened.
+    assert seen["opened"] == ["/dev/nvidia1 ENXIO", "/dev/nvidiactl ENXIO"]
+    paths = dict(line.split() for line in seen["loaded"])
+    assert list(paths) == libraries
+    assert {os.path.dirname(path) for path in paths.values()} == {directory}
+    assert seen["links"] == [
         f"{directory}/libcuda.so.{version}",
         f"{directory}/libcuda.so.{version}",
         f"{directory}/libnvidia-ml.so.{version}",
     ]
-
-
-def test_cache_of_the_loader_has_the_driver_and_all_it_had_before(gpus: Runtime) -> None:
-    before = _cached(gpus.run("ldconfig", "-p", image=GLIBC))
-    after = _cached(_run(gpus, "ldconfig", "-p", devices="0"))
+    environment = dict(line.split("=", 1) for line in seen["environment"])
+    assert environment[DEVICES] == "1"
+    assert environment["NVIDIA_CTK_LIBCUDA_DIR"] == directory
+    assert LISTED.findall("\n".join(seen["listed"])) == [two_gpus.scenario.gpus[1].uuid]
+    after = _cached(seen["cache"])
     assert before.items() <= after.items()
     assert {"libcuda.so.1", "libnvidia-ml.so.1"} <= set(after) - set(before)
+    assert {"libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"} <= set(_cached(seen["again"]))
 
 
-def test_ldconfig_inside_keeps_the_driver_in_the_cache(gpus: Runtime) -> None:
-    done = _run(
-        gpus, "sh", "-c", "ldconfig && ldconfig -p && probe dlopen libcuda.so.1", devices="0"
-    )
-    assert done.code == 0, done.stderr
-    assert {"libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"} <= set(_cached(done))
+def test_image_without_glibc_gets_the_nodes_and_cannot_make_another(gpus: Runtime) -> None:
+    script = "ls /dev/nvidia0 /dev/nvidiactl && mknod /tmp/other c 195 1; cat /tmp/other"
+    done = _run(gpus, "sh", "-c", script, devices="0", image=BUSYBOX)
+    assert done.lines == ["/dev/nvidia0", "/dev/nvidiactl"]
+    assert "No such device or address" not in done.stderr
+    assert "Operation not permitted" in done.stderr
 
 
-def test_environment_is_the_users_with_what_the_driver_needs(gpus: Runtime) -> None:
-    environment = _environment(_run(gpus, "env", devices="0"))
-    assert environment[DEVICES] == "0"
-    assert environment["NVIDIA_CTK_LIBCUDA_DIR"] == _library_directory()
+def test_each_capability_brings_what_it_stands_for(gpus: Runtime) -> None:
+    both = "probe dlopen libcuda.so.1 libnvidia-ml.so.1; true"
+    utility = _seen(gpus, devices="0", capabilities="utility", loaded=both, nodes="ls /dev")
+    assert utility["loaded"][0].startswith("libcuda.so.1 - ")
+    assert utility["loaded"][1].startswith("libnvidia-ml.so.1 /")
+    assert _of_nvidia(utility["nodes"]) == {"nvidia0", "nvidiactl"}
+    compute = _seen(
+        gpus, devices="0", capabilities="compute",
+        loaded=both, smi="! command -v nvidia-smi",
+    )  # fmt: skip
+    assert compute["loaded"][0].startswith("libcuda.so.1 /")
+    assert compute["loaded"][1].startswith("libnvidia-ml.so.1 - ")
+    graphics = _seen(
+        gpus, devices="0", capabilities="graphics",
+        groups="id -G", nodes="ls /dev/dri /dev/nvidia-modeset",
+        vendors="ls /usr/share/glvnd/egl_vendor.d",
+    )  # fmt: skip
+    assert "44" in graphics["groups"][0].split()
+    assert {"card0", "renderD128", "/dev/nvidia-modeset"} <= set(graphics["nodes"])
+    assert "card1" not in graphics["nodes"]
+    assert "10_nvidia.json" in graphics["vendors"]
 
 
-@pytest.mark.parametrize(("devices", "indices"), [("1", [1]), ("all", [0, 1])])
-def test_nvidia_smi_lists_the_granted_gpus(
-    gpus: Runtime, two_gpus: SimulatedNode, devices: str, indices: list[int]
-) -> None:
-    done = _run(gpus, "nvidia-smi", "-L", devices=devices)
-    assert done.code == 0, done.stdout + done.stderr
-    assert LISTED.findall(done.stdout) == [two_gpus.scenario.gpus[index].uuid for index in indices]
-
-
-def test_gpu_can_be_asked_for_by_its_uuid_in_any_case(
+def test_all_gpus_and_every_capability_load_what_each_stands_for(
     gpus: Runtime, two_gpus: SimulatedNode
 ) -> None:
-    uuid = two_gpus.scenario.gpus[1].uuid
-    for name in (uuid, "GPU-" + uuid.removeprefix("GPU-").upper()):
-        done = _run(gpus, "nvidia-smi", "-L", devices=name)
-        assert LISTED.findall(done.stdout) == [uuid]
-
-
-def test_utility_alone_brings_no_cuda(gpus: Runtime) -> None:
-    done = _run(
-        gpus, "probe", "dlopen", "libnvidia-ml.so.1", "libcuda.so.1",
-        devices="0", capabilities="utility",
+    names = (
+        "libcuda.so.1 libnvidia-ml.so.1 libnvidia-encode.so.1 libnvcuvid.so.1 "
+        "libnvidia-opticalflow.so.1 libnvidia-ngx.so.1"
+    )
+    seen = _seen(
+        gpus, devices="all", capabilities="all",
+        loaded=f"probe dlopen {names}", nodes="ls /dev", listed="nvidia-smi -L",
     )  # fmt: skip
-    assert done.lines[0].startswith("libnvidia-ml.so.1 /")
-    assert done.lines[1].startswith("libcuda.so.1 - ")
-    assert _nodes(gpus, devices="0", capabilities="utility") == {"nvidia0", "nvidiactl"}
-
-
-def test_compute_alone_brings_no_nvidia_smi(gpus: Runtime) -> None:
-    done = _run(
-        gpus, "sh", "-c", "command -v nvidia-smi || probe dlopen libcuda.so.1 libnvidia-ml.so.1",
-        devices="0", capabilities="compute",
-    )  # fmt: skip
-    assert done.lines[0].startswith("libcuda.so.1 /")
-    assert done.lines[1].startswith("libnvidia-ml.so.1 - ")
-
-
-def test_graphics_brings_its_nodes_and_their_group(gpus: Runtime) -> None:
-    script = "id -G; ls /dev/dri /dev/nvidia-modeset; ls /usr/share/glvnd/egl_vendor.d"
-    done = _run(gpus, "sh", "-c", script, devices="0", capabilities="graphics")
-    assert done.code == 0, done.stderr
-    groups, rest = done.lines[0].split(), done.lines[1:]
-    assert "44" in groups
-    assert {"card0", "renderD128", "/dev/nvidia-modeset", "10_nvidia.json"} <= set(rest)
-    assert "card1" not in rest
-
-
-def test_every_capability_at_once_loads_what_each_stands_for(gpus: Runtime) -> None:
-    names = [
-        "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-encode.so.1", "libnvcuvid.so.1",
-        "libnvidia-opticalflow.so.1", "libnvidia-ngx.so.1",
-    ]  # fmt: skip
-    done = _run(gpus, "probe", "dlopen", *names, devices="all", capabilities="all")
-    assert done.code == 0, done.stdout
+    assert {"nvidia0", "nvidia1"} <= _of_nvidia(seen["nodes"])
+    uuids = [gpu.uuid for gpu in two_gpus.scenario.gpus]
+    assert LISTED.findall("\n".join(seen["listed"])) == uuids
 
 
 def test_none_brings_the_driver_and_no_gpu(gpus: Runtime) -> None:
-    done = _run(gpus, "probe", "dlopen", "libcuda.so.1", "libnvidia-ml.so.1", devices="none")
-    assert done.code == 0, done.stdout
-    assert _nodes(gpus, devices="none") == {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+    loaded = "probe dlopen libcuda.so.1 libnvidia-ml.so.1"
+    seen = _seen(gpus, devices="none", loaded=loaded, nodes="ls /dev")
+    assert _of_nvidia(seen["nodes"]) == {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
 
 
 @pytest.mark.parametrize("devices", [None, "0,void"])
@@ -235,8 +181,10 @@ def test_spec_is_untouched_byte_for_byte_if_no_gpu_is_asked_for(
         gpus.containerd.ctr("snapshots", "rm", name)
 
 
-def test_everything_of_the_spec_is_kept_and_no_hook_is_added(gpus: Runtime) -> None:
-    container = gpus.start_idle(image=GLIBC, flags=_env(devices="all"))
+def test_a_running_container_and_what_it_executes_have_the_gpu_and_the_rest_of_the_spec(
+    gpus: Runtime, two_gpus: SimulatedNode
+) -> None:
+    container = gpus.start_idle(image=GLIBC, flags=_env(devices="1", capabilities="all"))
     info = gpus.containerd.ctr("containers", "info", container.name).stdout
     before = json.loads(info)["Spec"]
     with open(os.path.join(gpus.containerd.bundle(container.name), "config.json")) as file:
@@ -244,22 +192,25 @@ def test_everything_of_the_spec_is_kept_and_no_hook_is_added(gpus: Runtime) -> N
     assert _is_within(before, after)
     assert not after.get("hooks")
     assert after["linux"]["maskedPaths"] == before["linux"]["maskedPaths"]
-
-
-def test_exec_has_what_init_has(gpus: Runtime) -> None:
-    container = gpus.start_idle(image=GLIBC, flags=_env(devices="1", capabilities="all"))
-    environment = _environment(container.exec("env"))
-    assert environment["NVIDIA_CTK_LIBCUDA_DIR"] == _library_directory()
-    assert container.exec("probe", "dlopen", "libcuda.so.1").code == 0
-    assert container.exec("probe", "open", "/dev/nvidia1").stdout == "/dev/nvidia1 ENXIO\n"
-    assert container.exec("probe", "open", "/dev/nvidia0").stdout == "/dev/nvidia0 ENOENT\n"
-    assert "44" in container.exec("id", "-G").stdout.split()
-
-
-def test_exec_of_an_ordinary_user_can_open_the_gpu(gpus: Runtime) -> None:
-    container = gpus.start_idle(image=GLIBC, flags=_env(devices="0"))
-    done = container.exec("probe", "open", "/dev/nvidia0", flags=["--user", "1000"])
-    assert done.stdout == "/dev/nvidia0 ENXIO\n"
+    if not is_v2():  # which has its device rules in a BPF program: there is no file to read
+        rules = read_cgroup(container.pid, "devices", v1="devices.list", v2="").splitlines()
+        uvm = os.major(os.stat(f"{two_gpus.dev}/nvidia-uvm").st_rdev)
+        ours = [rule for rule in rules if rule.split()[1].split(":")[0] in {"195", str(uvm)}]
+        numbers = ("195:1", "195:254", "195:255", f"{uvm}:0", f"{uvm}:1")
+        assert sorted(ours) == sorted(f"c {number} rwm" for number in numbers)
+    script = (
+        "echo $NVIDIA_CTK_LIBCUDA_DIR; probe open /dev/nvidia1 /dev/nvidia0; id -G;"
+        " probe dlopen libcuda.so.1 >/dev/null"
+    )
+    done = container.exec("sh", "-c", script)
+    assert done.code == 0
+    assert done.lines[:-1] == [
+        _library_directory(), "/dev/nvidia1 ENXIO", "/dev/nvidia0 ENOENT",
+    ]  # fmt: skip
+    assert "44" in done.lines[-1].split()
+    gpus.containerd.restart()
+    user = container.exec("probe", "open", "/dev/nvidia1", flags=["--user", "1000"])
+    assert user.stdout == "/dev/nvidia1 ENXIO\n"
 
 
 def test_image_can_ask_by_its_environment(gpus: Runtime, two_gpus: SimulatedNode) -> None:
@@ -291,11 +242,6 @@ def test_read_only_container_finds_the_libraries(gpus: Runtime) -> None:
         "probe", "dlopen", "libcuda.so.1", "libnvidia-ml.so.1", image=GLIBC, flags=flags
     )
     assert done.code == 0, done.stdout
-
-
-def test_image_without_glibc_gets_the_nodes(gpus: Runtime) -> None:
-    done = _run(gpus, "sh", "-c", "ls /dev/nvidia0 /dev/nvidiactl", devices="0", image=BUSYBOX)
-    assert (done.code, done.stderr) == (0, "")
 
 
 def test_second_start_of_a_container_adds_nothing_more(gpus: Runtime) -> None:
@@ -335,14 +281,6 @@ def test_killed_shim_of_a_gpu_container_leaves_nothing(gpus: Runtime) -> None:
     remove_fifos(gpus.containerd)
 
 
-def test_gpu_container_survives_a_restart_of_containerd(gpus: Runtime) -> None:
-    container = gpus.start_idle(image=GLIBC, flags=_env(devices="0"))
-    gpus.containerd.restart()
-    environment = _environment(container.exec("env"))
-    assert environment["NVIDIA_CTK_LIBCUDA_DIR"] == _library_directory()
-    assert container.exec("probe", "open", "/dev/nvidia0").stdout == "/dev/nvidia0 ENXIO\n"
-
-
 def test_mig_devices_are_listed_one_by_one(
     runtime: Runtime, mig_gpus: SimulatedNode, configure: Any
 ) -> None:
@@ -359,17 +297,11 @@ def test_mig_devices_are_listed_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("devices", "capabilities", "code", "named"),
-    [
-        ("0,7", None, "NVSHIM-E0202", "7"),
-        ("0\n1", None, "NVSHIM-E0201", "0 1"),
-        ("0", "utility,,Compute", "NVSHIM-E0203", "Compute"),
-    ],
+    ("devices", "code", "named"),
+    [("0,7", "NVSHIM-E0202", "7"), ("0\n1", "NVSHIM-E0201", "0 1")],
 )
-def test_bad_request_is_a_typed_error(
-    gpus: Runtime, devices: str, capabilities: str | None, code: str, named: str
-) -> None:
-    done = _run(gpus, "true", devices=devices, capabilities=capabilities)
+def test_bad_request_is_a_typed_error(gpus: Runtime, devices: str, code: str, named: str) -> None:
+    done = _run(gpus, "true", devices=devices)
     _expect_refusal(done, code, named)
 
 
@@ -377,11 +309,9 @@ def test_bad_request_is_a_typed_error(
     ("config", "code", "named"),
     [
         ('[node]\ndriver-root = "{empty}"\n', "NVSHIM-E0102", "{empty}"),
-        ('[node]\ndriver-root = "{empty}/no-such"\n', "NVSHIM-E0102", "{empty}/no-such"),
         ("[node\n", "NVSHIM-E0502", "config.toml"),
-        ('[node]\ndriver-rot = "/"\n', "NVSHIM-E0503", "driver-rot"),
     ],
-    ids=["no driver", "no driver root", "no TOML", "unknown key"],
+    ids=["no driver", "no TOML"],
 )
 def test_unfit_node_is_a_typed_error(
     gpus: Runtime, configure: Any, tmp_path: Path, config: str, code: str, named: str
@@ -434,19 +364,28 @@ def _expect_refusal(done: Completed, code: str, named: str) -> None:
     assert done.stdout == ""
 
 
-def _nodes(runtime: Runtime, *, devices: str, capabilities: str | None = None) -> set[str]:
-    done = _run(runtime, "ls", "/dev", devices=devices, capabilities=capabilities)
-    return {name for name in done.lines if name.startswith("nvidia")}
+def _seen(
+    runtime: Runtime, *, devices: str, capabilities: str | None = None, **scripts: str
+) -> dict[str, list[str]]:
+    """What one container answers, as lines; the first script that fails is named."""
+    text = "\n".join(
+        f"echo '== {name}'; ({script}) || exit {code}"
+        for code, (name, script) in enumerate(scripts.items(), start=100)
+    )
+    done = _run(runtime, "sh", "-c", text, devices=devices, capabilities=capabilities)
+    failed = list(scripts)[done.code - 100 : done.code - 99] if done.code else []
+    assert (done.code, failed) == (0, []), done.stdout + done.stderr
+    parts = done.stdout.split("== ")[1:]
+    return {name: lines for name, *lines in (part.splitlines() for part in parts)}
 
 
-def _cached(done: Completed) -> dict[str, str]:
+def _of_nvidia(names: list[str]) -> set[str]:
+    return {name for name in names if name.startswith("nvidia")}
+
+
+def _cached(lines: list[str]) -> dict[str, str]:
     """The lines of ``ldconfig -p``: name and architecture → path."""
-    found = re.findall(r"^\t(\S+) \(.*?\) => (\S+)$", done.stdout, re.MULTILINE)
-    return dict(found)
-
-
-def _environment(done: Completed) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in done.lines)
+    return dict(re.findall(r"^\t(\S+) \(.*?\) => (\S+)$", "\n".join(lines), re.MULTILINE))
 
 
 def _as_stat_prints(node: SimulatedNode, name: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.nvshim import nvshim
+from tests.harness.nvshim import nvshim, start_nvshim
 from tests.harness.runtime import is_alive, remove_fifos
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
@@ -54,9 +54,8 @@ def where(node: SimulatedNode, containerd: PrivateContainerd) -> tuple[str, ...]
 @contextmanager
 def agent(where: tuple[str, ...], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     words = ["--cdi-spec", "none", "--poll", "1000", "--device-plugin", "no", "--kernel-log", ""]
-    argv = [sys.executable, "-m", "integration.cli", "node", *where, *words]
     with open(tmp_path / "log", "a+", encoding="utf-8") as log:
-        process = subprocess.Popen(argv, stderr=log, text=True)
+        process = start_nvshim("node", *where, *words, stderr=log, text=True)
         try:
             yield process
         finally:

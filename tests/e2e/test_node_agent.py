@@ -14,6 +14,7 @@ import yaml
 from integration.node.refresh import MARK
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.node_agent import agent_process
+from tests.harness.nvshim import Answer, nvshim
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def argv(node: SimulatedNode, spec: str, *more: str) -> list[str]:
-    program = [sys.executable, "-m", "integration.cli", "node"]
-    return [*program, "--config", node.config_path, "--cdi-spec", spec, *more]
+def words_of(node: SimulatedNode, spec: str, *more: str) -> list[str]:
+    return ["node", "--config", node.config_path, "--cdi-spec", spec, *more]
+
+
+def call(node: SimulatedNode, spec: str, *more: str) -> Answer:
+    """As it is called to do one thing, or in vain."""
+    return nvshim(*words_of(node, spec, *more), check=False)
 
 
 def agent(
@@ -99,24 +104,21 @@ def test_the_spec_follows_the_node(own_gpus: SimulatedNode, tmp_path: Path) -> N
 
 def test_one_agent_per_node_and_readiness(own_gpus: SimulatedNode, tmp_path: Path) -> None:
     spec = str(tmp_path / "nvidia.yaml")
-    ready = argv(own_gpus, spec, "--ready")
-    assert subprocess.run(ready, check=False).returncode == 3
+    assert call(own_gpus, spec, "--ready").code == 3
     with agent(own_gpus, spec) as process:
-        eventually(lambda: subprocess.run(ready, check=False).returncode == 0, "ready")
-        second = subprocess.run(argv(own_gpus, spec), capture_output=True, text=True, check=False)
-        assert second.returncode == 1
+        eventually(lambda: call(own_gpus, spec, "--ready").code == 0, "ready")
+        second = call(own_gpus, spec)
+        assert second.code == 1
         assert second.stderr.startswith("NVSHIM-E2701 agent-running: ")
         assert f"process {process.pid}, " in second.stderr
-    assert subprocess.run(ready, check=False).returncode == 3
+    assert call(own_gpus, spec, "--ready").code == 3
 
 
 def test_a_spec_of_somebody_elses_stays(own_gpus: SimulatedNode, tmp_path: Path) -> None:
     spec = tmp_path / "nvidia.yaml"
     spec.write_text("cdiVersion: 0.5.0\n")
-    once = subprocess.run(
-        argv(own_gpus, str(spec), "--once"), capture_output=True, text=True, check=False
-    )
-    assert once.returncode == 3
+    once = call(own_gpus, str(spec), "--once")
+    assert once.code == 3
     assert "is not ours" in once.stderr
     assert spec.read_text() == "cdiVersion: 0.5.0\n"
 
@@ -178,8 +180,7 @@ def test_an_agent_that_cannot_say_how_it_is_goes_on_and_is_not_ready(
         assert process.stderr is not None
         assert next(line for line in process.stderr if "NVSHIM-E2702" in line)
         eventually(spec.exists, "it is written anew")
-        ready = argv(own_gpus, str(spec), "--ready")
-        assert subprocess.run(ready, check=False).returncode == 3
+        assert call(own_gpus, str(spec), "--ready").code == 3
         process.send_signal(signal.SIGTERM)
         assert "NVSHIM-E2702" not in process.stderr.read(), "it says so once"
         assert process.wait(timeout=20) == 0
@@ -189,21 +190,20 @@ def test_nvml_that_does_not_answer_takes_no_mig_devices_away(tmp_path: Path) -> 
     spec = str(tmp_path / "nvidia.yaml")
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
         libraries = f"{node.driver_root}/usr/lib/x86_64-linux-gnu"
-        once = argv(node, spec, "--once")
-        subprocess.run(once, check=False)
+        call(node, spec, "--once")
         before = devices_of(spec)
         assert any(":" in name for name in before)
         real = os.path.realpath(f"{libraries}/libnvidia-ml.so.1")
         os.unlink(real)
         with open(real, "wb") as file:
             file.write(b"no library")
-        done = subprocess.run(once, capture_output=True, text=True, check=False)
-        assert done.returncode == 3
+        done = call(node, spec, "--once")
+        assert done.code == 3
         assert "NVML: " in done.stderr
         assert devices_of(spec) == before
         # What is gone is not told of, though.
         os.unlink(os.path.realpath(f"{libraries}/libnvidia-ptxjitcompiler.so.1"))
-        subprocess.run(once, check=False)
+        call(node, spec, "--once")
         assert devices_of(spec) != before
 
 
@@ -223,7 +223,7 @@ def test_it_ends_when_another_version_is_put_into_effect(
         (tmp_path / version).mkdir()
     current, spec = tmp_path / "current", str(tmp_path / "nvidia.yaml")
     current.symlink_to("first")
-    words = argv(own_gpus, spec, "--poll", "0.1")[3:]
+    words = words_of(own_gpus, spec, "--poll", "0.1")
     with subprocess.Popen(
         [sys.executable, "-c", _OF_A_TREE, str(tmp_path / "first"), *words],
         stderr=subprocess.PIPE, text=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.gpu_agent import NVSHIM, GpuAgent, gpu_agent
+from tests.harness.gpu_agent import GpuAgent, gpu_agent
 from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
 
@@ -191,9 +191,6 @@ def test_a_gpu_that_was_exchanged_is_said_to_be_gone_once(tmp_path: Path) -> Non
 def test_a_list_of_errors_that_is_none_keeps_the_agent_from_beginning(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f'[node]\nstate = "{tmp_path}"\n')
-    done = subprocess.run(
-        [*NVSHIM, "node", "--config", config, "--disable-healthchecks", "31;79"],
-        stderr=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
+    done = nvshim("node", "--config", str(config), "--disable-healthchecks", "31;79", check=False)
+    assert done.code == 1
     assert done.stderr.startswith("NVSHIM-E2755 xid-list-wrong: ")

@@ -35,12 +35,6 @@ def test_state_of_the_low_level_runtime_is_where_it_was_asked_for(
     assert container.exec("echo", "here").stdout == "here\n"
 
 
-def test_crun_runs_a_container_to_its_end(runtime: Runtime, tmp_path: Path, crun: str) -> None:
-    flags = runtime.low_level_flags(str(tmp_path), binary=crun)
-    done = runtime.run("sh", "-c", "echo out; echo err >&2; exit 42", flags=flags)
-    assert (done.stdout, done.stderr, done.code) == ("out\n", "err\n", 42)
-
-
 def test_crun_serves_exec_kill_and_delete(runtime: Runtime, tmp_path: Path, crun: str) -> None:
     root = os.path.join(runtime.containerd.directory, "runc")
     flags = runtime.low_level_flags(str(tmp_path), binary=crun, root=root)
@@ -106,23 +100,13 @@ def test_options_that_nobody_knows_are_refused_by_name(runtime: Runtime) -> None
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "blamed"),
-    [
-        ("BinaryName = ", "TOML"),
-        ("BinaryNaem = 'runc'\n", "BinaryNaem"),
-        ("SystemdCgroup = 'yes'\n", "SystemdCgroup"),
-    ],
-)
-def test_malformed_file_of_options_is_a_typed_error(
-    runtime: Runtime, tmp_path: Path, text: str, blamed: str
-) -> None:
+def test_malformed_file_of_options_is_a_typed_error(runtime: Runtime, tmp_path: Path) -> None:
     if not runtime.is_ours:
         pytest.skip("ctr gives containerd's own shim no such file")
     path = tmp_path / "options.toml"
-    path.write_text(text)
+    path.write_text("BinaryNaem = 'runc'\n")
     done = runtime.run("true", flags=["--runtime-config-path", str(path)])
     assert done.code == 1
     assert "NVSHIM-E" in done.stderr
-    assert blamed in done.stderr
+    assert "BinaryNaem" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Awaitable
 from typing import Any
@@ -287,24 +288,18 @@ async def test_a_start_that_failed_may_be_tried_again(start_shim: StartShim) -> 
         await gone(shim, "c1")
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["the exec", "the container"])
-async def test_who_waits_for_an_exec_never_started_is_told_when_it_is_deleted(
-    start_shim: StartShim, *, whole: bool
+async def test_who_waits_for_an_exec_never_started_is_told_when_it_or_its_container_is_deleted(
+    start_shim: StartShim,
 ) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
-        await shim.exec("c1", "e1", "true")
-
-        async def delete() -> None:
-            if whole:
-                await shim.end("c1")
-            else:
-                await shim.call("Delete", id="c1", exec_id="e1")
-
-        wait = shim.call("Wait", id="c1", exec_id="e1")
-        assert await _at_once(wait, delete(), apart=0.1) == [Status.NOT_FOUND, Status.OK]
-        if not whole:
-            await shim.end("c1")
+        for name, end in (
+            ("e1", shim.call("Delete", id="c1", exec_id="e1")),
+            ("e2", shim.end("c1")),
+        ):
+            await shim.exec("c1", name, "true")
+            wait = shim.call("Wait", id="c1", exec_id=name)
+            assert await _at_once(wait, end, apart=0.1) == [Status.NOT_FOUND, Status.OK]
         await gone(shim, "c1")
 
 
@@ -338,30 +333,25 @@ async def test_a_malformed_exec_leaves_its_id_free(start_shim: StartShim) -> Non
         await gone(shim, "c1")
 
 
-@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
-async def test_an_exec_may_have_any_name_also_init(
-    start_shim: StartShim, *, terminal: bool
-) -> None:
+async def test_an_exec_may_have_any_name_also_init(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
-        stdout = shim.fifo("out") if terminal else ""
-        pid = await shim.run("c1", terminal=terminal, stdout=stdout)
-        name = "init"
-        await shim.exec("c1", name, "sh", "-c", "exit 6", terminal=terminal)
-        await shim.call("Start", id="c1", exec_id=name)
-        assert (await shim.call("Wait", id="c1", exec_id=name)).exit_status == 6
-        assert int(content_of(f"{shim.directory}/c1/init.pid")) == pid
-        await shim.call("Delete", id="c1", exec_id=name)
+        pid = await shim.run("c1", terminal=True, stdout=shim.fifo("out"))
+        for terminal in (False, True):
+            await shim.exec("c1", "init", "sh", "-c", "exit 6", terminal=terminal)
+            await shim.call("Start", id="c1", exec_id="init")
+            assert (await shim.call("Wait", id="c1", exec_id="init")).exit_status == 6
+            assert int(content_of(f"{shim.directory}/c1/init.pid")) == pid
+            await shim.call("Delete", id="c1", exec_id="init")
         await shim.end("c1")
         await gone(shim, "c1")
 
 
-@pytest.mark.parametrize("number", [0xFFFFFFFF, 65, 1 << 31])
-async def test_a_signal_that_there_is_not_is_refused(start_shim: StartShim, number: int) -> None:
+async def test_a_signal_that_there_is_not_is_refused(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
         await shim.exec("c1", "e1", "sleep", "1000")
         await shim.call("Start", id="c1", exec_id="e1")
-        for exec_id in ("", "e1"):
+        for exec_id, number in itertools.product(("", "e1"), (0xFFFFFFFF, 65, 1 << 31)):
             kill = shim.call("Kill", id="c1", exec_id=exec_id, signal=number)
             assert await outcome(kill) == Status.INVALID_ARGUMENT
         await shim.end("c1")

@@ -135,23 +135,20 @@ async def test_a_logger_that_does_not_end_when_told_is_killed(
 
 
 @pytest.mark.parametrize(
-    ("scheme", "script", "code"),
+    ("scheme", "script", "code", "exec_id"),
     [
-        ("binary", programs.DYING, "E1405"),
-        ("binary-v2", programs.DYING, "E1405"),
-        ("binary-v2", programs.GOOD, "E1405"),
-        ("binary", programs.SILENT, "E1406"),
-        ("binary", "\0no program", "E1201"),
-        ("binary", "#!/no/such/interpreter\n", "E1201"),
+        ("binary", programs.DYING, "E1405", ""),
+        ("binary", programs.DYING, "E1405", "e1"),
+        ("binary-v2", programs.DYING, "E1405", ""),
+        ("binary-v2", programs.GOOD, "E1405", "e1"),
+        ("binary", programs.SILENT, "E1406", ""),
+        ("binary", "\0no program", "E1201", ""),
+        ("binary", "#!/no/such/interpreter\n", "E1201", "e1"),
     ],
-    ids=["dies", "dies, v2", "says nothing, v2", "never ready", "no program", "no interpreter"],
 )
-@pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
 async def test_a_logger_that_is_not_ready_is_one_error_and_leaves_nothing(
     start_shim: StartShim, loggers: Loggers, scheme: str, script: str, code: str, exec_id: str
 ) -> None:
-    if exec_id and script == programs.SILENT:
-        pytest.skip("ten seconds, once")
     async with start_shim("c1", "sleep", "1000") as shim:
         uri = loggers.uri(script, scheme)
         if exec_id:

@@ -48,9 +48,12 @@ class Place:
         self.gpus = sorted(gpu.uuid.lower() for gpu in node.scenario.gpus if not gpu.mig)
         self.parts: list[str] = []
 
-    def new_agent(self, *more: str, engine: str = "/nowhere", log: str = "agent.log") -> NodeAgent:
+    def new_agent(
+        self, *more: str, engine: str = "/nowhere", log: str = "agent.log", dra: bool = True
+    ) -> NodeAgent:
+        more = (*(["--dra"] if dra else []), *more)
         return NodeAgent(
-            *(self.node, self._directory, self.plugins.socket, "--dra", "--node-name", NODE),
+            *(self.node, self._directory, self.plugins.socket, "--node-name", NODE),
             *("--pod-resources", self.plugins.pod_resources or ""),
             *("--api-server", "127.0.0.1", "--api-port", str(self.cluster.port)),
             *("--service-account", self.cluster.service_account, *more),

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from tests.harness.nvshim import nvshim, start_nvshim
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
     from integration.simulated import SimulatedNode
 
-__all__ = ["NVSHIM", "GpuAgent", "gpu_agent"]
-
-NVSHIM: Final = (sys.executable, "-m", "integration.cli")
+__all__ = ["GpuAgent", "gpu_agent"]
 
 
 @dataclass
@@ -63,9 +62,9 @@ class GpuAgent:
 
     def nvshim(self, *words: str) -> tuple[int, Any]:
         """The exit status and the answer of a command."""
-        line = [*NVSHIM, *words, "-o", "json", "--config", self.node.config_path]
-        done = subprocess.run(line, stdout=subprocess.PIPE, check=False)
-        return done.returncode, json.loads(done.stdout)["items"] if done.stdout else None
+        where = ("-o", "json", "--config", self.node.config_path)
+        done = nvshim(*words, *where, check=False, stderr=None)
+        return done.code, done.items if done.stdout else None
 
     def listed(self) -> list[str]:
         """The states of the GPUs, by `nvshim list`."""
@@ -90,10 +89,8 @@ def gpu_agent(node: SimulatedNode, directory: Path, *more: str) -> Iterator[GpuA
     kernel = os.open(kmsg, os.O_RDWR)
     words = ("node", "--config", node.config_path, "--cdi-spec", "none", "--poll", "0.3")
     with open(log, "w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            [*NVSHIM, *words, "--kernel-log", str(kmsg), "--log-format", "json", *more],
-            stderr=stderr,
-        )
+        told = ("--kernel-log", str(kmsg), "--log-format", "json", *more)
+        process = start_nvshim(*words, *told, stderr=stderr)
     try:
         yield GpuAgent(process, node, log, kernel)
     finally:

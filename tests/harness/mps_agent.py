@@ -38,6 +38,7 @@ from integration.node.plugin.values import Settings, SharedResource, Sharing
 from integration.node.refresh import refresh
 from integration.simulated import SimulatedNode
 from tests.harness.waiting import eventually
+from tests.harness.warm import Warm
 
 RESOURCE: Final = "nvidia.com/gpu"
 PROGRAM: Final = "usr/bin/nvidia-cuda-mps-control"
@@ -85,10 +86,7 @@ class Agent:
             "states": [str(self.states)], "devices": devices, "dies": dies, "timeout": timeout,
         }  # fmt: skip
         with self.out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.harness.mps_agent", json.dumps(wish)],
-                stdout=out,
-            )
+            self.process = Warm("tests.harness.mps_agent", json.dumps(wish), stdout=out)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it; its status."""

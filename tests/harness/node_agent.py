@@ -14,6 +14,7 @@ from typing import Any, Self
 import yaml
 
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.nvshim import start_nvshim
 from tests.harness.processes import family
 
 __all__ = ["NodeAgent", "agent_process"]
@@ -22,8 +23,7 @@ __all__ = ["NodeAgent", "agent_process"]
 @contextmanager
 def agent_process(*words: str) -> Iterator[subprocess.Popen[str]]:
     """``nvshim node`` with these words; what it has said is shown if the test fails."""
-    argv = [sys.executable, "-m", "integration.cli", "node", *words]
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    process = start_nvshim("node", *words, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -58,8 +58,8 @@ class NodeAgent:
         os.makedirs(os.path.join(directory, "log"), exist_ok=True)
         self._log = os.path.join(directory, "log", log)
         # A poll that does not come: what follows is heard.
-        self._argv = [
-            *(sys.executable, "-m", "integration.cli", "node", "--config", node.config_path),
+        self._words = [
+            *("node", "--config", node.config_path),
             *("--cdi-spec", "none", "--poll", "1000", "--kernel-log", "none", "--log-format"),
             *("json", "--kubelet-socket", kubelet, "--config-file", self.config_file),
             *("--cri-socket", engine, *more),
@@ -77,7 +77,7 @@ class NodeAgent:
         if not os.path.exists(self.config_file):
             self.configure()
         with open(self._log, "ab") as log:
-            self.process = subprocess.Popen(self._argv, stderr=log)
+            self.process = start_nvshim(*self._words, stderr=log)
 
     def change_node(self, scenario: Scenario) -> None:
         """Make the node another one below it; a real one is not taken apart for that.

@@ -1,13 +1,16 @@
-"""Processes of the machine: a family, open sockets, and a daemon's end."""
+"""Processes of the machine: a family, what one takes, open sockets, and a daemon's end."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from subprocess import Popen, TimeoutExpired
-from typing import Any
+from typing import Any, Final
 
 from integration.timeouts import PATIENCE
+
+_TICK: Final = os.sysconf("SC_CLK_TCK")
+_CONNECTED: Final = "03"
 
 
 def family(pid: int) -> list[int]:
@@ -30,6 +33,27 @@ def sockets_of(pid: int) -> list[str]:
                 target = os.readlink(f"/proc/{pid}/fd/{fd}")
                 found.append(target.removeprefix("socket:[")[:-1])
     return found
+
+
+def connections_to(path: str) -> set[str]:
+    """The connections to a socket, by the numbers that the kernel gives their ends there."""
+    with open("/proc/net/unix", encoding="ascii") as file:
+        words = [line.split() for line in file if line.endswith(f" {path}\n")]
+    return {number for *_, state, number, _ in words if state == _CONNECTED}
+
+
+def processor_time(pid: int) -> float:
+    """Seconds that a process has computed."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        words = file.read().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / _TICK
+
+
+def rss_and_pss(pid: int) -> tuple[int, int]:
+    """The memory of a process, with all of what it shares and with its part of that, in KiB."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        table = dict(line.split()[:2] for line in file.readlines()[1:])
+    return int(table["Rss:"]), int(table["Pss:"])
 
 
 def end(process: Popen[Any], *, timeout: float = 10) -> None:

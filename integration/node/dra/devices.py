@@ -27,7 +27,8 @@ NVIDIA's names too.
 Rules
 - A device is called by its UUID, so that no other has its name when one is gone.
 - A GPU in MIG mode is not published, only its MIG devices: those that are there, and with
-  ``--dra-mig`` those that could be made of what is left (:mod:`.parts`).
+  ``--dra-mig`` those that could be made of what is left (:mod:`.parts`). One whose mode is switched
+  for claims is published, and what it could be cut into, whichever its mode is just now.
 - One that is made for a claim has the same name, attributes and capacity before, meanwhile and
   after. It has no UUID until then; its name stands for it.
 - A device with as many attributes and capacities as the API takes has no ``memorySliceN``. A list
@@ -36,7 +37,8 @@ Rules
 - A device that is lost, unhealthy or out of service is published with taints (:mod:`.taints`), or
   left out. One that a device plugin has given is left out. It comes back by itself.
 
-Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resource.k8s.io/v1.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go, and the words of go-nvlib that it
+publishes; Kubernetes, resource.k8s.io/v1.
 """
 
 from __future__ import annotations
@@ -48,8 +50,11 @@ from typing import TYPE_CHECKING, Final
 from integration.node.dra.names import name_of
 from integration.node.dra.parts import (
     Counters,
+    GpuParts,
     Part,
     Parts,
+    all_of,
+    can_switch,
     capacity_of,
     possible,
 )
@@ -84,7 +89,9 @@ _WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
 _BRANDS: Final = {
     "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
     "titan": "Titan", "nvidiartx": "NvidiaRTX", "nvidia": "Nvidia", "quadrortx": "QuadroRTX",
-    "geforcertx": "GeForceRTX", "titanrtx": "TitanRTX",
+    "geforcertx": "GeForceRTX", "titanrtx": "TitanRTX", "nvidiavapps": "NvidiaVApps",
+    "nvidiavpc": "NvidiaVPC", "nvidiavcs": "NvidiaVCS", "nvidiavws": "NvidiaVWS",
+    "nvidiavgaming": "NvidiaCloudGaming", "unknown": "Unknown",
 }  # fmt: skip
 # By the compute capability from which on a GPU is of it; the last that fits counts.
 _ARCHITECTURES: Final = (
@@ -124,7 +131,7 @@ class Device:
         lost: whether it does not answer, or has no node.
         drained: since when and why it is out of service; "" if it is in service.
         part: where it is, or would be, on its GPU, if it is made for claims.
-        counters: what it takes of its GPU, likewise.
+        counters: what it takes of its GPU, likewise, or as a whole GPU that could be cut instead.
         shares: how many claims may have a part of it; 0 if one has all of it.
         taints: why no new pod is to get it.
     """
@@ -154,28 +161,57 @@ def devices_of(
     made: Mapping[Part, str] | None = None,
     *,
     on_demand: bool = False,
+    switches: bool = False,
+    switched: Collection[str] = (),
 ) -> tuple[Device, ...]:
     """The devices that claims may have, GPUs first.
 
     Args:
         places: of the GPUs, by PCI address, as far as they are known.
-        parts: what NVML says of GPUs in MIG mode.
+        parts: what NVML says of MIG.
         made: what was made for claims, or is being made: its UUID, "" if it has none yet.
         on_demand: whether more may be made.
+        switches: whether MIG mode may be switched for that.
+        switched: UUIDs of the GPUs that are in MIG mode for claims.
     """
     places, parts, made = places or {}, parts or Parts(), made or {}
+    either = {
+        gpu.uuid
+        for gpu in inventory.gpus
+        if _is_either(gpu, parts, made, switches=switches, switched=switched)
+    }
     found = [
-        *_gpus(inventory, places, parts),
+        *_gpus(inventory, places, parts, either),
         *_there(inventory, places, parts, made, on_demand=on_demand),
-        *_possible(inventory, places, parts, made, on_demand=on_demand),
+        *_possible(inventory, places, parts, made, either, on_demand=on_demand),
     ]
     times = Counter(each.uuid for each in found)
     return tuple(each for each in found if each.uuid and times[each.uuid] == 1)
 
 
-def _gpus(inventory: Inventory, places: Mapping[str, Place], parts: Parts) -> Iterator[Device]:
+def _is_either(
+    gpu: Gpu,
+    parts: Parts,
+    made: Mapping[Part, str],
+    *,
+    switches: bool,
+    switched: Collection[str],
+) -> bool:
+    """Whether claims may have a GPU as a whole or in parts."""
+    cut = parts.gpus.get(gpu.uuid, GpuParts())
+    ours = {(part.profile, part.start) for part in made if part.gpu == gpu.uuid}
+    if any((each.profile, each.start) not in ours for each in cut.instances):
+        return False  # a person has cut it
+    if gpu.uuid in switched:
+        return bool(cut.profiles)
+    return switches and not gpu.mig and can_switch(gpu.compute_capability, cut)
+
+
+def _gpus(
+    inventory: Inventory, places: Mapping[str, Place], parts: Parts, either: Collection[str]
+) -> Iterator[Device]:
     for gpu in inventory.gpus:
-        if gpu.mig or gpu.excluded:
+        if gpu.excluded or (gpu.mig and gpu.uuid not in either):
             continue
         place = places.get(gpu.bus_id, Place())
         attributes = {
@@ -191,7 +227,10 @@ def _gpus(inventory: Inventory, places: Mapping[str, Place], parts: Parts) -> It
         memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
         out = gpu.drained or inventory.drained
         lost = _is_lost(gpu, inventory)
-        yield Device(name_of(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, lost, out)
+        counters = all_of(gpu.minor, parts.gpus[gpu.uuid]) if gpu.uuid in either else None
+        yield Device(
+            name_of(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, lost, out, None, counters
+        )
 
 
 def _there(
@@ -233,6 +272,7 @@ def _possible(
     places: Mapping[str, Place],
     parts: Parts,
     made: Mapping[Part, str],
+    either: Collection[str],
     *,
     on_demand: bool,
 ) -> Iterator[Device]:
@@ -240,7 +280,7 @@ def _possible(
     by_name = {part.name: uuid for part, uuid in made.items()}
     for gpu in inventory.gpus:
         cut = parts.gpus.get(gpu.uuid)
-        if not gpu.mig or gpu.excluded or cut is None:
+        if gpu.excluded or cut is None or not (gpu.mig or gpu.uuid in either):
             continue
         lost, out = _is_lost(gpu, inventory), gpu.drained or inventory.drained
         for part, profile, counters in possible(gpu.uuid, gpu.minor, cut, made):

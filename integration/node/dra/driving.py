@@ -44,7 +44,7 @@ from integration.node.dra.claims import Reference, read_claim, refuse_drained, r
 from integration.node.dra.devices import publishable
 from integration.node.dra.looking import Looking
 from integration.node.dra.making import is_unmade
-from integration.node.dra.on_demand import OnDemand, gpus_of
+from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, is_away
 from integration.node.dra.shares import refuse_conflicts, refuse_overfull
@@ -96,7 +96,7 @@ class Driver:
         self._effect = EFFECTS[options.dra_unhealthy]
         self._pool = options.node_name
         self.publisher = Publisher(context, api, self._name, self._pool, self.fault)
-        self._reader = ClaimReader(api, self.publisher.version)
+        self.reader = ClaimReader(api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
         self._looking = Looking(context, self.fault)
         self._looks = anyio.Lock()
@@ -149,7 +149,8 @@ class Driver:
         """
         async with self._looks:
             made, inventory = self.on_demand.made, self._board.seen.inventory
-            found = await self._looking.look(inventory, made, newest)
+            switched = self.on_demand.switched
+            found = await self._looking.look(inventory, made, newest, switched)
             if found is None:
                 return False
             self._devices, self._specs = found.devices, found.specs
@@ -200,10 +201,10 @@ class Driver:
         found = await self._read(reference)
         if found is None:
             return await self._again(reference)
-        async with self.on_demand.alone(gpus_of(found)):
+        async with self.on_demand.alone(self.on_demand.gpus_for(found)):
             async with self._one_at_a_time:
                 claim, before = await self._take(found, reference)
-            if any(map(is_unmade, claim.devices)):
+            if not self.on_demand.is_ready(claim):
                 claim = await self._make(claim, before)
             await self._give(claim, before)
         return claim
@@ -322,10 +323,9 @@ class Driver:
     async def _read(self, reference: Reference) -> dict[str, Any] | None:
         """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            found = await self._reader.read(reference)
             served = [each.name for each in self._board.resources]
-            await self._reader.refuse_clash(found, served)
-            return found  # noqa: TRY300 - what is raised is of all of it
+            is_prepared = reference.uid in self._claims
+            return await self.reader.read(reference, served, is_prepared=is_prepared)
         except (ApiServerRefused, ApiServerSilent) as error:
             if is_away(error) and reference.uid in self._claims:
                 return None

@@ -75,12 +75,14 @@ class Looking:
         inventory: Inventory | None,
         made: Mapping[Part, str],
         newest: Inventory | None = None,
+        switched: frozenset[str] = frozenset(),
     ) -> Found | None:
         """What the node has.
 
         Args:
             inventory: what the look has found.
             made: what was made for claims, or is being made: its UUID, "" if it has none yet.
+            switched: UUIDs of the GPUs that are in MIG mode for claims.
             newest: what the node has by now, since something was made or undone: NVML is asked.
 
         Returns:
@@ -90,7 +92,7 @@ class Looking:
         inventory = self._later(inventory, made)
         if inventory is not None and inventory.nvml_failure:
             return None
-        seen = (inventory, dict(made))
+        seen = (inventory, dict(made), switched)
         is_due = inventory is not None and self._is_due(inventory, anew=anew)
         if seen == self._seen and not is_due:
             return None
@@ -114,9 +116,13 @@ class Looking:
             )
             for gpu in inventory.gpus
         }  # fmt: skip
-        every = devices_of(inventory, places, self._parts, made, on_demand=options.dra_mig)
+        every = devices_of(
+            inventory, places, self._parts, made, on_demand=options.dra_mig,
+            # What takes from counters has no shares: a GPU that is to have some is not cut.
+            switches=options.dra_mig and not options.dra_shares, switched=switched,
+        )  # fmt: skip
         found = with_shares(every, options.dra_shares, inventory, config)
-        there = {gpu.uuid for gpu in inventory.gpus}
+        there = {gpu.uuid for gpu in inventory.gpus if not gpu.mig}
         there |= {mig.uuid for mig in inventory.mig_devices}
         specs = cdi.generate(
             options.dra_driver, (each for each in found if each.uuid in there), inventory, config

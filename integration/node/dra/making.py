@@ -27,14 +27,14 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from api.errors import NvshimError
 from hooks.node.cache import boot_id_path
 from hooks.node.drained import driver_of, read_drains
 from hooks.node.witness import read_text
 from integration.devices.creating import Wish, create
 from integration.files import read_file, replace_file
 from integration.inventory import inventory_of
-from integration.node.dra.parts import Part, Parts, overlaps, parse_name, parse_parts
+from integration.node.dra.parts import Part, Parts, overlaps, parse_name
+from integration.node.dra.switching import ask_parts
 from integration.node.errors import (
     ClaimedDeviceMissing,
     DeviceTaken,
@@ -43,7 +43,6 @@ from integration.node.errors import (
     MigDeviceNotUndone,
 )
 from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
-from integration.node.nvml import ask_nvml
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
@@ -110,6 +109,10 @@ class Making:
     def made(self) -> dict[Part, str]:
         """What was made, or is being made: its UUID, "" until that is known."""
         return {note.part: note.uuid for note in self._notes.values()}
+
+    def gpus(self) -> set[str]:
+        """The UUIDs of the GPUs on which something was made, or is being made."""
+        return {note.part.gpu for note in self._notes.values()}
 
     def gpus_of(self, claim: str) -> set[str]:
         """The UUIDs of the GPUs on which something was made for a claim, by its UID."""
@@ -272,13 +275,7 @@ class Making:
     # NVML, nvidia-smi, the file
 
     def _ask(self) -> Parts:
-        try:
-            parts = parse_parts(ask_nvml(self._config, "parts"))
-        except NvshimError as error:
-            raise SmiFailed(f"NVML cannot be asked: {error}") from error
-        if parts.failure:
-            raise SmiFailed(f"NVML does not say what there is: {parts.failure}")
-        return parts
+        return ask_parts(self._config)
 
     def _smi(self, inventory: Inventory, *arguments: str) -> None:
         run_nvidia_smi(inventory.driver, self._config, arguments, _TO_ACT, ends_with_us=True)

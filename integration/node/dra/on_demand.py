@@ -7,13 +7,16 @@ Rules
   kubelet asks again.
 - What was made for a claim that is not prepared is undone as soon as that can be: an agent was
   killed, or something failed afterwards.
+- MIG mode of a GPU that can be had whole, too, is switched on for the first device that is made,
+  and off after the last; for a claim of the whole GPU, before that is given at the latest. That it
+  cannot be switched off keeps no claim from ending.
 - A claim that an agent before this one has only begun is forgotten: nobody was told of it. Which
   those are NVML says, so it is found out once that has answered.
 """
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,29 +24,25 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
-from integration.node.dra.making import Making
+from integration.node.dra.making import Making, is_unmade
+from integration.node.dra.names import uuid_of
 from integration.node.dra.parts import parse_name
+from integration.node.dra.switching import Modes
 from integration.node.errors import ClaimedDeviceMissing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
+    from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
     from integration.node.components import Context
     from integration.node.dra.devices import Device
     from integration.node.dra.parts import Part, Parts
     from integration.node.dra.values import Claim
 
-__all__ = ["OnDemand", "gpus_of"]
+__all__ = ["OnDemand"]
 
 _TRY_AGAIN: Final = 30.0
-
-
-def gpus_of(found: Mapping[str, Any]) -> set[str]:
-    """The UUIDs of the GPUs on which devices are made for a claim, as the API server has it."""
-    allocation = ((found.get("status") or {}).get("allocation") or {}).get("devices") or {}
-    parts = (parse_name(str(each.get("device"))) for each in allocation.get("results") or ())
-    return {part.gpu for part in parts if part is not None}
 
 
 class OnDemand:
@@ -67,6 +66,8 @@ class OnDemand:
         self._look = look
         self._fault = fault
         self._making = Making(context.config)
+        self._modes = Modes(context.config)
+        self._closing: set[str] = set()
         self._locks: dict[str, anyio.Lock] = {}
         self._unsettled: set[str] = set()
 
@@ -75,9 +76,15 @@ class OnDemand:
         """What was made, or is being made: its UUID, "" until that is known."""
         return self._making.made
 
+    @property
+    def switched(self) -> frozenset[str]:
+        """The UUIDs of the GPUs that are in MIG mode for claims."""
+        return self._modes.switched
+
     async def begin(self) -> None:
         """Know what an agent before this one has made."""
         await anyio.to_thread.run_sync(self._making.load)
+        await anyio.to_thread.run_sync(self._modes.load)
         self._unsettled = {
             claim.uid
             for claim in self._claims().values()
@@ -95,6 +102,26 @@ class OnDemand:
         old = [claim for uid, claim in self._claims().items() if uid in self._unsettled]
         self._unsettled = set()
         return [(claim, self._making.settled(claim, parts)) for claim in old]
+
+    def gpus_for(self, found: Mapping[str, Any]) -> set[str]:
+        """The UUIDs of the GPUs that are cut, or are to be whole again, for a claim.
+
+        Args:
+            found: the claim, as the API server has it.
+        """
+        allocation = ((found.get("status") or {}).get("allocation") or {}).get("devices") or {}
+        names = [str(each.get("device")) for each in allocation.get("results") or ()]
+        parts = (parse_name(name) for name in names)
+        return {part.gpu for part in parts if part is not None} | self._cut_now(names)
+
+    def is_ready(self, claim: Claim) -> bool:
+        """Whether nothing is to be made, or switched, for a claim."""
+        whole = self._cut_now(each.device for each in claim.devices if not each.admin)
+        return not whole and not any(map(is_unmade, claim.devices))
+
+    def _cut_now(self, names: Iterable[str]) -> set[str]:
+        """Which of these devices are GPUs that are in MIG mode for claims, by UUID."""
+        return {uuid for uuid in map(uuid_of, names) if uuid in self.switched}
 
     def gpus_of(self, claim: str) -> set[str]:
         """The UUIDs of the GPUs on which something was made for a claim, by its UID."""
@@ -120,6 +147,8 @@ class OnDemand:
         Raises:
             NvshimError: it cannot be made; what was made of it is undone soon.
         """
+        for uuid in self._cut_now(each.device for each in claim.devices if not each.admin):
+            await self._switch_off(uuid)
         inventory = self._board.seen.inventory
         parts = {name: each.part for name, each in devices.items() if each.part is not None}
         if inventory is None or any(
@@ -129,9 +158,14 @@ class OnDemand:
                 f"the devices of {claim}", found="the GPU cannot be cut so now",
                 do="have the pod made anew, and see `nvidia-smi mig -lgi` on the node",
             )  # fmt: skip
-        make = partial(self._making.make, claim, parts, inventory)
-        claim = await anyio.to_thread.run_sync(make)
-        await self._look_anew()
+        if any(map(is_unmade, claim.devices)):
+            cut = {each.gpu for each in claim.devices if is_unmade(each) and not each.admin}
+            for gpu in inventory.gpus:
+                if gpu.uuid in cut and not gpu.mig:
+                    await self._switch(gpu, partial(self._modes.on, gpu, inventory, str(claim)))
+            make = partial(self._making.make, claim, parts, inventory)
+            claim = await anyio.to_thread.run_sync(make)
+            await self._look_anew()
         return claim
 
     async def undo(self, claim: str) -> None:
@@ -149,13 +183,48 @@ class OnDemand:
             await self._look_anew()
             await anyio.to_thread.run_sync(self._making.forget, undone)
             await self._look(None)
+            with suppress(NvshimError):  # it is tried again, and said
+                for gpu in self._idle().intersection(each.part.gpu for each in undone):
+                    await self._switch_off(gpu)
+
+    def _idle(self) -> frozenset[str]:
+        """The UUIDs of the GPUs that are in MIG mode for claims that are no more."""
+        return self.switched - self._making.gpus()
+
+    async def _switch_off(self, uuid: str) -> None:
+        """Have a GPU be whole again.
+
+        Raises:
+            NvshimError: it cannot be, now.
+        """
+        inventory = self._board.seen.inventory
+        for gpu in () if inventory is None else inventory.gpus:
+            if inventory is not None and gpu.uuid == uuid and not gpu.lost:
+                await self._switch(gpu, partial(self._modes.off, gpu, inventory))
+                await self._look_anew()  # before it is forgotten, as what was made
+                await anyio.to_thread.run_sync(self._modes.forget, uuid)
+                await self._look(None)
+
+    async def _switch(self, gpu: Gpu, do: Callable[[], None]) -> None:
+        """Switch MIG mode of a GPU, while nobody watches GPUs through NVML."""
+        self._closing.add(gpu.uuid)
+        self._tell_closing()
+        try:
+            await anyio.to_thread.run_sync(do)
+        finally:
+            self._closing.discard(gpu.uuid)
+            self._tell_closing()
+
+    def _tell_closing(self) -> None:
+        gpus = ", ".join(sorted(self._closing))
+        self._board.post(nvml_closed=gpus and f"MIG mode of {gpus} is switched")
 
     async def _look_anew(self) -> None:
         await self._look(await anyio.to_thread.run_sync(self._making.newest))
         self._board.want_look()
 
     async def tidy(self) -> None:
-        """Undo what was made for claims that are not prepared, until cancelled."""
+        """Undo what was made or switched for claims that are not prepared, until cancelled."""
         while True:
             version = self._board.version("seen", "claimed")
             wrong = ""
@@ -165,6 +234,14 @@ class OnDemand:
                         continue
                     try:
                         await self.undo(claim)
+                    except NvshimError as error:
+                        wrong = str(error)
+            for gpu in self._idle():
+                async with self.alone({gpu}):
+                    if gpu not in self._idle():
+                        continue
+                    try:
+                        await self._switch_off(gpu)
                     except NvshimError as error:
                         wrong = str(error)
             self._fault("mig", wrong)

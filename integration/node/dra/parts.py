@@ -1,4 +1,4 @@
-"""What GPUs in MIG mode are cut into, and could be: NVML's word, and what follows from it. Pure.
+"""What GPUs are cut into, and could be: NVML's word, and what follows from it. Pure.
 
 A GPU has slices of memory, eight on all of today's. A GPU instance takes some that are side by
 side, by its profile, and begins where the profile may begin. A :class:`Part` is one such place: a
@@ -11,6 +11,8 @@ Rules
   engine, of which the GPU has one, exclude each other by that. The scheduler counts both:
   of each GPU there is a set of counters, with what is left beside the instances that stay.
 - A GPU has of each thing what its largest part has, or as many parts of one profile as it can have.
+- A GPU whose MIG mode can be switched without a reset, as from Hopper on, can be had whole or in
+  parts: as a whole it takes all of its counters. One of Ampere is what its mode is.
 - A part has a name that says all of it: ``GPU-UUID-mig-PROFILE-ID-START``. NVIDIA's driver begins
   with ``gpu-MINOR``; ours does not change when another GPU fails.
 
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
-    "CAPACITIES", "Counters", "GpuParts", "Instance", "Part", "Parts", "Profile", "capacity_of",
-    "overlaps", "parse_name", "parse_parts", "possible",
+    "CAPACITIES", "Counters", "GpuParts", "Instance", "Part", "Parts", "Profile", "all_of",
+    "can_switch", "capacity_of", "overlaps", "parse_name", "parse_parts", "possible",
 ]  # fmt: skip
 
 CAPACITIES: Final = (
@@ -44,6 +46,7 @@ CAPACITIES: Final = (
 
 _MOST_BYTES: Final = 1 << 20
 _LONGEST_NAME: Final = 63
+_HOPPER: Final = 9
 _ADDRESSING: Final = {0: "None", 1: "HMM", 2: "ATS"}
 _UPPER: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PLAIN: Final = re.compile(r"[^a-z0-9]+")
@@ -80,10 +83,16 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class GpuParts:
-    """What one GPU is cut into, and can be; nothing if it is not in MIG mode."""
+    """What one GPU is cut into, and can be; nothing if it knows no MIG.
+
+    Attributes:
+        instances: none unless it is in MIG mode.
+        mode: whether it is.
+    """
 
     profiles: tuple[Profile, ...] = ()
     instances: tuple[Instance, ...] = ()
+    mode: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +197,28 @@ def overlaps(one: Part | Instance, other: Part | Instance) -> bool:
     return one.start < other.start + other.size and other.start < one.start + one.size
 
 
+def can_switch(compute_capability: str, cut: GpuParts) -> bool:
+    """Whether a GPU's MIG mode can be switched without a reset.
+
+    Args:
+        compute_capability: of the GPU ("9.0").
+        cut: what it is cut into, and can be.
+    """
+    major = compute_capability.partition(".")[0]
+    return bool(cut.profiles) and major.isdecimal() and int(major) >= _HOPPER
+
+
+def all_of(minor: int, cut: GpuParts) -> Counters:
+    """What a GPU takes of its counters as a whole.
+
+    Args:
+        minor: its minor number.
+        cut: what it can be cut into.
+    """
+    there = _there(cut, _left(cut, ()))
+    return Counters(_set_of(minor), there, there)
+
+
 def possible(
     gpu: str, minor: int, cut: GpuParts, made: Iterable[Part] = ()
 ) -> Iterator[tuple[Part, Profile, Counters]]:
@@ -202,8 +233,7 @@ def possible(
     ours = {(part.profile, part.start) for part in made if part.gpu == gpu}
     stay = [each for each in cut.instances if (each.profile, each.start) not in ours]
     left = _left(cut, stay)
-    slices = max((sum(place) for each in cut.profiles for place in each.places), default=0)
-    there = {**dict(_counted(left)), **_slices(0, slices)}
+    there = _there(cut, left)
     for profile in cut.profiles:
         if any(has > rest for has, rest in zip(profile.figures, left, strict=True)):
             continue
@@ -211,7 +241,17 @@ def possible(
             part = Part(gpu, profile.id, start, size, profile.name)
             if not any(overlaps(each, part) for each in stay):
                 takes = {**dict(_counted(profile.figures)), **_slices(start, size)}
-                yield part, profile, Counters(f"gpu-{minor}-counter-set", takes, there)
+                yield part, profile, Counters(_set_of(minor), takes, there)
+
+
+def _set_of(minor: int) -> str:
+    return f"gpu-{minor}-counter-set"
+
+
+def _there(cut: GpuParts, left: Iterable[int]) -> dict[str, str]:
+    """The counters of a GPU, with what is left of each."""
+    slices = max((sum(place) for each in cut.profiles for place in each.places), default=0)
+    return {**dict(_counted(left)), **_slices(0, slices)}
 
 
 def _slices(start: int, size: int) -> dict[str, str]:
@@ -272,7 +312,7 @@ def parse_parts(answer: bytes | None) -> Parts:
             uuid = _uuid(each["uuid"])
             profiles = tuple(map(_profile, each["profiles"]))
             instances = tuple(Instance(*map(_number, told)) for told in each["instances"])
-            gpus[uuid] = GpuParts(profiles, instances)
+            gpus[uuid] = GpuParts(profiles, instances, each["mode"] is True)
             if each["addressing"] in _ADDRESSING:
                 addressing[uuid] = _ADDRESSING[each["addressing"]]
             for device in each["devices"]:

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import anyio
-import anyio.to_thread
 
+from integration.node.aside import aside
 from integration.node.backoff import Backoff
 from integration.node.dra.slices import (
     GROUP,
@@ -210,7 +210,7 @@ class Publisher:
             await anyio.sleep(max(0.0, begun + _PAUSE - time.monotonic()))
             begun = time.monotonic()
             begin = partial(self._api.watch, path, since, query)
-            watch: Watch = await anyio.to_thread.run_sync(begin)
+            watch = await aside(begin, drop=lambda begun: begun.close())
             try:
                 while (change := await _next(watch)) is not None:
                     kind, found = change
@@ -364,7 +364,7 @@ class Publisher:
         self, method: str, path: str, body: Any = None, query: dict[str, str] | None = None
     ) -> dict[str, Any]:
         call = partial(self._api.call, method, path, body, query)
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await aside(call)
 
     def _news(self) -> None:
         self._wake.set()
@@ -373,7 +373,7 @@ class Publisher:
 async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
     """The next change. Once this is cancelled the thread that reads hears it."""
     try:
-        return await anyio.to_thread.run_sync(watch.next, abandon_on_cancel=True)
+        return await aside(watch.next)
     except BaseException:
         watch.close()
         raise

@@ -3,25 +3,30 @@
 Rules
 - A server that is silent is not waited for by one claim after the other: who waited in the same
   moment hears the same. The kubelet gives up a call after 45 seconds, and the pod's event is to
-  say why.
+  say why: a claim is waited for in twice the time that the server may be silent, whatever it does
+  meanwhile (its name may have many addresses, of which none answers).
+- A claim that is prepared does not need the server: its UID is that of what was prepared. So it is
+  waited for a moment only, and not at all if the server has just been silent.
 - Threads that wait for the server are few, and nobody else's: taking a claim back, and writing down
-  what is prepared, need threads too.
+  what is prepared, need threads too. What one waits for after its time, it waits for unheard.
 - A server that is busy (429) and says when to ask again is asked again, if that is soon.
 - A claim that the scheduler has made for an extended resource is refused where our device plugin
   serves that resource on this node. Who may not read DeviceClasses (a kubelet) cannot tell.
-- A claim that is prepared does not need the server: its UID is that of what was prepared.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin (45 s); API concepts, "429".
 """
 
 from __future__ import annotations
 
+import math
+import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.to_thread
 
+from integration.node.aside import aside
 from integration.node.dra.errors import ExtendedResourceClash
 from integration.node.dra.publishing import claim_path, class_path
 from integration.node.errors import (
@@ -45,6 +50,11 @@ _FIRST_FAILURE: Final = 500
 _AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _SOON: Final = 5.0
+# How often the time that the server may be silent.
+_FOR_A_CLAIM: Final = 2
+# Seconds, for a claim that is prepared.
+_A_MOMENT: Final = 1.0
+_JUST_NOW: Final = 10.0
 
 
 def is_away(error: Exception) -> bool:
@@ -64,18 +74,56 @@ class ClaimReader:
         self._api = api
         self._version = version
         self._finding = anyio.Lock()
-        self._threads = anyio.CapacityLimiter(_AT_ONCE)
-        self._silent_at = 0.0
+        self._waiting = anyio.CapacityLimiter(_AT_ONCE)
+        self._threads = threading.BoundedSemaphore(2 * _AT_ONCE)
+        self._silent_at = self._slow_at = -math.inf
         self._silent: ApiServerSilent | None = None
 
-    async def read(self, reference: Reference) -> dict[str, Any]:
+    async def read(
+        self, reference: Reference, served: Collection[str] = (), *, is_prepared: bool = False
+    ) -> dict[str, Any]:
         """A claim, as the API server has it.
+
+        Args:
+            served: the resources that our device plugin serves here.
+            is_prepared: whether one can do without the server.
 
         Raises:
             ApiServerSilent: the server does not answer.
             ApiServerRefused: it says no.
             ResourceClaimUnusable: it has no such claim.
+            ExtendedResourceClash: it is for a resource that a device plugin serves.
         """
+        asked = f"to read the claim {reference.namespace}/{reference.name}"
+        limit = self._api.timeout * _FOR_A_CLAIM
+        if is_prepared:
+            limit = min(limit, _A_MOMENT)
+            silent_at = max(self._silent_at, self._slow_at)
+            if time.monotonic() - silent_at < _JUST_NOW:
+                raise ApiServerSilent(asked, found="it has just been silent")
+        with anyio.move_on_after(limit):
+            found = await self._read(reference)
+            await self._refuse_clash(found, served)
+            return found
+        self._slow_at = time.monotonic()
+        raise ApiServerSilent(asked, found=f"no answer within {limit:g} seconds")
+
+    async def is_gone(self, reference: Reference) -> bool:
+        """Whether the server says that there is no such claim; no if it says nothing of it.
+
+        Raises:
+            ApiServerSilent: the server does not answer.
+        """
+        try:
+            found = await self.read(reference)
+            return str(found["metadata"]["uid"]) != reference.uid
+        except ResourceClaimUnusable as error:
+            # What is not the server's own word may be that of a proxy, or of a server without DRA.
+            return f'"{reference.name}" not found' in str(getattr(error.__cause__, "found", ""))
+        except (ApiServerRefused, KeyError, TypeError):
+            return False
+
+    async def _read(self, reference: Reference) -> dict[str, Any]:
         version = await self._spoken()
         path = claim_path(version, reference.namespace, reference.name)
         try:
@@ -87,7 +135,7 @@ class ClaimReader:
                 f"the claim {reference.namespace}/{reference.name}", found="does not exist"
             ) from error
 
-    async def refuse_clash(self, found: Mapping[str, Any], served: Collection[str]) -> None:
+    async def _refuse_clash(self, found: Mapping[str, Any], served: Collection[str]) -> None:
         """See that a claim is not for a resource that a device plugin serves.
 
         Args:
@@ -132,9 +180,8 @@ class ClaimReader:
         asked = time.monotonic()
         for attempt in range(_ATTEMPTS):
             try:
-                return await anyio.to_thread.run_sync(
-                    self._get, path, asked, limiter=self._threads, abandon_on_cancel=True
-                )
+                async with self._waiting:
+                    return await aside(partial(self._get, path, asked))
             except ApiServerRefused as error:
                 is_last = attempt + 1 == _ATTEMPTS
                 if error.http != _BUSY or is_last or not 0 < error.retry_after <= _SOON:
@@ -145,11 +192,15 @@ class ClaimReader:
     def _get(self, path: str, asked: float) -> dict[str, Any]:
         """In a thread."""
         self._refuse(asked)
+        if not self._threads.acquire(blocking=False):
+            raise ApiServerSilent(f"to GET {path}", found="nor are calls before it answered")
         try:
             return self._api.call("GET", path)
         except ApiServerSilent as error:
             self._note(error)
             raise
+        finally:
+            self._threads.release()
 
     def _note(self, error: ApiServerSilent) -> None:
         self._silent_at, self._silent = time.monotonic(), error

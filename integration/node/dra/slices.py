@@ -6,8 +6,8 @@ Rules
   slice whose devices have taints or counters may have half as many.
 - Devices that exclude each other take from a set of counters. Servers from 1.35 on have the sets in
   slices without devices, 1.34 beside the devices that take from them. Where a server has no
-  counters, what needs them is not published. Sets are written first: a server that does not know
-  them takes them silently, and keeps nothing.
+  counters, MIG devices that need them are not published, and whole GPUs are without them. Sets are
+  written first: a server that does not know them takes them silently, and keeps nothing.
 - Only the slices of a pool's highest generation count for the scheduler, if there are as many of
   them as they say. So whatever is changed, all slices of the pool are written with the next
   generation.
@@ -23,7 +23,7 @@ Source: Kubernetes, resource.k8s.io/v1 ResourceSlice; dynamic-resource-allocatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,10 +114,10 @@ def contents(
     devices: Iterable[Device], version: str, counting: Counting = Counting.NONE
 ) -> tuple[Content, ...]:
     """What each slice has, as the API has it; one has nothing if there is nothing."""
+    if counting is Counting.NONE:
+        devices = [replace(each, counters=None) for each in devices if each.part is None]
     told = [
-        (device, _told(device, version))
-        for device in sorted(devices, key=lambda each: each.name)
-        if device.counters is None or counting is not Counting.NONE
+        (device, _told(device, version)) for device in sorted(devices, key=lambda each: each.name)
     ]
     counted = {device.counters.of: device.counters for device, _ in told if device.counters}
     sets: list[dict[str, Any]] = [

@@ -243,7 +243,7 @@ class _Ward:
     def _take(self, sample: Sample) -> None:
         if sample.when <= self._sampled or isinstance(self._board.sampler, Unsampled):
             return
-        if sample.failure and self._board.let_go:
+        if sample.failure and self._board.unasked:
             return  # it is not asked on purpose: so long its devices are unwatched, and no worse
         self._sampled = sample.when
         self._put(sampled(self._book, sample, _now(), self._rules))

@@ -48,7 +48,7 @@ async def run(context: Context) -> None:
     watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)
 
     def look() -> Seen:
-        return Seen(faults=(board.let_go,)) if board.let_go else board.seen
+        return Seen(faults=(board.unasked,)) if board.unasked else board.seen
 
     def post(sample: Sample) -> None:
         # A node without GPUs lacks nothing.
@@ -64,7 +64,7 @@ async def run(context: Context) -> None:
             tasks.start_soon(teller.keep)
             tasks.start_soon(watch.keep)
             tasks.start_soon(sampler.serve)
-            tasks.start_soon(board.follow, sampler.look_again, "seen", "let_go")
+            tasks.start_soon(board.follow, sampler.look_again, "seen", "let_go", "nvml_closed")
             tasks.start_soon(_read_log, context, teller)
     finally:
         board.post(sampler=Unsampled(), unwatched={}, lost={}, let_go="")

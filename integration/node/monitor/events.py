@@ -53,6 +53,7 @@ _LATE: Final = 5.0  # on a busy node
 _BATCH: Final = 256
 _PAUSE: Final = 0.1
 
+_GOES_BY: Final = ("seen", "let_go", "nvml_closed")
 _FAULT: Final = "monitor.events"
 _NO_EVENTS: Final = "of no GPU events can be had"
 
@@ -84,11 +85,12 @@ class Watch:
         """Keep a child as long as there is something to watch, until cancelled."""
         pause = _FIRST_PAUSE
         while True:
-            version, seen = self._board.version("seen", "let_go"), self._board.seen
-            if self._board.let_go or not library_of(seen):
-                self._board.post(lost={})
-                self._post({"": self._board.let_go} if self._board.let_go else {}, "")
-                await self._board.change("seen", "let_go", since=version)
+            version, seen = self._board.version(*_GOES_BY), self._board.seen
+            if self._board.unasked or not library_of(seen):
+                if not self._board.nvml_closed:  # which is but a moment
+                    self._board.post(lost={})
+                    self._post({"": self._board.let_go} if self._board.let_go else {}, "")
+                await self._board.change(*_GOES_BY, since=version)
                 continue
             begun = time.monotonic()
             try:
@@ -100,8 +102,8 @@ class Watch:
                 self._post(unwatched, str(error))  # what is known of each says more
                 if time.monotonic() - begun > _LONGEST_PAUSE:
                     pause = _FIRST_PAUSE
-                version = self._board.version("seen", "let_go")
-                await self._board.change("seen", "let_go", since=version, timeout=pause)
+                version = self._board.version(*_GOES_BY)
+                await self._board.change(*_GOES_BY, since=version, timeout=pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 pause = _FIRST_PAUSE
@@ -122,9 +124,9 @@ class Watch:
             await self._children.end(child)
 
     async def _until_other(self, seen: Seen) -> None:
-        version = self._board.version("seen", "let_go")
-        while not self._board.let_go and identity_of(self._board.seen) == identity_of(seen):
-            version = await self._board.change("seen", "let_go", since=version)
+        version = self._board.version(*_GOES_BY)
+        while not self._board.unasked and identity_of(self._board.seen) == identity_of(seen):
+            version = await self._board.change(*_GOES_BY, since=version)
 
     async def _until_back(self) -> None:
         """End it when a GPU that was lost answers others, of which the child takes no notice."""
@@ -164,7 +166,7 @@ class Watch:
         before = self._board.unwatched
         if not unwatched:
             self._retry = _RETRY
-        if unwatched.keys() - before.keys() and not self._board.let_go:
+        if unwatched.keys() - before.keys() and not self._board.unasked:
             self._board.want_look()
         if fault and self._board.faults.get(_FAULT) != fault:
             self._say("error", fault)

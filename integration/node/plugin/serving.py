@@ -13,7 +13,8 @@ began has removed it)                   the one before
 a server that has crashed               it begins anew, after a while
 a kubelet's socket that is another      every resource is registered with it, once; what was
                                         under way with the one before is given up
-a kubelet that listens no more          the resource is registered again, after a while
+a kubelet that listens no more          the resource is registered again; if that is so again and
+                                        again, after a while
 a kubelet that says no, or nothing      likewise; it is said why
 ======================================  =====================================================
 """
@@ -202,7 +203,7 @@ class _Plugin:
 
     async def _stay_registered(self, server: Server, kubelet: object) -> None:
         """Register with one kubelet, and again whenever that listens no more."""
-        backoff = Backoff()
+        failed, lost = Backoff(), Backoff(first=0.0)
         while True:
             begun = time.monotonic()
             endpoint = os.path.basename(server.path)
@@ -213,10 +214,11 @@ class _Plugin:
                 refused = isinstance(error, KubeletRefused)
                 self._counters.registered(self._name, REFUSED if refused else FAILED)
                 self._fault(str(error))
-                begun = time.monotonic()
+                await anyio.sleep(failed.pause())
             else:
                 self._counters.registered(self._name, OK)
                 self._fault("")
                 self._say("info", "registered", resource=self._name)
+                failed = Backoff()
                 await server.lost.wait()
-            await anyio.sleep(backoff.pause(time.monotonic() - begun))
+                await anyio.sleep(lost.pause(time.monotonic() - begun))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -16,7 +13,7 @@ import pytest
 from api.proto import cri_pb2 as pb
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.failing import FailingNode, MessageFile
-from tests.harness.launcher import REPOSITORY
+from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pod, PodContainer, Pods
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -50,11 +47,6 @@ def start(pod: Pod, failing: FailingNode, message: MessageFile, name: str = "mai
 def kill(container: PodContainer) -> int:
     container.stop()  # without grace
     return container.exit_code()
-
-
-def nvshim(failing: FailingNode, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "integration.cli", *words, "--config", failing.node.config_path]
-    return subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
 def test_a_kubelet_tells_why_it_ended(pods: Pods, failing: FailingNode, tmp_path: Path) -> None:
@@ -110,24 +102,23 @@ def test_a_container_that_is_gone_is_explained(
     kill(container)
     name = f"tests/{pod.config.metadata.name}/main"
     assert not os.path.exists(container.bundle)
-    told = nvshim(failing, "explain", name)
-    assert told.returncode == 0, told.stderr
+    where = ("--config", failing.node.config_path)
+    told = nvshim("explain", name, *where)
     lines = told.stdout.splitlines()
     assert len(lines) <= 10
     words = " ".join(told.stdout.split())
     assert "exit code 137" in words
     assert "Xid 79 (GPU has fallen off the bus)" in words
     assert container.id[:12] in words
-    document = json.loads(nvshim(failing, "explain", container.id, "-o", "json").stdout)
+    document = nvshim("explain", container.id, "-o", "json", *where).document
     assert document["end"]["cause"] == message.text.strip()
     assert [fault["code"] for fault in document["end"]["faults"]] == [79]
     # The next attempt runs, and people ask by the same name.
     container.remove()
     again = pod.start(*IDLE, name="main", granted={DEVICES: failing.uuid()})
     state = f"{pods.containerd.directory}/state"
-    told = nvshim(failing, "explain", name, "--containerd-state", state)
+    told = nvshim("explain", name, "--containerd-state", state, *where)
     words = " ".join(told.stdout.split())
-    assert told.returncode == 0, told.stderr
     assert again.id[:12] in words
     assert "Xid 79 (GPU has fallen off the bus)" in words
 

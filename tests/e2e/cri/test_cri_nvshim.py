@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any, Final
 
 from integration.simulated import SimulatedNode
 from shim import VERSION
-from tests.harness.launcher import REPOSITORY
+from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, PodContainer, Pods
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
@@ -20,27 +18,13 @@ HOSTILE: Final = "evil\x1b[2J\nGPU\x9b7m-0\u202e"
 PROGRAM: Final = "containerd-shim-nvidia-v1"
 
 
-def nvshim(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "integration.cli", *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
-
-
 def ask(*arguments: str) -> Any:
-    done = nvshim(*arguments, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    document = nvshim(*arguments, "-o", "json").document
     return document.get("items", document)
 
 
 def tell(*arguments: str) -> list[str]:
     done = nvshim(*arguments)
-    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     # Nothing of a name has reached the terminal as it is.
     assert "\n".join(lines) + "\n" == done.stdout
@@ -137,10 +121,10 @@ def test_commands_tell_of_a_pod_with_two_gpu_containers(
     assert lines[0].endswith(rf"/evil\x1b[2J\nGPU\x9b7m-0\u202e ({second.id} in k8s.io)")
     assert any("+ NVIDIA_CTK_LIBCUDA_DIR" in line for line in lines)
     assert "nothing is asked" in "\n".join(tell("explain", third.id, *where))
-    done = nvshim("explain", "no-such-container", *where)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    done = nvshim("explain", "no-such-container", *where, check=False)
+    assert (done.code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("NVSHIM-E2511 container-unknown: ")
-    listed = nvshim("explain", name, *where)
+    listed = nvshim("explain", name, *where, check=False)
     assert "NVSHIM-E2512" in listed.stderr
     assert listed.stderr.rstrip("\n").isprintable()
 

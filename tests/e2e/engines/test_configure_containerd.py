@@ -219,8 +219,8 @@ ROOTS: Final = {
 }  # fmt: skip
 # containerd 2.1 does not read the CRI plugin's settings of version 1, and 1.x none of version 3.
 KNOWN: Final = [
-    *(("installed", root) for root in ("none", "debian", "gke", "version 1")),
-    *(("trixie", root) for root in ("none", "windows", "gke", "version 1", "kubeadm")),
+    *(("installed", root) for root in ("none", "debian", "version 1")),
+    *(("trixie", root) for root in ("windows", "gke", "kubeadm")),
     *((UNSTABLE, root) for root in ("none", "empty", "windows", "gke", "version 3", "kubeadm")),
 ]
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from integration.node.components import DRA_DRIVER
 from tests.tools import REPOSITORY
 from tests.tools.dist.archive import PROJECT, write_tar
 from tests.tools.release.conditional import ABSENT, Choice, Items, Template, add, merge, to_template
@@ -43,13 +44,23 @@ OPTIONS: Final = {
     "no-device-plugin": "not .Values.devicePlugin.enabled",
     "device-plugin-config": ".Values.devicePlugin.config",
     "mps": ".Values.mps",
-    "dra": ".Values.dra",
-    "dra-extended-resource": "and .Values.dra .Values.draExtendedResource",
+    "dra": ".Values.dra.enabled",
+    "dra-mig": "and .Values.dra.enabled .Values.dra.mig",
+    "dra-shares": "and .Values.dra.enabled .Values.dra.shares",
+    "dra-evict": 'and .Values.dra.enabled (ne .Values.dra.unhealthy "taint")',
+    "dra-extended-resource": "and .Values.dra.enabled .Values.dra.extendedResource",
+    "dra-as-nvidia": 'and .Values.dra.enabled (eq .Values.dra.driverName "gpu.nvidia.com")',
     "node-condition": ".Values.nodeCondition",
     "metrics": "or .Values.metrics.enabled .Values.metrics.prometheusOperator",
     "prometheus-operator": ".Values.metrics.prometheusOperator",
 }
 """When each component is part of the chart. Where two change the same, the later one wins."""
+
+_ARGUMENTS: Final = {
+    "--dra-shares=4": "--dra-shares={{ .Values.dra.shares }}",
+    "--dra-unhealthy=evict": "--dra-unhealthy={{ .Values.dra.unhealthy }}",
+}
+"""What components give the agent, and a value can have otherwise."""
 
 _OF_THE_CLUSTER: Final = frozenset(
     {
@@ -97,11 +108,24 @@ _TABLE: Final[tuple[tuple[str, Any, dict[str, Any], str], ...]] = (
     ),
     ("mps", False, _BOOLEAN, "Room for MPS, for a device plugin configuration with sharing.mps."),
     (
-        "dra", False, _BOOLEAN,
+        "dra.enabled", False, _BOOLEAN,
         "Be a driver of dynamic resource allocation, too (Kubernetes 1.34 and newer).",
     ),
+    ("dra.mig", False, _BOOLEAN, "Make MIG devices for claims, and undo them."),
     (
-        "draExtendedResource", False, _BOOLEAN,
+        "dra.shares", 0, {"type": "integer", "minimum": 0, "maximum": 64},
+        "So many claims can have a part of one GPU, or MIG device; 0 for one that has all of it.",
+    ),
+    (
+        "dra.unhealthy", "taint", {"enum": ["taint", "evict", "omit"]},
+        "What becomes of devices that are unhealthy, lost or out of service. omit leaves them out.",
+    ),
+    (
+        "dra.driverName", DRA_DRIVER, {"enum": [DRA_DRIVER, "gpu.nvidia.com"]},
+        "gpu.nvidia.com takes the place of NVIDIA's driver, which no node may have then.",
+    ),
+    (
+        "dra.extendedResource", False, _BOOLEAN,
         "Pods that ask for nvidia.com/gpu get it by claims, and no device plugin serves it.",
     ),
     (
@@ -206,6 +230,8 @@ def _templates() -> dict[str, list[Any]]:
         for patch in kustomization.get("patches", ()):
             _apply(made, patch, condition)
         for name in kustomization.get("resources", ()):
+            if name in made:
+                raise NotImplementedError(f"two components with a file {name}")
             made[name] = [Choice(((condition, x),)) for x in _read_all(f"{directory}/{name}")]
         for generator in kustomization.get("configMapGenerator", ()):
             made[f"{generator['name']}.yaml"] = [Choice(((condition, _config_map(generator)),))]
@@ -228,6 +254,8 @@ def _apply(made: dict[str, list[Any]], patch: dict[str, Any], condition: str) ->
         if _identity(document) == of
     )
     document = documents[number]
+    of_component = document.cases[0][0] if isinstance(document, Choice) else ""
+    document = _certain(document)
     if isinstance(change, list):
         for step in change:
             if step["op"] != "add":
@@ -237,10 +265,18 @@ def _apply(made: dict[str, list[Any]], patch: dict[str, Any], condition: str) ->
         document = Choice(((condition, ABSENT),), document)
     else:
         document = merge(document, change, condition)
-    documents[number] = document
+    documents[number] = Choice(((of_component, document),)) if of_component else document
+
+
+def _certain(document: Any) -> Any:
+    """A document that a component adds, as if it always did."""
+    if isinstance(document, Choice) and document.otherwise is ABSENT:
+        ((_, document),) = document.cases
+    return document
 
 
 def _identity(document: Any) -> tuple[str, str]:
+    document = _certain(document)
     if isinstance(document, Choice):
         return "", ""
     return document["kind"], document["metadata"]["name"]
@@ -304,7 +340,7 @@ def _with_values(node: Any) -> Any:
         "resources": Template(f"toYaml {own}.resources"),
     }
     if "nodeAgent" in own:
-        container["args"] = [*container["args"], Items(f"{own}.args")]
+        container["args"] = [*map(_argument, container["args"]), Items(f"{own}.args")]
     pod |= {
         "imagePullSecrets": Choice(
             ((".Values.imagePullSecrets", Template("toYaml .Values.imagePullSecrets")),)
@@ -315,6 +351,12 @@ def _with_values(node: Any) -> Any:
     }
     template = {**node["spec"]["template"], "spec": pod}
     return {**node, "spec": {**node["spec"], "template": template}}
+
+
+def _argument(node: Any) -> Any:
+    if isinstance(node, Choice):
+        return Choice(tuple((condition, _argument(value)) for condition, value in node.cases))
+    return Template(_ARGUMENTS[node]) if node in _ARGUMENTS else node
 
 
 def _config_map(generator: dict[str, Any]) -> dict[str, Any]:

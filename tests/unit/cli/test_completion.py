@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from integration.cli.health import clear
 from integration.doctor.checks import CHECKS
-from tests.harness.launcher import REPOSITORY
+from tests.harness.nvshim import nvshim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,11 +26,7 @@ def complete(*words: str) -> list[str]:
         "COMP_WORDS": " ".join(["nvshim", *words]),
         "COMP_CWORD": str(len(words)),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "integration.cli"],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [line.partition(",")[2] for line in done.stdout.split()]
+    return [line.partition(",")[2] for line in nvshim(env=environment).stdout.split()]
 
 
 def test_commands_that_are_hidden_are_not_offered() -> None:

@@ -29,22 +29,17 @@ from integration.doctor.examination import choose, examine
 from integration.doctor.facts import Unseen
 from integration.doctor.observing.containers import allowed_by_systemd
 from integration.doctor.places import Places
+from tests.harness.nvshim import Answer, nvshim
 from tests.unit.doctor.trees import CDI, CONTAINERD, CONTAINERD_PID, OURS, Healthy, Tree
 
 
-def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "integration.cli", "doctor", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **variables},
-    )
+def doctor(*words: str, **variables: str) -> Answer:
+    return nvshim("doctor", *words, check=False, env={**os.environ, **variables})
 
 
 def test_a_healthy_node_is_zero_and_says_so_on_stderr(healthy: Healthy) -> None:
     done = doctor("--root", healthy.tree.root)
-    assert done.returncode == exits.OK, done.stdout + done.stderr
+    assert done.code == exits.OK, done.stdout + done.stderr
     # The head alone: which node it is.
     titles = [line.partition(" ")[0] for line in done.stdout.splitlines()]
     assert titles == ["GPUs", "engine", "nvshim"]
@@ -55,7 +50,7 @@ def test_a_healthy_node_is_zero_and_says_so_on_stderr(healthy: Healthy) -> None:
 def test_an_error_is_three_and_told_with_its_remedy(tree: Tree) -> None:
     tree.change(OURS, "mode", "mood")
     done = doctor("--root", tree.root)
-    assert done.returncode == exits.FOUND
+    assert done.code == exits.FOUND
     lines = done.stdout.splitlines()
     assert lines[0].startswith("GPUs    could not look: ") or "; no driver" in lines[0]
     first = lines.index("error   D070  our configuration cannot be used")
@@ -105,7 +100,7 @@ def test_a_person_at_a_terminal_gets_blocks_that_are_not_cut(tree: Tree, colours
 def test_a_warning_is_zero_and_the_document_has_every_key(tree: Tree) -> None:
     tree.change(OURS, '"default"', '"nvidia"')
     done = doctor("--root", tree.root, "-o", "json", "--only", "D071", "--only", "nvshim-d001")
-    assert done.returncode == exits.OK
+    assert done.code == exits.OK
     document = json.loads(done.stdout)
     assert (document["apiVersion"], document["kind"]) == ("nvshim/v1", "Examination")
     assert document["healthy"] is True
@@ -123,7 +118,7 @@ def test_one_check_of_a_node_without_gpu_and_driver(tmp_path: Path) -> None:
     for directory in ("proc/self", "sys/bus/pci/devices", "dev", "etc"):
         (tmp_path / directory).mkdir(parents=True)
     done = doctor("--root", str(tmp_path), "--only", "D001", "-o", "json")
-    assert done.returncode == exits.OK
+    assert done.code == exits.OK
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["severity"], finding["unseen"]) == ("note", False)
     assert "no libcuda.so" in finding["found"]
@@ -178,7 +173,7 @@ def test_nvml_and_procfs_disagree(healthy: Healthy, tree: Tree, case: str) -> No
         done = doctor("--root", tree.root, "--only", "D016", "-o", "json")
     finally:
         os.unlink(path)
-    assert done.returncode == exits.FOUND, done.stdout
+    assert done.code == exits.FOUND, done.stdout
     findings = json.loads(done.stdout)["findings"]
     assert {finding["code"] for finding in findings} == {"NVSHIM-D016"}
     assert any(words in finding["found"] for finding in findings), findings
@@ -234,7 +229,7 @@ def test_known_vulnerabilities_are_a_line_each(tree: Tree) -> None:
 )
 def test_what_cannot_be_examined_is_one_line_and_one(words: list[str], code: str) -> None:
     done = doctor(*words)
-    assert done.returncode == exits.FAILED
+    assert done.code == exits.FAILED
     assert done.stdout == ""
     assert done.stderr.startswith(code)
     assert done.stderr.count("\n") == 1
@@ -244,7 +239,7 @@ def test_a_bundle_has_facts_and_findings_and_no_secret(healthy: Healthy, tmp_pat
     path = tmp_path / "doctor.tar.gz"
     path.write_text("of before")
     done = doctor("--root", healthy.tree.root, "--bundle", str(path), SECRET="hunter2")
-    assert done.returncode == exits.OK
+    assert done.code == exits.OK
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["doctor.tar.gz"]
     files: dict[str, str] = {}
@@ -280,7 +275,7 @@ def test_a_path_that_is_no_text_does_not_keep_a_bundle_from_being_written(
         file.write(b"PATH=/sbin\xff\0")
     path = tmp_path / "doctor.tar.gz"
     done = doctor("--root", tree.root, "--only", "D037", "--bundle", str(path))
-    assert done.returncode == exits.FOUND, done.stderr
+    assert done.code == exits.FOUND, done.stderr
     assert "/sbin?" in done.stdout
     assert tarfile.is_tarfile(path)
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from integration.inspection.explaining import (
 from integration.inspection.story import tell
 from integration.inspection.summary import summarize
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.nvshim import NVSHIM, nvshim
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
 
-NVSHIM = (sys.executable, "-m", "integration.cli")
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__)))
 
 
@@ -56,21 +55,8 @@ def write_spec(bundle: Path, *environment: str) -> None:
 
 def explain(bundle: Path, *arguments: str) -> tuple[int, str, str]:
     """As a person runs it: in a process of its own."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "integration.cli",
-            "explain",
-            str(bundle / "config.json"),
-            *arguments,
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    done = nvshim("explain", str(bundle / "config.json"), *arguments, check=False)
+    return done.code, done.stdout, done.stderr
 
 
 def everything_below(*places: Path | str) -> str:

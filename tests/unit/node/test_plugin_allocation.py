@@ -144,8 +144,10 @@ def granted(spec: Any, answer: pb.ContainerAllocateResponse, config: Config) -> 
     return given | {name.removeprefix(f"{VENDOR}/gpu=") for name in verdict.allowed.cdi_devices}
 
 
-@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT])
-@pytest.mark.parametrize("called", list(DeviceIds))
+MODES = (Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT)
+DEVICES = (("nvidia.com/gpu", GPUS[2], "2"), ("nvidia.com/mig-1g.10gb", PART, "1:0"))
+
+
 @pytest.mark.parametrize(
     "strategies",
     [
@@ -155,18 +157,17 @@ def granted(spec: Any, answer: pb.ContainerAllocateResponse, config: Config) -> 
     ],
     ids="+".join,
 )
-@pytest.mark.parametrize(
-    ("name", "device", "index"),
-    [("nvidia.com/gpu", GPUS[2], "2"), ("nvidia.com/mig-1g.10gb", PART, "1:0")],
-)
 def test_the_shim_gives_what_the_kubelet_has_given_in_every_way_and_mode(
-    mode: str,
-    called: DeviceIds,
     strategies: tuple[DeviceList, ...],
-    name: str,
-    device: str,
-    index: str,
 ) -> None:
+    for row in itertools.product(DEVICES, DeviceIds, MODES):
+        assert_given(strategies, *row)
+
+
+def assert_given(
+    strategies: tuple[DeviceList, ...], asked: tuple[str, str, str], called: DeviceIds, mode: str
+) -> None:
+    name, device, index = asked
     told = settings(*strategies, device_id_strategy=called, sharing=SHARED)
     config = Config(mode=mode)
     refuse_ineffective(told, config)
@@ -187,16 +188,16 @@ def test_the_shim_gives_what_the_kubelet_has_given_in_every_way_and_mode(
     assert given == {index if by_annotation and called == DeviceIds.INDEX else device}
 
 
-@pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.NVIDIA, Mode.PRIVILEGED, Mode.STRICT])
 @pytest.mark.parametrize("strategy", [DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS])
-def test_what_comes_beside_gpus_is_given_in_every_mode(mode: str, strategy: DeviceList) -> None:
+def test_what_comes_beside_gpus_is_given_in_every_mode(strategy: DeviceList) -> None:
     told = settings(strategy, gds=True, gdrcopy=True, imex_channels=(0,))
-    config = Config(mode=mode)
-    answer = answered(told, GPUS[0], config=config)
-    verdict = judged(spec_of(answer), answer, config)
-    assert not verdict.denials
-    assert verdict.allowed.features == {"gds", "gdrcopy"}
-    assert verdict.allowed.imex_channels == (0,)
+    for mode in MODES:
+        config = Config(mode=mode)
+        answer = answered(told, GPUS[0], config=config)
+        verdict = judged(spec_of(answer), answer, config)
+        assert not verdict.denials, mode
+        assert verdict.allowed.features == {"gds", "gdrcopy"}
+        assert verdict.allowed.imex_channels == (0,)
 
 
 def test_variables_name_each_device_once_whatever_shares_it_has() -> None:

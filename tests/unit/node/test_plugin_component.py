@@ -16,6 +16,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from hooks.config import Config
+from integration.node import backoff
 from integration.node.components import AUTO, NO, PARTS, YES, Context, Options
 from integration.node.dra.values import ClaimDevice
 from integration.node.health.machine import Condition
@@ -336,6 +337,30 @@ async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_f
         assert len(rounds) == before
         (specs / "k8s.device-plugin.nvidia.com-gpu.json").write_text("{}")
         await until(lambda: len(rounds) > before)
+
+
+async def test_a_kubelet_that_has_lost_its_connection_is_registered_with_again_at_once(
+    tmp_path: Path, kubelet: KubeletPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "_FIRST_PAUSE", 1000)
+    kubelet.start()
+    async with running(tmp_path, kubelet):
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+        before = kubelet.plugins[GPU]
+        await anyio.to_thread.run_sync(before.close)
+        await until(lambda: kubelet.plugins[GPU] is not before)
+        await until(lambda: len(kubelet.healthy(GPU)) == 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "pauses"), [(1.0, [1, 2, 4, 8, 16, 30, 30]), (0.0, [0, 1, 2, 4, 8, 16, 30])]
+)
+def test_pauses_become_longer_until_it_has_gone_well_for_a_while(
+    first: float, pauses: list[float]
+) -> None:
+    pausing = backoff.Backoff(first)
+    assert [pausing.pause() for _ in pauses] == pauses
+    assert [pausing.pause(31), pausing.pause(30)] == pauses[:2]
 
 
 async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(

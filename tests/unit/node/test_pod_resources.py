@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
@@ -16,6 +16,7 @@ from api.proto import deviceplugin_pb2, podresources_pb2
 from integration.node.ledger.kubelet import PodResources
 from tests.harness.grpc_server import serve
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
+from tests.harness.processes import connections_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
     from integration.node.ledger.values import Allocated
 
 pytestmark = pytest.mark.anyio
-
-
-_CONNECTED: Final = "03"
-
-
-def connections_to(path: str) -> set[str]:
-    """The connections to a socket, by the numbers that the kernel gives their ends there."""
-    with open("/proc/net/unix", encoding="ascii") as file:
-        words = [line.split() for line in file if line.endswith(f" {path}\n")]
-    return {number for *_, state, number, _ in words if state == _CONNECTED}
 
 
 class Lister:

@@ -45,17 +45,22 @@ SAME: Final[tuple[tuple[tuple[str, ...], dict[str, Any]], ...]] = (
     (
         (
             *("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "dra"),
-            *("dra-extended-resource", "node-condition", "metrics"),
+            *("dra-extended-resource", "dra-as-nvidia", "node-condition", "metrics"),
         ),
         {
-            "dra": True, "draExtendedResource": True, "nodeCondition": True,
+            "dra": {"enabled": True, "extendedResource": True, "driverName": "gpu.nvidia.com"},
+            "nodeCondition": True,
             "driver": "container", "restart": "signal", "removeOnExit": True,
             "devicePlugin": {"enabled": False}, "metrics": {"enabled": True},
         },
     ),
     (
-        ("beside-gpu-operator", "self-test", "device-plugin-config", "mps", "prometheus-operator"),
+        (
+            *("beside-gpu-operator", "self-test", "device-plugin-config", "mps", "dra", "dra-mig"),
+            *("dra-shares", "dra-evict", "prometheus-operator"),
+        ),
         {
+            "dra": {"enabled": True, "mig": True, "shares": 4, "unhealthy": "evict"},
             "besideGpuOperator": True, "selfTest": True, "devicePlugin": {"config": CONFIG},
             "mps": True, "metrics": {"prometheusOperator": True},
         },
@@ -158,10 +163,28 @@ def test_values_that_charts_have_reach_both_daemon_sets(rendered: Any) -> None:
             kubernetes_validate.validate(document, version, strict=True)
 
 
+def test_what_is_said_of_claims_reaches_the_agent_if_that_is_a_driver(rendered: Any) -> None:
+    def arguments(**dra: Any) -> list[str]:
+        made = rendered({"dra": dra})
+        (container,) = made["DaemonSet", "node-agent"]["spec"]["template"]["spec"]["containers"]
+        plain: list[str] = container["args"]
+        return plain[plain.index("--dra") + 1 :] if "--dra" in plain else []
+
+    assert arguments(mig=True, shares=2, driverName="gpu.nvidia.com") == []
+    assert arguments(enabled=True) == []
+    assert arguments(enabled=True, shares=2, unhealthy="omit") == [
+        "--dra-shares=2", "--dra-unhealthy=omit",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "values",
-    [{"drivr": "host"}, {"driver": "hst"}, {"metrics": {"enable": True}}, {"mps": "yes"}],
-)
+    [
+        {"drivr": "host"}, {"driver": "hst"}, {"metrics": {"enable": True}}, {"mps": "yes"},
+        {"dra": True}, {"dra": {"shares": "4"}}, {"dra": {"shares": 65}},
+        {"dra": {"driverName": "gpu.example.com"}}, {"dra": {"unhealthy": "ignore"}},
+    ],
+)  # fmt: skip
 def test_a_value_that_is_misspelt_is_refused(rendered: Any, values: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         rendered(values)

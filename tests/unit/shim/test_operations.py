@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import anyio
 import pytest
 
@@ -45,10 +43,15 @@ class _Turns:
             await self._ends[name].wait()
 
 
-@pytest.mark.parametrize(("earlier", "later"), list(itertools.product(Kind, Kind)))
+@pytest.mark.parametrize("later", Kind)
 async def test_an_operation_waits_for_what_the_table_lists_and_overtakes_the_rest(
-    earlier: Kind, later: Kind
+    later: Kind,
 ) -> None:
+    for earlier in Kind:
+        await _one_after(earlier, later)
+
+
+async def _one_after(earlier: Kind, later: Kind) -> None:
     async with anyio.create_task_group() as tasks:
         turns = _Turns(tasks)
         await turns.begin("earlier", earlier, "e1" if earlier in _OF_EXECS else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ MakeNode = Callable[..., SimulatedNode]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device nodes")
 
-NEWER = "550.54.14"
 WHERE = {
     Layout.CONTAINER: ("distribution", "/run/nvidia/driver/usr/lib/"),
     Layout.GOOGLE: ("google", "/usr/local/nvidia/lib64/"),
@@ -95,37 +93,3 @@ def test_program_of_nixos_is_the_one_that_nobody_patched(make: MakeNode) -> None
     driver = find_driver(Witness("/"), load_config(node.config_path))
     smi = next(file for file in driver.files if file.name == "nvidia-smi")
     assert "/origBin/" in smi.source
-
-
-def test_node_that_changes_is_looked_at_anew_each_time(make: MakeNode) -> None:
-    node: SimulatedNode = make(Scenario.load("two"))
-    config = load_config(node.config_path)
-    before = inventory(config)
-    assert load_inventory(config) == before
-
-    newer = replace(node.scenario, driver=NEWER)
-    node.change(newer)
-    assert load_inventory(config) is None
-    assert inventory(config).driver.version == NEWER
-
-    node.change(replace(Scenario.of(4), driver=NEWER))
-    assert load_inventory(config) is None
-    assert len(inventory(config).gpus) == 4
-
-    node.change(Scenario.load("mig"))
-    assert load_inventory(config) is None
-    cut = inventory(config)
-    assert cut.mig_devices
-    assert all("no instances" in note for note in cut.notes)
-
-    node.change(Scenario.load("two"))
-    assert load_inventory(config) is None
-    assert inventory(config).mig_devices == ()
-
-
-def test_driver_that_moves_into_a_container_is_found_there(make: MakeNode) -> None:
-    node: SimulatedNode = make(Scenario.load("one"), Layout.GOOGLE)
-    config = load_config(node.config_path)
-    assert inventory(config).driver.layout == "google"
-    node.change(node.scenario, layout=Layout.CONTAINER)
-    assert inventory(config).driver.root == f"{node.driver_root}/run/nvidia/driver"

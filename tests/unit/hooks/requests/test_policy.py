@@ -116,19 +116,19 @@ def test_a_variable_is_judged_by_what_it_is_read_as(environment: list[str], *, g
     assert bool(verdict.denials) is not given
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("devices", [ALL, INDEX, UUIDS, NoDevices()], ids=str)
 def test_annotations_are_a_grant_where_no_author_of_a_pod_could_have_written_them(
-    mode: str, devices: Any
+    devices: Any,
 ) -> None:
     request = asked(devices, ANNOTATIONS, cdi_devices=("a.b/c=d",), cdi_origin=ANNOTATIONS)
-    for container in (DESKTOP, PRIVILEGED_POD):
-        assert gets(request, container, mode=mode)
-    in_pod = judge(request, POD, Config(mode=mode)).allowed
-    # "none" gives no GPU.
-    of_nobody = mode == Mode.DEFAULT and devices == NoDevices()
-    assert in_pod.wants_driver == (mode == Mode.NVIDIA or of_nobody)
-    assert bool(in_pod.cdi_devices) == (mode == Mode.NVIDIA)
+    for mode in MODES:
+        for container in (DESKTOP, PRIVILEGED_POD):
+            assert gets(request, container, mode=mode)
+        in_pod = judge(request, POD, Config(mode=mode)).allowed
+        # "none" gives no GPU.
+        of_nobody = mode == Mode.DEFAULT and devices == NoDevices()
+        assert in_pod.wants_driver == (mode == Mode.NVIDIA or of_nobody)
+        assert bool(in_pod.cdi_devices) == (mode == Mode.NVIDIA)
 
 
 # -- what the kubelet gave ---------------------------------------------------------------------
@@ -168,13 +168,11 @@ RECORDED: list[tuple[Request, bool]] = [
 
 
 @pytest.mark.parametrize("mode", [Mode.DEFAULT, Mode.PRIVILEGED, Mode.STRICT])
-@pytest.mark.parametrize(("request_", "answer"), RECORDED)
-def test_a_pod_gets_what_the_kubelet_gave_it_wherever_that_is_requested(
-    request_: Request, mode: str, *, answer: bool
-) -> None:
-    verdict = judge(request_, POD, Config(mode=mode), GIVEN)
-    assert (verdict.allowed == request_) is answer
-    assert bool(verdict.denials) is not answer
+def test_a_pod_gets_what_the_kubelet_gave_it_wherever_that_is_requested(mode: str) -> None:
+    for request, answer in RECORDED:
+        verdict = judge(request, POD, Config(mode=mode), GIVEN)
+        assert (verdict.allowed == request) is answer, request
+        assert bool(verdict.denials) is not answer, request
 
 
 def test_all_is_what_the_kubelet_gave_and_every_gpu_only_if_it_gave_that() -> None:
@@ -216,13 +214,13 @@ ON_THE_OPERATORS_WORD: list[tuple[Container, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("devices", [ALL, INDEX, UUIDS, NoDevices()], ids=str)
 @pytest.mark.parametrize(("container", "settings", "answers"), ON_THE_OPERATORS_WORD, ids=str)
 def test_mounts_are_a_grant_for_whoever_could_not_make_them_otherwise(
-    devices: Any, container: Container, settings: dict[str, Any], answers: str
+    container: Container, settings: dict[str, Any], answers: str
 ) -> None:
-    found = [gets(asked(devices, MOUNTS), container, mode=mode, **settings) for mode in MODES]
-    assert found == [answer == "yes" for answer in answers.split()]
+    for devices in (ALL, INDEX, UUIDS, NoDevices()):
+        found = [gets(asked(devices, MOUNTS), container, mode=mode, **settings) for mode in MODES]
+        assert found == [answer == "yes" for answer in answers.split()], devices
 
 
 def test_mounts_that_are_not_believed_give_nothing_of_another_vendor_either() -> None:
@@ -250,13 +248,13 @@ def test_trusted_namespace_is_believed_in_each_mode(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("origin", [ENVIRONMENT, ANNOTATIONS, MOUNTS])
-def test_sandbox_of_a_pod_gets_nothing_and_does_not_fail(mode: str, origin: str) -> None:
-    request = asked(ALL, origin, cdi_devices=("a.b/c=d",), amd_devices="all")
+def test_sandbox_of_a_pod_gets_nothing_and_does_not_fail(mode: str) -> None:
     sandbox = replace(PRIVILEGED_POD, sandbox=True)
-    verdict = judge(request, sandbox, Config(mode=mode, denied=Denied.FAIL))
-    assert not verdict.allowed.wants_injection
-    assert "sandbox" in verdict.denials[0]
+    for origin in (ENVIRONMENT, ANNOTATIONS, MOUNTS):
+        request = asked(ALL, origin, cdi_devices=("a.b/c=d",), amd_devices="all")
+        verdict = judge(request, sandbox, Config(mode=mode, denied=Denied.FAIL))
+        assert not verdict.allowed.wants_injection
+        assert "sandbox" in verdict.denials[0]
 
 
 def test_denied_request_says_who_asked_for_what_and_why_not() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +43,7 @@ class Wiped(ApiServer):
 
     cluster: Cluster
     publisher: Publisher
+    loop: asyncio.AbstractEventLoop
     wiped = 0
 
     def watch(self, path: str, version: str, query: Any) -> Watch:
@@ -53,7 +56,10 @@ class Wiped(ApiServer):
             type(self).wiped += 1
             self.cluster.wipe()
             name = found["metadata"]["name"]
-            anyio.from_thread.run_sync(self.publisher._hear, "DELETED", found)
+            heard = threading.Event()
+            self.loop.call_soon_threadsafe(self.publisher._hear, "DELETED", found)
+            self.loop.call_soon_threadsafe(heard.set)
+            assert heard.wait(60)
             assert name not in {each["metadata"]["name"] for each in self.cluster.slices()}
         return found
 
@@ -72,6 +78,7 @@ async def publishing(
     publisher = Publisher(context, api, DRA_DRIVER, node, faults.__setitem__)
     if issubclass(kind, Wiped):
         kind.cluster, kind.publisher = cluster, publisher
+        kind.loop = asyncio.get_running_loop()
     with closing(api):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(publisher.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,12 +10,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from integration.node import api_connection
 from integration.node.api_server import ApiServer
 from integration.node.dra.claims import Reference
 from integration.node.dra.reading import ClaimReader
 from integration.node.errors import ApiServerSilent
 from tests.harness.cluster import Cluster
+from tests.harness.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +32,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def reader(cluster: Cluster) -> ClaimReader:
-    api = ApiServer("127.0.0.1", cluster.port, cluster.service_account)
+def reader(cluster: Cluster, timeout: float = 10.0) -> ClaimReader:
+    api = ApiServer("127.0.0.1", cluster.port, cluster.service_account, timeout=timeout)
 
     async def version() -> str:
         return "v1"
@@ -41,16 +42,15 @@ def reader(cluster: Cluster) -> ClaimReader:
 
 
 async def test_who_waits_for_a_silent_server_hears_it_together_and_keeps_no_thread_from_others(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster,
 ) -> None:
-    monkeypatch.setattr(api_connection, "TIMEOUT", 1.0)
     goes_on, failed = threading.Event(), []
 
     def silent(*_: Any) -> None:
         goes_on.wait(60)
 
     cluster.refuse = silent
-    claims = reader(cluster)
+    claims = reader(cluster, timeout=1.0)
 
     async def read(number: int) -> None:
         with pytest.raises(ApiServerSilent):
@@ -69,6 +69,52 @@ async def test_who_waits_for_a_silent_server_hears_it_together_and_keeps_no_thre
     cluster.claim("claim", [], uid="uid")
     found = await claims.read(Reference("default", "uid", "claim"))
     assert found["metadata"]["uid"] == "uid", "who asks later asks anew"
+
+
+@pytest.mark.parametrize("how", ["unknown", "silent"])
+async def test_who_finds_no_address_hears_it_in_time_and_few_threads_look_for_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A resolver may take minutes, and nobody can end that."""
+    goes_on, before = threading.Event(), threading.active_count()
+
+    def resolve(*_: Any, **__: Any) -> Any:
+        if how == "silent":
+            goes_on.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    claims, failed = reader(cluster, timeout=0.1), list[str]()
+
+    async def read(number: int) -> None:
+        with pytest.raises(ApiServerSilent) as silent:
+            await claims.read(Reference("default", "uid", f"claim-{number}"))
+        failed.append(silent.value.code)
+
+    for turn in range(4):
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(read, 10 * turn + number)
+        await until(lambda: threading.active_count() <= before + 8, "the others have ended")
+    goes_on.set()
+    assert failed == [ApiServerSilent.code] * 40
+
+
+async def test_what_is_prepared_waits_a_moment_for_the_server_and_then_not_at_all(
+    cluster: Cluster,
+) -> None:
+    goes_on = threading.Event()
+
+    def silent(*_: Any) -> None:
+        goes_on.wait(60)
+
+    cluster.refuse = silent
+    claims = reader(cluster)
+    for _ in range(5):
+        with pytest.raises(ApiServerSilent):
+            await claims.read(Reference("default", "uid", "claim"), is_prepared=True)
+    assert len(cluster.asked) == 1, "it has just been silent"
+    goes_on.set()
 
 
 async def test_a_server_that_is_busy_is_asked_again(cluster: Cluster) -> None:

@@ -208,11 +208,11 @@ def test_what_is_no_request_for_metrics_is_refused(head: bytes, status: int) -> 
 
 
 @pytest.mark.parametrize("filler", [b" ", b"\t", b"a", b":", b",", b"\r", b"\n", b"\xff"])
-@pytest.mark.parametrize("before", [b"", b"GET /", HEAD, HEAD + b"a", HEAD + b"a:"])
-@pytest.mark.parametrize("after", [b"\x00\r\n\r\n", b"\r\n\r\n"])
 @pytest.mark.timeout(20)
-def test_no_head_takes_longer_than_it_is_long(before: bytes, filler: bytes, after: bytes) -> None:
-    parse(before + filler * (LONGEST - len(before) - len(after)) + after)
+def test_no_head_takes_longer_than_it_is_long(filler: bytes) -> None:
+    for before in (b"", b"GET /", HEAD, HEAD + b"a", HEAD + b"a:"):
+        for after in (b"\x00\r\n\r\n", b"\r\n\r\n"):
+            parse(before + filler * (LONGEST - len(before) - len(after)) + after)
 
 
 @given(st.binary(max_size=200))

@@ -41,12 +41,12 @@ def pod_in(text: str) -> str:
     return dict(labels)["pod"]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("form", [PLAIN, OPENMETRICS])
-def test_a_name_is_read_as_it_was_written(name: str, form: Form) -> None:
-    (family,) = read_told(text_of(GAUGE, {(name, "main"): 1}, form)).values()
-    ((_, labels),) = family.series
-    assert labels == (("container", "main"), ("pod", name))
+def test_a_name_is_read_as_it_was_written(form: Form) -> None:
+    for name in HOSTILE:
+        (family,) = read_told(text_of(GAUGE, {(name, "main"): 1}, form)).values()
+        ((_, labels),) = family.series
+        assert labels == (("container", "main"), ("pod", name))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\rb", "a\x1b[2Jb", "\udcff", "\ud800x", "\x85"])
@@ -71,10 +71,10 @@ def test_a_label_without_a_value_and_a_family_without_series_are_left_out() -> N
     [(True, 1), (2**40 + 1, 2**40 + 1), (0.1, 0.1), (1e300, 1e300), (1_700_000_000.125,) * 2,
      (math.inf, math.inf), (-math.inf, -math.inf)],
 )  # fmt: skip
-@pytest.mark.parametrize("form", [PLAIN, OPENMETRICS])
-def test_a_value_is_read_as_it_is(value: float, read: float, form: Form) -> None:
-    (family,) = read_told(text_of(GAUGE, {("", ""): value}, form)).values()
-    assert list(family.series.values()) == [read]
+def test_a_value_is_read_as_it_is(value: float, read: float) -> None:
+    for form in (PLAIN, OPENMETRICS):
+        (family,) = read_told(text_of(GAUGE, {("", ""): value}, form)).values()
+        assert list(family.series.values()) == [read]
 
 
 def test_a_histogram_adds_up() -> None:

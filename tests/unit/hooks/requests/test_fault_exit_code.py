@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hooks.errors import FaultExitCodeWrong
-from hooks.requests.fault_exit import ANNOTATION, read_wish
+from hooks.requests.glance import FAULT_EXIT_CODE, read_fault_exit_code
 
 
 @pytest.mark.parametrize(
@@ -17,16 +17,16 @@ from hooks.requests.fault_exit import ANNOTATION, read_wish
         ({}, None),
         ([], None),
         ({"other": "1"}, None),
-        ({ANNOTATION: "0"}, 0),
-        ({ANNOTATION: "85"}, 85),
-        ({ANNOTATION: "255"}, 255),
+        ({FAULT_EXIT_CODE: "0"}, 0),
+        ({FAULT_EXIT_CODE: "85"}, 85),
+        ({FAULT_EXIT_CODE: "255"}, 255),
     ],
 )
 def test_a_wish_is_an_exit_code_or_none(annotations: Any, expected: int | None) -> None:
-    assert read_wish({"annotations": annotations}) == expected
+    assert read_fault_exit_code({"annotations": annotations}) == expected
 
 
 @pytest.mark.parametrize("wish", ["", "256", "-1", "0x55", "85 ", "eighty", "0085", "²", 85])
 def test_anything_else_is_an_error_that_quotes_it(wish: Any) -> None:
     with pytest.raises(FaultExitCodeWrong, match=repr(wish)):
-        read_wish({"annotations": {ANNOTATION: wish}})
+        read_fault_exit_code({"annotations": {FAULT_EXIT_CODE: wish}})

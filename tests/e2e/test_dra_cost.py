@@ -1,0 +1,73 @@
+"""What claims cost the agent: memory, connections, and what else of it they wake."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.harness.dra_node import Place, dra_node
+from tests.harness.processes import connections_to, rss_and_pss
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_GPUS, _PARTS = 8, 7
+_CLAIMS: Final = 100
+_MOST_MEMORY: Final = 15 * 1024  # KiB
+
+
+@pytest.fixture(params=[(), ("--device-plugin", "no")], ids=["plugin", "alone"])
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    found: tuple[str, ...] = request.param
+    return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, flags: tuple[str, ...]) -> Iterator[Place]:
+    cut = [{"index": n, "mig": ["1g.5gb"] * _PARTS} for n in range(_GPUS)]
+    scenario = {"gpus": _GPUS, "model": "a100", "gpu": cut}
+    with (
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,
+        dra_node(str(tmp_path), root, scenario, devices=_GPUS * _PARTS, flags=flags) as place,
+    ):
+        yield place
+
+
+def lists(place: Place) -> int:
+    """How many lists of devices the kubelet's device manager was told."""
+    return sum(len(plugin.lists) for plugin in place.plugins.plugins.values())
+
+
+def test_many_claims_take_little_memory_one_connection_and_few_lists(
+    place: Place, flags: tuple[str, ...]
+) -> None:
+    if not flags:
+        place.plugins.wait_for("nvidia.com/gpu", _GPUS)
+    told, path = lists(place), str(place.plugins.pod_resources)
+    claims = [place.claim(f"claim-{n}", place.parts[n % len(place.parts)]) for n in range(_CLAIMS)]
+    connections = set()
+    for claim in claims:
+        assert place.driver.prepare(claim)[claim[1]].error == ""
+        assert place.driver.unprepare(claim) == {claim[1]: ""}
+        connections |= connections_to(path)
+    assert len(connections) == 1
+    # One that a kubelet is told late may be of two changes.
+    assert lists(place) - told <= (0 if flags else 2 * _CLAIMS)
+    for number, claim in enumerate(claims):
+        admin = {"request": "gpu", "adminAccess": True}
+        result = place.result(place.parts[number % len(place.parts)], **admin)
+        uid = place.cluster.claim(f"held-{number}", [result], uid=claim[1])
+        assert place.driver.prepare(("default", uid, f"held-{number}"))[uid].error == ""
+    having = rss_and_pss(place.agent.pid)
+    place.agent.stop()
+    with place.new_agent(*flags, dra=False) as agent:
+        eventually(lambda: connections_to(path), "it keeps its ledger")
+        if not flags:
+            place.plugins.wait_for("nvidia.com/gpu", _GPUS)
+        lacking = rss_and_pss(agent.pid)
+    more = [one - other for one, other in zip(having, lacking, strict=True)]
+    assert max(more) <= _MOST_MEMORY, more

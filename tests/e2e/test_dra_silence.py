@@ -1,0 +1,145 @@
+"""A driver whose API server is away for a while, in each way in which networks have it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from integration.node.components import DRA_DRIVER
+from tests.e2e.test_dra import error_of, place, root
+from tests.harness.front import Front
+from tests.harness.nvshim import nvshim
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.dra_node import Place
+
+__all__ = ["place", "root"]
+
+WAYS: Final = ("hold", "drop", "reset")
+# Threads of a driver that waits for a server: a watch, a write, and those that read claims.
+FEW: Final = 12
+
+
+@contextmanager
+def behind_front(place: Place, timeout: float, **more: Any) -> Iterator[Front]:
+    """Have the agent be another, which reaches the API server by a front only."""
+    place.agent.stop()
+    with Front(place.cluster.port) as front:
+        flags = ("--api-port", str(front.port), "--api-timeout", str(timeout))
+        place.agent = place.new_agent(*flags, "--dra-unhealthy", "omit", **more)
+        place.cluster.close_watches()
+        eventually(lambda: not place.cluster.watches, "nobody watches")
+        with place.agent:
+            eventually(lambda: place.cluster.watches, "it publishes")
+            eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered")
+            yield front
+
+
+def uuid_of(name: str) -> str:
+    return f"GPU-{name.removeprefix('gpu-')}"
+
+
+def held(pid: int) -> tuple[int, int]:
+    """How many threads and descriptors a process has."""
+    return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_prepared_does_not_wait_for_the_server(place: Place, way: str) -> None:
+    claims = [place.claim(name, name) for name in place.gpus]
+    with behind_front(place, timeout=15) as front:
+        driver = place.driver
+        first = driver.prepare(*claims)
+        front.be(way)
+        os.unlink(place.spec(claims[0]))
+        for _ in range(3):
+            # Less than the server may be silent once.
+            assert driver.prepare(*claims, patience=10) == first
+        assert os.path.exists(place.spec(claims[0]))
+        assert driver.unprepare(claims[0], patience=10) == {claims[0][1]: ""}
+        assert driver.prepare(claims[1], patience=10)[claims[1][1]] == first[claims[1][1]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_new_claims_are_refused_in_words_and_had_afterwards(place: Place, way: str) -> None:
+    new = [place.claim(f"new-{n}", place.gpus[0]) for n in range(8)]
+    with behind_front(place, timeout=0.5) as front:
+        driver = place.driver
+        front.be(way)
+
+        def ask_all() -> None:
+            answers: list[str] = []
+            calls = [
+                threading.Thread(target=lambda each=each: answers.append(error_of(driver, each)))
+                for each in new
+            ]
+            for call in calls:
+                call.start()
+            for call in calls:
+                call.join()
+            assert len(answers) == len(new), "within a kubelet's limit"
+            assert all("NVSHIM-E2770" in each for each in answers), answers
+
+        ask_all()
+        before = held(place.agent.pid)
+        for _ in range(4):
+            ask_all()
+        eventually(lambda: held(place.agent.pid)[0] <= before[0] + 2, "no thread is left")
+        assert held(place.agent.pid)[1] <= before[1] + FEW
+        assert before[0] < FEW + held(place.agent.pid)[0]
+        assert driver.prepare(*new, patience=40).keys() == {each[1] for each in new}
+        front.be("passes")
+        eventually(lambda: not error_of(driver, new[0]), "it is prepared once the server is back")
+        assert driver.unprepare(*new) == dict.fromkeys((each[1] for each in new), "")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_has_changed_meanwhile_is_published_by_one_write(place: Place, way: str) -> None:
+    config = ("--config", place.node.config_path)
+    with behind_front(place, timeout=0.5) as front:
+        written = len(place.cluster.writes)
+        front.be(way)
+        nvshim("drain", *config, uuid_of(place.gpus[0]))
+        eventually(lambda: any("E2770" in each for each in place.agent.faults()), "it is said")
+        nvshim("undrain", *config, uuid_of(place.gpus[0]))
+        nvshim("drain", *config, uuid_of(place.gpus[1]))
+        driver, name = place.driver, place.gpus[1]
+        eventually(lambda: driver.health[name].health == 2, "it is known")
+        before = front.accepted
+        if way != "drop":  # nothing is accepted there
+            eventually(lambda: front.accepted >= before + 2, "it is tried again and again")
+        assert len(place.cluster.writes) == written
+        front.be("passes")
+        assert place.published(3) == {place.gpus[0], *place.parts}
+        assert len(place.cluster.writes) == written + 1
+        eventually(lambda: not place.agent.faults(), "it is over")
+        place.cluster.wipe()
+        assert place.published(3), "what becomes of slices is heard again"
+        assert len(place.cluster.writes) == written + 2
+
+
+def test_an_agent_ends_in_time_whatever_the_server_does(place: Place) -> None:
+    with behind_front(place, timeout=15) as front:
+        front.be("hold")
+        driver, claim = place.driver, place.claim("new", place.gpus[0])
+        before = front.accepted
+
+        def ask() -> None:
+            with pytest.raises(grpc.RpcError):
+                driver.prepare(claim)
+
+        call = threading.Thread(target=ask)
+        call.start()
+        eventually(lambda: front.accepted > before, "the server is asked")
+        assert place.agent.process is not None
+        place.agent.process.terminate()
+        assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
+        call.join()

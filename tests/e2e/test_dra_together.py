@@ -1,0 +1,235 @@
+"""Claims that have several things at once: shares, MIG devices, a choice, and who looks after them.
+
+What a real scheduler has allocated (tests/recorded/kubernetes-1.36) is put together anew, with the
+devices of a node of which GPUs are shared, are cut already, or can be cut.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from integration.node.components import DRA_DRIVER
+from integration.node.dra.configuration import OURS
+from tests.e2e.test_dra import error_of
+from tests.e2e.test_dra_mig import SCENARIO, THERE, Cut
+from tests.harness.dra_node import dra_node_of
+from tests.harness.mps_agent import end_daemons
+from tests.harness.recorded import recorded_lines
+from tests.harness.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from api.proto import dra_pb2 as pb
+    from tests.harness.kubelet_dra import Reference
+
+NVIDIA: Final = "resource.nvidia.com/v1beta1"
+# GPU 0 is shared, of GPU 1 a MIG device is there, GPU 2 is in MIG mode.
+DEVICES: Final = 1 + 1 + (6 + 6 + 3 + 2 + 1) + 25
+
+
+class Together(Cut):
+    """A node whose agent shares what it does not cut."""
+
+    mps: str
+
+    def allocated(self, name: str, devices: dict[str, str], **change: Any) -> list[dict[str, Any]]:
+        """What a real scheduler has allocated to a claim, of our devices.
+
+        Args:
+            name: of the claim, as it begins.
+            devices: ours, by what the recorded driver's were called.
+            change: of each result.
+        """
+        (found,) = (
+            each["allocation"]["devices"]["results"]
+            for each in recorded_lines("dra/claims.jsonl")
+            if each["claim"].startswith(name)
+        )
+        results = []
+        for each in copy.deepcopy(found):
+            if each["device"] in devices:
+                if "consumedCapacity" in each:
+                    took = each["consumedCapacity"]
+                    each["consumedCapacity"] = {
+                        f"gpu.nvidia.com/{key}": value for key, value in took.items()
+                    }
+                results.append({**each, **self.result(devices[each["device"]]), **change})
+        assert results
+        return results
+
+    def put(self, name: str, *results: dict[str, Any], config: Any = ()) -> Reference:
+        return "default", self.cluster.claim(name, list(results), config=list(config)), name
+
+    def answer(self, claim: Reference) -> pb.NodePrepareResourceResponse:
+        said = self.driver.prepare(claim)[claim[1]]
+        assert said.error == ""
+        return said
+
+    def variables(self, claim: Reference) -> dict[str, set[str]]:
+        """What the devices of a claim set, by their names in its CDI spec."""
+        with open(self.spec(claim), encoding="utf-8") as file:
+            devices = json.load(file)["devices"]
+        return {each["name"]: set(each["containerEdits"].get("env", ())) for each in devices}
+
+    @property
+    def whole(self) -> str:
+        return self.node.scenario.gpus[0].uuid.lower()
+
+
+def config_of(requests: list[str], api: str, kind: str, **parameters: Any) -> dict[str, Any]:
+    parameters = {"apiVersion": api, "kind": kind, **parameters}
+    opaque = {"driver": DRA_DRIVER, "parameters": parameters}
+    return {"source": "FromClaim", "requests": requests, "opaque": opaque}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Together]:
+    with (
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,
+        tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as mps,
+    ):
+        flags = ("--dra-mig", "--dra-shares", "4", "--mps-root", mps)
+        where = (str(tmp_path), root, SCENARIO)
+        with dra_node_of(Together, *where, devices=DEVICES, flags=flags) as place:
+            place.mps = mps
+            try:
+                yield place
+            finally:
+                end_daemons(Path(mps), place.node)
+
+
+def test_a_choice_of_shares_is_configured_by_what_was_chosen(place: Together) -> None:
+    (share,) = place.allocated("d-consume-a", {"gpu-0": place.whole}, request="gpu/any")
+    claim = place.put(
+        "one", share,
+        config=[
+            config_of(["gpu/big"], NVIDIA, "GpuConfig", sharing={"strategy": "TimeSlicing"}),
+            config_of(["gpu/any"], OURS, "DeviceSharing", mps={"memoryLimit": "4Gi"}),
+        ],
+    )  # fmt: skip
+    (device,) = place.answer(claim).devices
+    assert (list(device.request_names), device.share_id) == (["gpu"], share["shareID"])
+    (said,) = place.variables(claim).values()
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M" in said
+    # Another choice, and another share, of the request as a whole.
+    (other,) = place.allocated("d-consume-b", {"gpu-0": place.whole}, request="gpu/small")
+    plain = place.put("two", other)
+    assert "NVSHIM-E2789" in error_of(place.driver, plain)
+    mps = config_of(["gpu"], OURS, "DeviceSharing", mps={})
+    claims = [claim, place.put("three", {**other, "shareID": "a-share"}, config=[mps])]
+    assert place.answer(claims[1]).devices[0].share_id == "a-share"
+    assert place.driver.unprepare(*claims) == {uid: "" for _, uid, _ in claims}
+
+
+def test_a_choice_may_be_a_mig_device_that_is_made(place: Together) -> None:
+    part = place.part("2g20gb", 2)
+    (chosen,) = place.allocated("d-prio", {"gpu-0": part})
+    assert chosen["request"] == "gpu/any"
+    mps = {"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "2Gi"}}
+    claim = place.put(
+        "one", chosen,
+        config=[
+            config_of(["gpu/whole"], NVIDIA, "GpuConfig"),
+            config_of(["gpu/any"], NVIDIA, "MigDeviceConfig", sharing=mps),
+        ],
+    )  # fmt: skip
+    (device,) = place.answer(claim).devices
+    assert (list(device.request_names), device.device_name) == (["gpu"], part)
+    assert place.there() == [THERE, "2g.20gb"]
+    (said,) = place.variables(claim).values()
+    assert any(each.startswith(f"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/{claim[1]}") for each in said)
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+    wrong = [config_of(["gpu/any"], NVIDIA, "GpuConfig")]
+    assert "NVSHIM-E2775" in error_of(place.driver, place.put("two", chosen, config=wrong))
+
+
+def test_who_looks_after_devices_keeps_nobody_from_them(place: Together) -> None:
+    part = place.part("2g20gb", 2)
+    devices = {"gpu-0": place.whole, "gpu-1": part}
+    admin = place.put("admin", *place.allocated("admin", devices))
+    error = error_of(place.driver, admin)
+    assert "NVSHIM-E2773" in error
+    assert "it is made for who has it, and nobody has" in error
+    owner = place.claim("owner", part)
+    assert error_of(place.driver, owner) == ""
+    answer = place.answer(admin)
+    assert [each.device_name for each in answer.devices] == [place.whole, part]
+    (own,) = place.answer(owner).devices
+    assert {each.device_name for each in answer.devices} >= {own.device_name}
+    # It takes nothing: there are as many shares as before, and the part goes with its owner.
+    (share,) = place.allocated("d-consume-a", {"gpu-0": place.whole})
+    four = {**share["consumedCapacity"], "gpu.nvidia.com/shares": "4"}
+    assert error_of(place.driver, place.put("shares", {**share, "consumedCapacity": four})) == ""
+    assert place.driver.unprepare(owner) == {owner[1]: ""}
+    assert place.is_clean()
+    assert place.driver.unprepare(admin) == {admin[1]: ""}
+
+
+def test_pods_that_share_a_claim_have_the_same_of_it(place: Together) -> None:
+    (recorded,) = (e for e in recorded_lines("dra/claims.jsonl") if e["claim"] == "shared")
+    assert len(recorded["reservedFor"]) == 2
+    part = place.part("3g40gb", 4)
+    (share,) = place.allocated("d-consume-a", {"gpu-0": place.whole}, request="share")
+    (cut,) = place.allocated("shared", {"gpu-1": part})
+    claim = place.put("shared", share, cut)
+    answers: list[pb.NodePrepareResourceResponse] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(place.answer(claim)))
+        for _ in recorded["reservedFor"]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one, other = answers
+    assert one == other
+    assert [list(each.request_names) for each in one.devices] == [["share"], ["gpu"]]
+    assert place.there() == [THERE, "3g.40gb"], "it is made once"
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+
+
+def test_a_claim_has_all_kinds_at_once_and_whoever_ends_gives_all_back(place: Together) -> None:
+    (fixed,) = (each for each in place.cluster.published() if each.startswith("mig-"))
+    part = place.part("1g10gb", 6)
+    (share,) = place.allocated("d-consume-a", {"gpu-0": place.whole}, request="share/any")
+    small = {"gpu.nvidia.com/memory": "1Gi", "gpu.nvidia.com/shares": "1"}
+    (of_part,) = place.allocated(
+        "d-consume-b", {"gpu-0": fixed}, request="fixed", consumedCapacity=small
+    )
+    (made,) = place.allocated("d-mig-b", {"gpu-0-mig-3g20gb-9-4": part})
+    (seen,) = place.allocated("admin", {"gpu-0": place.whole})
+    everything = (share, of_part, made, seen)
+    claim = place.put("all", *everything)
+    first = place.answer(claim)
+    assert [list(each.request_names) for each in first.devices] == [
+        ["share"], ["fixed"], ["mig"], ["all"],
+    ]  # fmt: skip
+    assert [each.share_id for each in first.devices] == [
+        share["shareID"], of_part["shareID"], "", "",
+    ]  # fmt: skip
+    names = [each for device in first.devices for each in device.cdi_device_ids]
+    assert len(set(names)) == 4, "also of the GPU that it has a share of and looks after"
+    place.agent.kill()
+    place.start_again()
+    assert place.answer(claim) == first
+    for device, words in ((place.whole, "all has it"), (fixed, "all has it"), (part, "all has")):
+        error = error_of(place.driver, place.claim(f"of-{device}", device))
+        assert "NVSHIM-E2774" in error
+        assert f"claim default/{words}" in error
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+    assert not os.path.exists(place.spec(claim))
+    whole = place.claim("whole", place.whole, fixed)
+    eventually(lambda: error_of(place.driver, whole) == "", "all of it is free")

@@ -1,0 +1,97 @@
+"""What the driver at work answers: several claims at once, and what meets its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from api.errors import NvshimError
+from api.proto import dra_pb2 as pb
+from hooks.config import Config
+from integration.node.components import Context, Options
+from integration.node.dra import answering
+from integration.node.dra.answering import Answering, Ended
+from integration.node.dra.values import Claim, Health
+from integration.node.errors import ResourceClaimUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from integration.node.dra.claims import Reference
+
+pytestmark = pytest.mark.anyio
+
+CLAIMS = [pb.Claim(namespace="default", uid=f"uid-{n}", name=f"claim-{n}") for n in range(3)]
+
+
+class Slow:
+    """Answers once it is told to, or once so many are asked for."""
+
+    def __init__(self, together: int) -> None:
+        self.goes_on = anyio.Event()
+        self.asked: list[str] = []
+        self._together = together
+
+    async def prepare(self, reference: Reference) -> Claim:
+        self.asked.append(reference.uid)
+        if len(self.asked) == self._together:
+            self.goes_on.set()
+        await self.goes_on.wait()
+        if reference.uid == "uid-1":
+            raise ResourceClaimUnusable("the claim", found="does not exist")
+        return Claim(reference.uid, reference.namespace, reference.name, ())
+
+    async def unprepare(self, reference: Reference) -> None:
+        await self.prepare(reference)
+
+    def health(self) -> Iterable[Health]:
+        return ()
+
+    def cdi_names(self, claim: Claim) -> Iterable[str]:
+        del claim
+        return ()
+
+
+def context() -> Context:
+    return Context(Config(), Options("", 60), lambda *_, **__: None)
+
+
+async def test_the_claims_of_one_call_do_not_wait_for_each_other() -> None:
+    slow = Slow(len(CLAIMS))
+    async with anyio.create_task_group() as tasks:
+        at_work = Answering(context(), slow, tasks)
+        answer = await at_work.prepare(
+            pb.NodePrepareResourcesRequest(claims=CLAIMS), knows_shares=True
+        )
+        assert {uid for uid, each in answer.claims.items() if each.error} == {"uid-1"}
+        assert answer.claims.keys() == {"uid-0", "uid-1", "uid-2"}
+        taken = await at_work.unprepare(pb.NodeUnprepareResourcesRequest(claims=CLAIMS))
+        assert ResourceClaimUnusable.code in taken.claims["uid-1"].error
+        assert not taken.claims["uid-2"].error
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_what_is_under_way_at_the_end_is_finished_or_has_no_answer(
+    monkeypatch: pytest.MonkeyPatch, *, goes_on: bool
+) -> None:
+    monkeypatch.setattr(answering, "TO_FINISH", 60.0 if goes_on else 0.0)
+    slow, found = Slow(100), list[object]()
+    request = pb.NodePrepareResourcesRequest(claims=CLAIMS[:1])
+
+    async def ask(at_work: Answering) -> None:
+        try:
+            found.append((await at_work.prepare(request, knows_shares=True)).claims["uid-0"].error)
+        except (Ended, NvshimError) as error:
+            found.append(type(error))
+
+    async with anyio.create_task_group() as calls, anyio.create_task_group() as tasks:
+        at_work = Answering(context(), slow, tasks)
+        calls.start_soon(ask, at_work)
+        await anyio.wait_all_tasks_blocked()
+        at_work.end()
+        tasks.cancel_scope.cancel()
+        if goes_on:
+            slow.goes_on.set()
+    assert found == ([""] if goes_on else [Ended])
