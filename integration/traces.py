@@ -28,6 +28,7 @@ import posixpath
 import shutil
 import signal
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
