@@ -25,15 +25,16 @@ import functools
 import hashlib
 import os
 import posixpath
-import re
 import shutil
 import signal
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from integration.inspection.procfs import Procfs, Status
 from shim import syscalls
+from shim.mountinfo import unescape
 
 # Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
 SOCKETS: Final = "/run/containerd/s"
@@ -46,10 +47,9 @@ _CRI: Final = "io.containerd.grpc.v1.cri"
 # Where CNI remembers how it made the network of a pod.
 _CNI_RESULTS: Final = "/var/lib/cni/results"
 
-_PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
 _FORK_SERVER: Final = "fork-server"
 _TASKS: Final = "io.containerd.runtime.v2.task"
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+_PROCFS: Final = Procfs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +106,6 @@ def remove(marks: Marks) -> set[Trace]:
     return find(marks)
 
 
-def listened_on(pid: int) -> set[str]:
-    """The paths of the unix sockets that a process listens on."""
-    inodes = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    paths = set()
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            columns = line.split()
-            # A line without the eighth column is of a socket without a path. Flags 00010000 is
-            # SO_ACCEPTCON: the listener, not a connection made to it.
-            if columns[7:] and columns[3] == "00010000" and f"socket:[{columns[6]}]" in inodes:
-                paths.add(columns[7])
-    return paths
-
-
 def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> str:
     """The socket of the shim that serves ``group`` (a container's id, or its pod's)."""
     return _socket_path(marks.address, namespace or marks.namespace, group)
@@ -135,28 +117,14 @@ def _socket_path(address: str, namespace: str, group: str) -> str:
     return os.path.join(SOCKETS, hashlib.sha256(key.encode()).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    pid: int
-    parent: int
-    state: str
-    comm: str
-    words: list[str]
-
-
 def processes(marks: Marks) -> set[Trace]:
     """The processes that belong: shims, runtimes, containers, clients, and their children."""
-    table = {process.pid: process for process in _process_table()}
+    table = _process_table()
     ourselves = _ancestors(os.getpid(), table)
-    servers = {pid for pid, process in table.items() if _forks_shims(process, marks)}
-    marked = {
-        pid
-        for pid, process in table.items()
-        if pid not in ourselves | servers and _is_marked(process, marks)
-    }
-    family = marked | ({marks.pid} if marks.pid else set())
+    others = table.keys() - ourselves - fork_servers(marks)
+    family = {pid for pid in others if _is_marked(pid, marks)} | ({marks.pid} - {0})
     while True:
-        grown = family | {pid for pid, process in table.items() if process.parent in family}
+        grown = family | {pid for pid, status in table.items() if status.parent in family}
         if grown == family:
             break
         family = grown
@@ -172,17 +140,13 @@ def fork_servers(marks: Marks) -> set[int]:
 
     They are no trace of a container: one stays for the next, until nobody has asked for long.
     """
-    return {process.pid for process in _process_table() if _forks_shims(process, marks)}
-
-
-def _forks_shims(process: _Process, marks: Marks) -> bool:
-    words = [word for word in process.words if word]
-    return words[-1:] == [_FORK_SERVER] and marks.address in words
+    table = ((pid, _PROCFS.words(pid)) for pid in _PROCFS.pids())
+    return {pid for pid, words in table if words[-1:] == [_FORK_SERVER] and marks.address in words}
 
 
 def mounts(marks: Marks) -> set[Trace]:
     """Mounts of this mount namespace at, or of something below, the directory."""
-    table = [_Mount.of(line) for line in _lines("/proc/self/mountinfo")]
+    table = _mount_table()
     # What a bind mount shows is named by its path in the file system it is of, and that file
     # system may itself be mounted from the middle (a subvolume, a root that was bound).
     home = max(
@@ -206,12 +170,15 @@ class _Mount:
     kind: str
     source: str
 
-    @classmethod
-    def of(cls, line: str) -> _Mount:
-        before, _, after = line.partition(" - ")
-        root, point = (_unescape(word) for word in before.split()[3:5])
-        kind, source = (_unescape(word) for word in after.split()[:2])
-        return cls(before.split()[2], root, point, kind, source)
+
+def _mount_table() -> list[_Mount]:
+    """What is mounted in this mount namespace."""
+    table = []
+    for line in os.fsencode(_PROCFS.text(os.getpid(), "mountinfo")).splitlines():
+        words = [os.fsdecode(unescape(word)) for word in line.split()]
+        end = words.index("-")
+        table.append(_Mount(*words[2:5], *words[end + 1 : end + 3]))
+    return table
 
 
 def cgroups(marks: Marks) -> set[Trace]:
@@ -312,35 +279,26 @@ def temporary_files(marks: Marks) -> set[Trace]:
     return {Trace("file", path) for path in _entries(os.path.join(marks.directory, "tmp"))}
 
 
-def _is_marked(process: _Process, marks: Marks) -> bool:
-    words = process.words
+def _is_marked(pid: int, marks: Marks) -> bool:
+    words = _PROCFS.words(pid)
     if any(marks.directory in word or word == marks.namespace for word in words):
         return True
-    if any(marks.directory in word for word in _nul_separated(f"/proc/{process.pid}/environ")):
+    if marks.directory in _PROCFS.text(pid, "environ"):
         return True
-    with contextlib.suppress(OSError):
-        if _is_below(os.readlink(f"/proc/{process.pid}/cwd"), marks.directory):
-            return True
-    paths = (line.rpartition(":")[2] for line in _lines(f"/proc/{process.pid}/cgroup"))
+    if _is_below(_PROCFS.link(pid, "cwd"), marks.directory):
+        return True
+    paths = (line.rpartition(":")[2] for line in _PROCFS.text(pid, "cgroup").splitlines())
     places = {name for path in paths for name in path.split("/")}
     return marks.namespace in places or not marks.pods.isdisjoint(places)
 
 
-def _process_table() -> Iterator[_Process]:
+def _process_table() -> dict[int, Status]:
     """All processes but the kernel's own threads."""
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        for line in _lines(f"/proc/{name}/stat"):
-            # The name of a program may hold spaces and parentheses; the last one ends it.
-            head, _, tail = line.rpartition(")")
-            state, parent, *_, flags = tail.split()[:7]
-            if not int(flags) & _PF_KTHREAD:
-                words = _nul_separated(f"/proc/{name}/cmdline")
-                yield _Process(int(name), int(parent), state, head.partition("(")[2], words)
+    found = ((pid, _PROCFS.status(pid)) for pid in _PROCFS.pids())
+    return {pid: status for pid, status in found if status is not None and not status.is_kernel}
 
 
-def _ancestors(pid: int, table: dict[int, _Process]) -> set[int]:
+def _ancestors(pid: int, table: dict[int, Status]) -> set[int]:
     line = set()
     while pid and pid not in line:
         line.add(pid)
@@ -348,19 +306,16 @@ def _ancestors(pid: int, table: dict[int, _Process]) -> set[int]:
     return line
 
 
-def _portrait(process: _Process) -> str:
-    state = "zombie of " + str(process.parent) if process.state == "Z" else ""
-    return state or " ".join(process.words).strip()[:160] or process.comm
+def _portrait(status: Status) -> str:
+    if status.state == "Z":
+        return f"zombie of {status.parent}"
+    words = " ".join(_PROCFS.words(status.pid)).strip()
+    return words[:160] or _PROCFS.text(status.pid, "comm").rstrip("\n")
 
 
 def cgroup_hierarchies() -> list[str]:
     """Where each hierarchy of cgroups is mounted."""
-    found = []
-    for line in _lines("/proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        if after.split()[0] in {"cgroup", "cgroup2"}:
-            found.append(_unescape(before.split()[4]))
-    return found
+    return [mount.point for mount in _mount_table() if mount.kind in {"cgroup", "cgroup2"}]
 
 
 def _is_below(path: str, directory: str) -> bool:
@@ -379,23 +334,6 @@ def _entries(directory: str) -> list[str]:
         return [os.path.join(directory, name) for name in os.listdir(directory)]
     except OSError:
         return []
-
-
-def _unescape(word: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
-
-
-def _lines(path: str) -> Iterable[str]:
-    """The lines of a file of /proc; none if the process has gone meanwhile."""
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
-
-
-def _nul_separated(path: str) -> list[str]:
-    return "\n".join(_lines(path)).split("\0")
 
 
 # --- Removing them -----------------------------------------------------------------------

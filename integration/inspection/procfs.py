@@ -14,7 +14,8 @@ from typing import Final
 from integration.memory import pss_and_uss
 
 # Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
-_STATE, _PARENT, _THREADS, _START_TIME, _START_STACK = 0, 1, 17, 19, 25
+_STATE, _PARENT, _FLAGS, _THREADS, _START_TIME, _START_STACK = 0, 1, 6, 17, 19, 25
+_PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
 _ACCEPTS: Final = "00010000"  # SO_ACCEPTCON: the listener, and no connection made to it
 _PATH_COLUMN, _INODE_COLUMN, _FLAGS_COLUMN = 7, 6, 3
 
@@ -31,6 +32,7 @@ class Status:
     # and random in others. 0 if it may not be known.
     stack: int
     threads: int = 1  # how many go on
+    is_kernel: bool = False  # whether it is a thread of the kernel
 
     @property
     def is_zombie(self) -> bool:
@@ -71,6 +73,7 @@ class Procfs:
             start_time=int(fields[_START_TIME]),
             stack=int(fields[_START_STACK]),
             threads=int(fields[_THREADS]),
+            is_kernel=bool(int(fields[_FLAGS]) & _PF_KTHREAD),
         )
 
     def text(self, pid: int, name: str) -> str:

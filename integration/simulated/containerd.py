@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
 from integration import traces
+from integration.inspection.procfs import Procfs
 from integration.simulated.errors import (
     CleanupIncomplete,
     ContainerdExited,
@@ -375,7 +376,7 @@ class PrivateContainerd:
         return sorted(
             int(trace.name)
             for trace in traces.processes(self.marks)
-            if not traces.listened_on(int(trace.name)).isdisjoint(paths)
+            if not Procfs().listening(int(trace.name)).isdisjoint(paths)
         )
 
     def log(self) -> str:

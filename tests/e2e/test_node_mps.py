@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from integration.inspection.procfs import Procfs
 from integration.node.mps import host_setup
 from integration.node.mps.launch import cgroup_tops
 from integration.simulated import Scenario, SimulatedNode
-from integration.traces import listened_on
 from tests.harness.mps_agent import PROGRAM, RESOURCE, STEPS, Agent, agent_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
@@ -231,7 +231,9 @@ def test_what_cannot_be_is_said_and_tried_again(agent: Agent) -> None:
     ):
         callbacks.callback(stranger.kill)
         control = str(pipe / "control")
-        eventually(lambda: control in listened_on(stranger.pid), "a daemon of somebody else's")
+        eventually(
+            lambda: control in Procfs().listening(stranger.pid), "a daemon of somebody else's"
+        )
         agent.start()
         eventually(lambda: "NVSHIM-E2739" in agent.fault(), "it is said")
         assert "not started, serves" in agent.daemon()["unready"]
