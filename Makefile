@@ -262,12 +262,12 @@ $(CACHE)/.parts: $(VENV)/.ready integration/simulated/driver.py tests/tools/part
 	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 
-$(LAUNCHER): $(SITE)/.ready shim/forkserver/launcher.py $(wildcard shim/forkserver/*.[ch])
+$(LAUNCHER): $(SITE)/.ready tests/tools/launcher.py $(wildcard shim/forkserver/*.[ch])
 	@mkdir -p $(@D)
-	$(PYTHON) -m shim.forkserver.launcher $@ --interpreter $(PYTHON) --compiler gcc \
+	$(PYTHON) -m tests.tools.launcher $@ --interpreter $(PYTHON) --compiler gcc \
 	  --library '$(CURDIR)' --library '$(CURDIR)/$(SITE)'
 
 # What nvshim verify runs in its containers.
-$(PROBE): integration/verify/probe.c shim/forkserver/launcher.py
+$(PROBE): integration/verify/probe.c tests/tools/launcher.py
 	@mkdir -p $(@D)
-	$(PYTHON) -c 'from shim.forkserver.launcher import compile_native as c; c("$@", compiler="gcc", sources=["$<"])'
+	$(PYTHON) -c 'from tests.tools.launcher import compile_native as c; c("$@", compiler="gcc", sources=["$<"])'

@@ -116,11 +116,22 @@ class Prepared:
     @classmethod
     def decode(cls, content: bytes) -> Self | None:
         """What :meth:`encode` has written; None if this is not it."""
-        try:
-            decoded = _decoded(marshal.loads(content))  # noqa: S302 - of a directory of root's alone
-        except (ValueError, TypeError, EOFError, LookupError, RecursionError):
-            return None
-        return decoded if isinstance(decoded, cls) else None
+        global _last  # noqa: PLW0603 - of a pure function's results, the last
+        if _last is None or _last[0] != content:
+            _last = content, _kept(content)
+        return _last[1] if isinstance(_last[1], cls) else None
+
+
+# The last result, for containers of one image. A forked process inherits it.
+_last: tuple[bytes, Prepared | None] | None = None
+
+
+def _kept(content: bytes) -> Prepared | None:
+    try:
+        decoded = _decoded(marshal.loads(content))  # noqa: S302 - of a directory of root's alone
+    except (ValueError, TypeError, EOFError, LookupError, RecursionError):
+        return None
+    return decoded if isinstance(decoded, Prepared) else None
 
 
 _KINDS: Final[tuple[type, ...]] = (

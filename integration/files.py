@@ -19,8 +19,6 @@ import tempfile
 from collections import deque
 from typing import Final
 
-__all__ = ["read_file", "read_some", "remove_file", "replace_file", "resolved", "sweep"]
-
 _MODE: Final = 0o644
 _SUFFIX: Final = ".new"
 _MOST_LINKS: Final = 40  # as the kernel
@@ -122,7 +120,7 @@ def replace_file(
         os.unlink(aside)
         raise
     if durable:
-        _sync(directory)
+        sync_directory(directory)
 
 
 def remove_file(path: str, *, durable: bool = True) -> None:
@@ -138,7 +136,7 @@ def remove_file(path: str, *, durable: bool = True) -> None:
     path = resolved(path)
     os.unlink(path)
     if durable:
-        _sync(os.path.dirname(path))
+        sync_directory(os.path.dirname(path))
 
 
 def sweep(path: str, *, staging: str | None = None) -> None:
@@ -219,7 +217,8 @@ def _copy_attributes(path: str, fd: int) -> None:
                 os.setxattr(fd, name, os.getxattr(path, name))
 
 
-def _sync(directory: str) -> None:
+def sync_directory(directory: str) -> None:
+    """Have the names in a directory on the disk before anything else is done."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -3,8 +3,8 @@
 Rules
 - Nothing but the edit changes: comments, order, quotes, blank lines and line endings stay, byte
   for byte. Parsing and writing a document again does not promise that.
-- What is read has been parsed by :mod:`tomllib` before, so that only valid TOML comes here; and
-  what an edit made is parsed again by who asked for it.
+- A ``text`` is a whole document, and valid TOML: what is read has been parsed by :mod:`tomllib`
+  before, and what an edit made is parsed again by who asked for it.
 
 Source: TOML 1.0.0.
 """
@@ -17,24 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
-
-__all__ = [
-    "Kind",
-    "Statement",
-    "append",
-    "cut",
-    "elements",
-    "insert_element",
-    "insert_line",
-    "line_ending",
-    "parse",
-    "remove_element",
-    "set_value",
-    "statements",
-    "to_key",
-    "to_value",
-    "with_value",
-]
 
 _SPACE: Final = " \t"
 _LINE_END: Final = "\r\n"
@@ -83,11 +65,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """The statements of a document, in their order.
-
-    Args:
-        text: valid TOML.
-    """
+    """The statements of a document, in their order."""
     at = len(_MARK) if text.startswith(_MARK) else 0
     table: tuple[str, ...] = ()
     while True:
@@ -121,7 +99,6 @@ def elements(text: str, array: tuple[int, int]) -> list[tuple[int, int]]:
     """Where the elements of an array are.
 
     Args:
-        text: the document.
         array: from its opening bracket to behind its closing one.
     """
     found: list[tuple[int, int]] = []
@@ -142,7 +119,6 @@ def insert_element(text: str, array: tuple[int, int], value: str) -> str:
     """Put a string at the end of an array; commas and comments behind the last one stay there.
 
     Args:
-        text: the document.
         array: see :func:`elements`.
         value: the string.
     """
@@ -155,7 +131,6 @@ def remove_element(text: str, array: tuple[int, int], is_meant: Callable[[Any], 
     """Take values out of an array again, however they are written. Nothing if there are none.
 
     Args:
-        text: the document.
         array: see :func:`elements`.
         is_meant: which values.
     """
@@ -180,7 +155,6 @@ def insert_line(text: str, at: int, line: str) -> str:
     A last line that has no end gets one by what follows it, and then the new one has none.
 
     Args:
-        text: the document.
         at: where a line begins, or the end of the text.
         line: without its end.
     """
@@ -194,7 +168,6 @@ def set_value(text: str, table: tuple[str, ...], key: str, value: Any) -> str | 
     """Give a key another value, or one if its table is there.
 
     Args:
-        text: the document.
         table: in which the key is to be; none for the document itself.
         key: which.
         value: what :func:`to_value` can write.
@@ -234,7 +207,6 @@ def cut(text: str, path: tuple[str, ...], note: str = "") -> str:
     """Take a table out, with all that is in it.
 
     Args:
-        text: the document.
         path: of the table.
         note: a comment that is left where it stood; "" for none.
     """
@@ -258,7 +230,6 @@ def append(text: str, lines: str) -> str:
     r"""Put lines at the end; see :func:`insert_line`.
 
     Args:
-        text: the document.
         lines: with ``\n`` between them and none at the end.
     """
     return insert_line(text, len(text), lines.replace("\n", line_ending(text)))
@@ -270,21 +241,13 @@ def line_ending(text: str) -> str:
 
 
 def to_value(value: Any) -> str:
-    """A string, boolean, number, or list of these as TOML has it.
-
-    Args:
-        value: which; a string without surrogates.
-    """
+    """A string (without surrogates), boolean, number, or list of these as TOML has it."""
     # TOML's basic strings have JSON's escapes, but for DEL, which JSON leaves as it is.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def to_key(*path: str) -> str:
-    """A dotted key; what is no bare key is quoted.
-
-    Args:
-        path: its parts.
-    """
+    """A dotted key of these parts; what is no bare key is quoted."""
     return ".".join(
         part if part and part.replace("_", "").replace("-", "").isalnum() and part.isascii()
         else to_value(part)

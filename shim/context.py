@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from google.protobuf.message import Message
 
     from shim.log import Log
     from shim.reaper import Reaper
-    from shim.tasks import Tasks
+
+
+class Tasks(Protocol):
+    """Where background tasks of containers run: :class:`shim.pod.server.GuardedTasks`."""
+
+    def start_soon(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
+    ) -> object:
+        """Start one, without waiting for its first step."""
 
 
 class Publisher(Protocol):

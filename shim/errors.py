@@ -3,7 +3,7 @@
 Each leaf says in its docstring when it is raised and by whom. Codes are never reused::
 
     ShimError
-    ├── E10xx  the verbs, the bundle, the socket, the launcher
+    ├── E10xx  the verbs, the bundle, the socket
     ├── E11xx  mounts
     ├── E12xx  the low-level runtime
     ├── E13xx  the state of tasks and processes
@@ -31,7 +31,7 @@ class ShimError(NvshimError):
     status = Status.UNKNOWN
 
 
-# -- E10xx: the verbs, the bundle, the socket, the launcher ---------------------------------
+# -- E10xx: the verbs, the bundle, the socket ---------------------------------
 
 
 class InvalidInvocation(ShimError):
@@ -135,17 +135,6 @@ class CoreSchedulingUnavailable(ShimError):
 
     code = "NVSHIM-E1010"
     status = Status.FAILED_PRECONDITION
-
-
-class LauncherUnusable(ShimError):
-    """A launcher that the kernel could not execute, or that cannot be written.
-
-    Raised by :func:`shim.forkserver.launcher.write_launcher`.
-    """
-
-    code = "NVSHIM-E1011"
-    status = Status.INVALID_ARGUMENT
-    remedy = "install nvshim again"
 
 
 class HandlerOptionsMalformed(ShimError):

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Final
+from typing import Any
 
 from integration.cdi.errors import CdiSpecUnwritten
 from integration.files import replace_file
-
-FORMATS: Final = ("yaml", "json")
 
 
 def format_of(path: str | None) -> str:
@@ -29,7 +27,7 @@ def text_of(tree: Any, form: str) -> str:
 
     Args:
         tree: the spec, as :func:`hooks.cdi.schema.to_tree` returns it.
-        form: of :data:`FORMATS`.
+        form: "yaml" or "json".
 
     Returns:
         The text, with its end of line.

@@ -1,4 +1,4 @@
-"""A client of the CRI: one typed method for each call.
+"""A client of the CRI: one typed method for each call with one answer.
 
     with Cri("/run/containerd/containerd.sock") as cri:
         cri.version(cri_pb2.VersionRequest()).runtime_name
@@ -11,7 +11,6 @@ Source: k8s.io/cri-api pkg/apis/runtime/v1/api.proto.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, Generic, Protocol, Self, TypeVar
 
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -147,28 +146,6 @@ class Cri:
         """
         version = self.version(pb.VersionRequest(), timeout=timeout)
         return engine_of(version, self.status(pb.StatusRequest(verbose=True), timeout=timeout))
-
-    def container_events(
-        self, *, timeout: float | None = None
-    ) -> Iterator[pb.ContainerEventResponse]:
-        """What happens to containers, from now on.
-
-        Args:
-            timeout: seconds after which it ends with an error; None for never.
-
-        Raises:
-            CriRefused: the server does not know this call (containerd 1.6 and earlier).
-            CriUnreachable: the server went away, or the time is up.
-        """
-        method = self.channel.unary_stream(
-            f"/{pb.DESCRIPTOR.package}.{_RUNTIME}/GetContainerEvents",
-            request_serializer=_serialize,
-            response_deserializer=pb.ContainerEventResponse.FromString,
-        )
-        try:
-            yield from method(pb.GetEventsRequest(), timeout=timeout)
-        except grpc.RpcError as error:
-            raise _translated(f"GetContainerEvents at {self.address}", error) from error
 
 
 def _serialize(message: Message) -> bytes:

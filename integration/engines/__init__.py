@@ -56,7 +56,7 @@ _MODULES: Final[Mapping[type, ModuleType]] = {
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that an engine knows our runtime.
+    """What has to change so that an engine knows our runtime; nothing if it does already.
 
     Raises:
         EnginesError: it cannot be had, or not without changing something else.
@@ -66,13 +66,14 @@ def plan(options: Options) -> Change:
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left in an engine's configuration.
+    """What has to change so that nothing of ours is left in an engine's configuration, if it is.
 
     Args:
         options: of the engine, with the same places as when it was configured.
 
     Raises:
-        EnginesError: a file cannot be read, or was changed by hand.
+        EnginesError: a file cannot be read, or was changed by hand, or the engine would not be as
+            well off without us.
     """
     change: Change = _MODULES[type(options)].plan_removal(options)
     return change

@@ -58,14 +58,7 @@ _RESTART: Final = (
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that containerd has the handler.
-
-    Returns:
-        The change, which is empty if it has it already.
-
-    Raises:
-        EnginesError: it cannot be had, or not without changing something else.
-    """
+    """What has to change so that containerd has the handler."""
     options.check_name()
     containerd = Containerd(options.program, options.socket)
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
@@ -97,18 +90,7 @@ def plan(options: Options) -> Change:
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left.
-
-    Args:
-        options: where to look (``config``, ``drop_in``, ``handler_options``).
-
-    Returns:
-        The change, which is empty if there is nothing of ours.
-
-    Raises:
-        EnginesError: a file cannot be read, or was changed by hand, or containerd would not be as
-            well off without us.
-    """
+    """What has to change so that nothing of ours is left, and containerd as well off as before."""
     notes: list[str] = []
     containerd = now = after = None
     try:

@@ -58,14 +58,7 @@ class Options(RuntimeOptions):
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that CRI-O has the handler.
-
-    Returns:
-        The change, which is empty if it has it already.
-
-    Raises:
-        EnginesError: it cannot be had.
-    """
+    """What has to change so that CRI-O has the handler."""
     options.check_name()
     record = read_record(options.record)
     former = without(record, force=options.force)
@@ -90,14 +83,7 @@ def plan(options: Options) -> Change:
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left.
-
-    Returns:
-        The change, which is empty if there is nothing of ours.
-
-    Raises:
-        EnginesError: the file cannot be read, or was changed by hand.
-    """
+    """What has to change so that nothing of ours is left."""
     record = read_record(options.record)
     former = without(record, force=options.force)
     if options.drop_in in record.files and not options.force:

@@ -88,14 +88,7 @@ class Options(RuntimeOptions):
 
 
 def plan(options: Options) -> Change:
-    """What has to change so that Docker has the runtime.
-
-    Returns:
-        The change, which is empty if it has it already.
-
-    Raises:
-        EnginesError: it cannot be had.
-    """
+    """What has to change so that Docker has the runtime."""
     options.check_name()
     program = find_program(options.program or "dockerd", "--dockerd")
     _check_release(program)
@@ -134,14 +127,7 @@ def plan(options: Options) -> Change:
 
 
 def plan_removal(options: Options) -> Change:
-    """What has to change so that nothing of ours is left.
-
-    Returns:
-        The change, which is empty if there is nothing of ours.
-
-    Raises:
-        EnginesError: a file cannot be read, or was changed by hand.
-    """
+    """What has to change so that nothing of ours is left."""
     record = read_record(options.record)
     former = _without_us(options, record)
     _check_default(options, former, former.text(options.config))

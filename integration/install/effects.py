@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from integration.files import sync_directory
 from integration.install import copying, selftest, steps, usage
 from integration.install.errors import (
     InstallerBusy,
@@ -145,7 +146,7 @@ class Workshop:
         except BaseException:
             shutil.rmtree(incoming, ignore_errors=True)
             raise
-        _sync_directory(self.place.prefix)
+        sync_directory(self.place.prefix)
         try:
             self._label(self.place.path(name), done)
         except BaseException:
@@ -349,7 +350,7 @@ def _replace_link(path: str, target: str) -> None:
         os.unlink(new)
     os.symlink(target, new)
     os.rename(new, path)
-    _sync_directory(os.path.dirname(path))
+    sync_directory(os.path.dirname(path))
 
 
 def _unlink(path: str) -> None:
@@ -359,15 +360,7 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
-    _sync_directory(os.path.dirname(path))
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_directory(os.path.dirname(path))
 
 
 def _sync_file_system(path: str) -> None:

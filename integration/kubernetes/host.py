@@ -62,11 +62,11 @@ class Ended:
 class Host:
     """A node's root. As a context it is closed at the end.
 
-    Args:
-        root: where it is.
+    A ``path`` is one on the node, whose links are followed on it. What the node does not let us do
+    is a HostUnusable, unless a method says otherwise.
 
-    Raises:
-        HostUnusable: there is no directory.
+    Args:
+        root: where it is; a directory.
     """
 
     def __init__(self, root: str) -> None:
@@ -92,14 +92,7 @@ class Host:
         return os.path.samestat(os.fstat(self._fd), os.stat("/"))
 
     def read(self, path: str) -> bytes | None:
-        """A file's content; None if there is none.
-
-        Args:
-            path: on the node.
-
-        Raises:
-            HostUnusable: it cannot be read.
-        """
+        """A file's content; None if there is none."""
         with (
             _usable(f"to read {path}"),
             suppress(FileNotFoundError),
@@ -109,16 +102,7 @@ class Host:
         return None
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Write a file, whole or not at all. Directories on the way are made.
-
-        Args:
-            path: on the node.
-            content: what is in it afterwards.
-            mode: its permissions.
-
-        Raises:
-            HostUnusable: it cannot be written.
-        """
+        """Write a file, whole or not at all. Directories on the way are made."""
         name = os.path.basename(path)
         new = f".{name}.new"
         asked = f"to write {path}"
@@ -131,24 +115,13 @@ class Host:
             os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there.
-
-        Args:
-            path: on the node. A link is removed, and not what it leads to.
-
-        Raises:
-            HostUnusable: it cannot be removed.
-        """
+        """Remove a file, if it is there; of a link, not what it leads to."""
         nothing, parent = suppress(FileNotFoundError), self.directory(os.path.dirname(path))
         with _usable(f"to remove {path}"), nothing, parent as directory:
             os.unlink(os.path.basename(path), dir_fd=directory)
 
     def identity(self, path: str) -> tuple[int, ...] | None:
-        """What differs once a file or directory was changed or replaced; None if there is none.
-
-        Args:
-            path: on the node; a link on it is followed.
-        """
+        """What differs once a file or directory was changed or replaced; None if there is none."""
         try:
             fd = open_in_root(self._fd, path, os.O_PATH)
         except OSError:
@@ -160,11 +133,7 @@ class Host:
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def files(self, path: str) -> list[str]:
-        """The paths of a directory and of what is in it; of none if it is not there.
-
-        Args:
-            path: on the node.
-        """
+        """The paths of a directory and of what is in it; its own if it is not there."""
         try:
             fd = open_in_root(self._fd, path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -179,7 +148,6 @@ class Host:
         """A directory, as a descriptor that is closed at the end.
 
         Args:
-            path: on the node.
             make: whether it is made, with those on the way.
 
         Raises:
@@ -208,15 +176,11 @@ class Host:
     def lock(self, path: str) -> int:
         """Take a lock that another installer would take too, and say in the file who has it.
 
-        Args:
-            path: on the node.
-
         Returns:
             A descriptor; the lock is held as long as it is open.
 
         Raises:
             InstallerRunning: somebody else has it.
-            HostUnusable: the file cannot be made.
         """
         fd = -1
         try:
@@ -241,15 +205,7 @@ class Host:
         return fd
 
     def copy_tree(self, source: str, path: str) -> None:
-        """Copy a directory to a place on the node where nothing is.
-
-        Args:
-            source: in the container.
-            path: on the node. What is there is removed first.
-
-        Raises:
-            HostUnusable: it cannot be copied.
-        """
+        """Copy a directory of the container to the node; what is there is removed first."""
         self.remove_tree(path)
         asked = f"to copy {source} to {path}"
         with _usable(asked), self.directory(os.path.dirname(path), make=True) as directory:
@@ -258,24 +214,13 @@ class Host:
             shutil.copytree(source, place, symlinks=True)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it, if it is there.
-
-        Args:
-            path: on the node.
-
-        Raises:
-            HostUnusable: it cannot be removed.
-        """
+        """Remove a directory and all that is in it, if it is there."""
         nothing, parent = suppress(FileNotFoundError), self.directory(os.path.dirname(path))
         with _usable(f"to remove {path}"), nothing, parent as directory:
             shutil.rmtree(os.path.basename(path), dir_fd=directory)
 
     def remove_if_empty(self, path: str) -> None:
-        """Remove a directory if it is there and nothing is in it.
-
-        Args:
-            path: on the node.
-        """
+        """Remove a directory if it is there and nothing is in it."""
         with suppress(OSError), self.directory(os.path.dirname(path)) as directory:
             os.rmdir(os.path.basename(path), dir_fd=directory)
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_ENDED",
     "add_faults",
-    "forget_ended",
     "identity_of",
     "list_ended",
     "read_ended",
@@ -153,16 +152,6 @@ def add_faults(
     cause = sentence(known, document["ended"], node, None if status == told else status)
     write_ended(state, document, known, cause)
     return True
-
-
-def forget_ended(state: str, namespace: str, container_id: str) -> None:
-    """Forget a container, if it is remembered: another has its id.
-
-    Raises:
-        InvalidIdentifier: the namespace or the id could not safely become part of a path.
-        OSError: the file cannot be removed.
-    """
-    files.remove(_path_of(state, namespace, container_id))
 
 
 def _path_of(state: str, namespace: str, container_id: str) -> str:

@@ -23,6 +23,7 @@ from shim.pod import server as _server  # noqa: F401
 from api.errors import NvshimError
 from hooks.config import load_config
 from hooks.node.cache import decode_ahead
+from hooks.prepared import Prepared
 from shim import resident, sockets
 from shim.forkserver import gpu_rehearsal
 from shim.forkserver.immortal import make_immortal
@@ -30,6 +31,7 @@ from shim.forkserver.packing import fill_holes
 from shim.forkserver.rehearsal import rehearse
 from shim.forkserver.spares import Spares, serve_in_fork
 from shim.verbs.warmstart import ACCEPTED, link_name, peer_is_another
+from shim.work.layers import note_used_last
 
 if TYPE_CHECKING:
     from shim.forkserver.installation import Installation
@@ -59,9 +61,14 @@ def prepare(path: str) -> None:
 
 
 def look_at_node() -> None:
-    """Read what a container with GPUs needs, so that shims find it parsed, as long as it is so."""
+    """Read what a container with GPUs needs, so that shims find it parsed, as long as it is so.
+
+    That is the inventory, and what was decided for the image that a container has had last.
+    """
     try:
-        decode_ahead(load_config())
+        config = load_config()
+        decode_ahead(config)
+        Prepared.decode(note_used_last(config.layers))
     except Exception:  # noqa: BLE001, S110 - whoever asks for a GPU will be told
         pass
 

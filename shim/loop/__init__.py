@@ -1,4 +1,4 @@
-"""The shim's event loop: tasks, cancel scopes, descriptors, timers, signals and threads.
+"""The shim's event loop: tasks, cancel scopes, descriptors, timers and threads.
 
 The shim runs once per pod. asyncio and anyio would add a hundred modules and two megabytes to
 each of these processes, so the shim has a small loop of its own. Its functions have the names and,
@@ -10,7 +10,6 @@ except for the points below, the meaning of anyio's.
 - :func:`wait_readable` and :func:`wait_writable` wait for a descriptor. :func:`watch` calls a
   function whenever a descriptor is ready, without a task: :class:`Channel` is a socket read so.
 - :func:`run_in_thread` calls a function in a thread.
-- :func:`open_signal_receiver` turns signals into something to iterate over.
 
 Differences from anyio on asyncio:
 
@@ -46,7 +45,6 @@ from shim.loop.core import (
 from shim.loop.core import running_tasks as get_running_tasks
 from shim.loop.groups import Event, Lock, TaskGroup, run
 from shim.loop.scopes import CancelScope, fail_after, move_on_after
-from shim.loop.signals import SignalReceiver
 from shim.loop.threads import run_in_thread
 
 __all__ = [
@@ -62,7 +60,6 @@ __all__ = [
     "fail_after",
     "get_running_tasks",
     "move_on_after",
-    "open_signal_receiver",
     "run",
     "run_in_thread",
     "sleep",
@@ -73,8 +70,3 @@ __all__ = [
 ]
 
 create_task_group = TaskGroup
-
-
-def open_signal_receiver(*numbers: int) -> SignalReceiver:
-    """Receive signals while the context lasts, by iterating asynchronously."""
-    return SignalReceiver(numbers)

@@ -5,5 +5,5 @@ requests, and decides when the shim ends. :mod:`shim.pod.container` carries requ
 order of :mod:`shim.pod.operations`, which also publishes exits; :mod:`shim.pod.creation` makes and
 removes what a container occupies on the node. :mod:`shim.pod.events` delivers events.
 Other rooms use :class:`shim.context.ShimContext`, :class:`shim.pod.process.Process` and
-:class:`shim.tasks.Tasks`.
+:class:`shim.context.Tasks`.
 """

@@ -55,13 +55,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from shim.cgroup.cgroup import Cgroup
-    from shim.context import ShimContext
+    from shim.context import ShimContext, Tasks
     from shim.pod.process import Process
     from shim.reaper import Child
     from shim.rootfs.mounts import Mount
     from shim.runtime.options import RuntimeOptions
     from shim.stdio.stdio import Stdio
-    from shim.tasks import Tasks
 
     Result = TypeVar("Result")
 

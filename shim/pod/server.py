@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from api.errors import describe_bug
@@ -21,7 +22,7 @@ from shim.pod.service import Lifetime, OwnSocket, TaskService
 from shim.pod.ttrpc import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from shim.log import Log
     from shim.pod.container import Container
@@ -35,6 +36,7 @@ _EVENTS: Final = 2.0
 # Seconds between attempts to remove a socket that a start is just using.
 _PAUSE: Final = 0.01
 
+_MANY: Final = 256
 _SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -101,28 +103,28 @@ async def serve(
         service = TaskService(context, containers, lifetime)
         services = [*service.services(), SandboxService(context, service).service()]
         server = Server(services, log=lambda event, fields: log.warning(event, **fields))
-        # First, so that signals are handled before the first connection is.
-        tasks.start_soon(_handle_signals, context, service, ended)
-        tasks.start_soon(_serve_until, server, listener, ended)
-        context.tasks.start_soon(lifetime.end_when_unused)
-        context.tasks.start_soon(resident.load_by_and_by, log)
-        await ended.wait()
-        # While it still listens: see sockets.retire.
-        with loop.move_on_after(_GRACE):
-            while not own_socket.remove():
-                await loop.sleep(_PAUSE)
-        if lifetime.ends_after_hangup:
-            with loop.move_on_after(_HANGUP):
-                await server.wait_deserted()
-        # A request that waits for its runtime goes on when it is cancelled, and that may hang.
-        with loop.move_on_after(_HANGING):
-            await server.shutdown(_GRACE)
-        if not await publisher.drain(_EVENTS):
-            log.warning("events were not delivered before the end", count=publisher.waiting)
-        publisher.close()
-        # Not by leaving the group, which would wait for such a request. The delete verb removes
-        # what is half made.
-        leave()
+        with _signals(lambda number: _handle(number, context, service, ended)):
+            reaper.reap()  # a worker may have ended before
+            tasks.start_soon(_serve_until, server, listener, ended)
+            context.tasks.start_soon(lifetime.end_when_unused)
+            context.tasks.start_soon(resident.load_by_and_by, log)
+            await ended.wait()
+            # While it still listens: see sockets.retire.
+            with loop.move_on_after(_GRACE):
+                while not own_socket.remove():
+                    await loop.sleep(_PAUSE)
+            if lifetime.ends_after_hangup:
+                with loop.move_on_after(_HANGUP):
+                    await server.wait_deserted()
+            # A request that waits for its runtime goes on when it is cancelled, and that may hang.
+            with loop.move_on_after(_HANGING):
+                await server.shutdown(_GRACE)
+            if not await publisher.drain(_EVENTS):
+                log.warning("events were not delivered before the end", count=publisher.waiting)
+            publisher.close()
+            # Not by leaving the group, which would wait for such a request. The delete verb
+            # removes what is half made.
+            leave()
 
 
 class GuardedTasks:
@@ -164,21 +166,45 @@ async def _serve_until(server: Server, listener: socket.socket, ended: loop.Even
         ended.set()
 
 
-async def _handle_signals(
-    shim: ShimContext,
-    service: TaskService,
-    ended: loop.Event,
-) -> None:
-    with loop.open_signal_receiver(*_SIGNALS) as signals:
-        shim.reaper.reap()  # a worker may have ended before
-        async for number in signals:
-            if number == signal.SIGCHLD:
-                shim.reaper.reap()
-            elif number == signal.SIGUSR1:
-                shim.tasks.start_soon(_tell_what_runs, service, shim.log)
-            else:
-                shim.log.info("ends by signal", signal=_name_of(number))
-                ended.set()
+@contextmanager
+def _signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Have the loop call a function with the number of each signal that arrives.
+
+    The interpreter's own handler writes the numbers into a pipe.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = {number: signal.signal(number, _pass) for number in _SIGNALS}
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def read(_: int) -> None:
+        for number in os.read(reading, _MANY):
+            if number in _SIGNALS:
+                handle(number)
+
+    loop.watch(reading, read)
+    try:
+        yield
+    finally:
+        loop.unwatch(reading)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        os.close(reading)
+        os.close(writing)
+
+
+def _pass(_: int, __: object) -> None:
+    """Whoever reads the pipe does the work."""
+
+
+def _handle(number: int, shim: ShimContext, service: TaskService, ended: loop.Event) -> None:
+    if number == signal.SIGCHLD:
+        shim.reaper.reap()
+    elif number == signal.SIGUSR1:
+        shim.tasks.start_soon(_tell_what_runs, service, shim.log)
+    else:
+        shim.log.info("ends by signal", signal=signal.Signals(number).name)
+        ended.set()
 
 
 async def _tell_what_runs(service: TaskService, log: Log) -> None:
@@ -186,7 +212,3 @@ async def _tell_what_runs(service: TaskService, log: Log) -> None:
         log.info("process", **line)
     for task in loop.get_running_tasks():
         log.info("task", name=task.name, at=repr(task.coro))
-
-
-def _name_of(number: int) -> str:
-    return signal.Signals(number).name

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hooks.image.openat2 import open_without_links
 from shim import files, forked, syscalls
-from shim.rootfs import entering
-from shim.rootfs.proc_cover import COVERED, UNCOVERED
+from shim.rootfs.proc_cover import COVERED, UNCOVERED, in_container
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +65,7 @@ async def cover(pid: int, nodes: Iterable[Mapping[str, Any]], directory: str) ->
     def work(opened: list[int]) -> dict[str, str]:
         return {path: _attempt(path, mount, opened) for path, mount in mounts.items()}
 
-    return states | await entering.in_container(pid, mounts, work)
+    return states | await in_container(pid, mounts, work)
 
 
 async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
@@ -83,7 +82,7 @@ async def uncover(pid: int, paths: Sequence[str]) -> dict[str, str]:
     def work(opened: list[int]) -> dict[str, str]:
         return {path: _attempt(path, None, opened) for path in paths}
 
-    return await entering.in_container(pid, dict.fromkeys(paths), work)
+    return await in_container(pid, dict.fromkeys(paths), work)
 
 
 def _outside(pid: int, kind: str, number: int) -> int:

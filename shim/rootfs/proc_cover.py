@@ -4,8 +4,12 @@ A low-level runtime refuses mounts below /proc, rightly: it resolves paths that 
 influenced. An OCI hook would be a program of ours inside the container, and we have none. But
 between ``create`` and ``start`` the container is complete and nothing of it runs: its init waits in
 its own mount namespace. So a thread of the shim joins that namespace for a moment and mounts there
-(:mod:`shim.rootfs.entering`). It executes nothing in it and trusts nothing in it:
+(:func:`in_container`). It executes nothing in it and trusts nothing in it:
 
+- A container in the host's mount namespace is left alone.
+- The thread imports nothing, and ends. It has its own root and working directory, so no other
+  thread notices. (A forked process would cost ten times as much: the shim is large.) It is not
+  waited for longer than :data:`_TIMEOUT`: a hostile file system may block it.
 - The staged file is cloned as a mount outside, beforehand: read-only, without set-user-id, devices
   and programs, private.
 - /proc has to be a procfs, by the container's mount table and by its type and root inode,
@@ -21,25 +25,29 @@ CRIU refuses to save a mount that it did not see made, so the files are uncovere
 and covered again after it. A restored container has run for some milliseconds when its files are
 covered; drivers read them when they first open a GPU.
 
-Source: mount_namespaces(7), setns(2), open_tree(2), move_mount(2), mount_setattr(2), openat2(2),
-proc_pid_mountinfo(5).
+Source: mount_namespaces(7), setns(2), unshare(2) CLONE_FS, open_tree(2), move_mount(2),
+mount_setattr(2), openat2(2), proc_pid_mountinfo(5).
 """
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import stat
 from typing import TYPE_CHECKING, Final
 
+from api.errors import one_line
 from hooks.image.openat2 import open_without_links
 from shim import forked, syscalls
-from shim.rootfs import entering
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shim.rootfs.entering import Tasks
+    # By the path: the mount to attach there, or None to detach the one that is there.
+    Tasks = Mapping[str, int | None]
+    # Given a list for the descriptors that it opens, what came of each task.
+    Work = Callable[[list[int]], dict[str, str]]
 
 COVERED: Final = "covered"
 UNCOVERED: Final = "uncovered"
@@ -54,6 +62,9 @@ _ATTRIBUTES: Final = (
 )
 _ABSENT: Final = "its procfs does not have the file"
 _NO_PROC: Final = "its /proc is not a procfs"
+
+# Seconds to wait for the thread, which takes a millisecond.
+_TIMEOUT: Final = 5.0
 
 
 async def cover(pid: int, files: Mapping[str, str]) -> dict[str, str]:
@@ -116,7 +127,56 @@ async def _in_container(pid: int, tasks: Tasks, done: str) -> dict[str, str]:
         proc = _open_proc(opened)
         return {path: _attempt(proc, path, mount, done, opened) for path, mount in tasks.items()}
 
-    return await entering.in_container(pid, tasks, work, lambda: _refusal(pid))
+    return await in_container(pid, tasks, work, lambda: _refusal(pid))
+
+
+async def in_container(
+    pid: int, tasks: Tasks, work: Work, refuse: Callable[[], str] = str
+) -> dict[str, str]:
+    """Work in a container's mount namespace.
+
+    Args:
+        pid: the container's init; a child of ours that is not reaped.
+        tasks: what is to be done; the descriptors in it are closed here.
+        work: what does it. It is called in a thread; its paths are the container's.
+        refuse: says why it is not to be done after all; "" if it is.
+
+    Returns:
+        For each path what the work said, or why there was none.
+    """
+    if not tasks:
+        return {}
+    namespace, why = _open_namespace(pid)
+    why = why or refuse()
+    if namespace is None or why:
+        _close(fd for fd in (namespace, *tasks.values()))
+        return dict.fromkeys(tasks, why)
+    ends: tuple[int, ...] = ()
+    try:
+        ends = reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _thread.start_new_thread(_enter, (namespace, tasks, work, writing))
+    except (OSError, RuntimeError) as error:
+        # The shim's cgroup may have no room for a thread.
+        _close((namespace, *tasks.values(), *ends))
+        return dict.fromkeys(tasks, forked.reason(error))
+    try:
+        report, _ = await forked.read_report(reading, timeout=_TIMEOUT)
+    finally:
+        os.close(reading)
+    states = dict(
+        line.split("\t", 1) for line in report.decode(errors="replace").splitlines() if "\t" in line
+    )
+    return {path: states.get(path, f"it was not done after {_TIMEOUT} s") for path in tasks}
+
+
+def _open_namespace(pid: int) -> tuple[int | None, str]:
+    """A container's mount namespace, or why it cannot be entered."""
+    try:
+        namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return None, f"its mount namespace: {forked.reason(error)}"
+    is_ours = os.fstat(namespace).st_ino == os.stat("/proc/self/ns/mnt").st_ino
+    return namespace, "it has no mount namespace of its own" if is_ours else ""
 
 
 def _refusal(pid: int) -> str:
@@ -141,6 +201,34 @@ def _has_procfs(pid: int) -> bool:
 
 
 # -- in the thread ---------------------------------------------------------------------------
+
+
+def _enter(namespace: int, tasks: Tasks, work: Work, report: int) -> None:
+    opened: list[int] = [namespace, *(fd for fd in tasks.values() if fd is not None)]
+    try:
+        states = _do(namespace, tasks, work, opened)
+        for path, state in states.items():
+            os.write(report, f"{path}\t{one_line(state)}\n".encode())
+    except OSError:
+        pass  # the shim has stopped waiting
+    finally:
+        _close((report, *opened))
+
+
+def _do(namespace: int, tasks: Tasks, work: Work, opened: list[int]) -> dict[str, str]:
+    try:
+        # With a root of its own, the thread alone changes its namespace.
+        syscalls.unshare(syscalls.CLONE_FS)
+        syscalls.setns(namespace, syscalls.CLONE_NEWNS)
+        return work(opened)
+    except OSError as error:
+        return dict.fromkeys(tasks, forked.reason(error))
+
+
+def _close(fds: Iterable[int | None]) -> None:
+    for fd in fds:
+        if fd is not None:
+            os.close(fd)
 
 
 def _open_proc(opened: list[int]) -> int:

@@ -22,7 +22,7 @@ from shim.stdio.ends import Descriptors, waiting_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shim.tasks import Tasks
+    from shim.context import Tasks
 
 
 _CHUNK: Final = 1 << 16

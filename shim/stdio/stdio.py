@@ -13,8 +13,8 @@ from shim.stdio.streams import DRAIN_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from shim.context import Tasks
     from shim.stdio.streams import Input, Output
-    from shim.tasks import Tasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from shim.stdio.relay import Relay
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shim.context import ShimContext
+    from shim.context import ShimContext, Tasks
     from shim.reaper import Child, Exit
-    from shim.tasks import Tasks
 
 # The longest that Delete waits for output that was written and not yet taken.
 DRAIN_SECONDS: Final = 10.0

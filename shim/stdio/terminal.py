@@ -27,8 +27,8 @@ from shim.stdio.stdio import ChildStdio, Stdio
 
 if TYPE_CHECKING:
     from shim import loop
+    from shim.context import Tasks
     from shim.stdio.streams import Input, Output
-    from shim.tasks import Tasks
 
 _CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
 

@@ -137,6 +137,24 @@ def find(directory: str, name: str) -> Layer | None:
     return None
 
 
+def note_used_last(directory: str) -> bytes:
+    """The note of the layer that was used last; empty if there is none.
+
+    Args:
+        directory: of all layers.
+
+    Raises:
+        OSError: it cannot be looked at.
+        NvshimError: the note cannot be read.
+    """
+    boot = f"{_boot()}-"
+    names = [name for name in os.listdir(directory) if name.startswith(boot)]
+    if not names or not _is_ours(os.stat(directory, follow_symlinks=False)):
+        return b""
+    last = max(names, key=lambda name: _used(directory, name))
+    return files.read(os.path.join(directory, last, _NOTE), _LONGEST_NOTE)
+
+
 def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | None:
     """Make a layer, and hold it.
 

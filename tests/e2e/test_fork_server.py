@@ -19,11 +19,11 @@ import pytest
 
 from api.ttrpc.client import connect
 from integration.timeouts import PATIENCE
-from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY
 from tests.harness.node import Node, node_of, pids, words_of
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, settled
+from tests.tools.launcher import compile_native, write_launcher
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +47,15 @@ async def test_the_first_start_leaves_one_behind_and_the_next_ones_come_from_it(
     for name in ("c2", "c3"):
         assert _is_forked_by(await node.start(name), server)
     assert node.servers() == [server]
+
+    def switches() -> list[str]:
+        with open(f"/proc/{server}/status") as file:
+            return [line for line in file if "ctxt_switches" in line]
+
+    # While nobody asks it does nothing.
+    before = switches()
+    await anyio.sleep(2)
+    assert switches() == before
 
 
 def _observed(pid: int) -> dict[str, Any]:
@@ -213,19 +222,6 @@ async def test_many_starts_at_once_leave_one_fork_server(node: Node) -> None:
             node.pids.append((await node.shims.call("Connect", id=f"c{number}")).shim_pid)
     eventually(node.no_verb_is_done, "nobody is about to be a fork server")
     assert len(node.servers()) == 1
-
-
-async def test_it_does_nothing_while_nobody_asks(node: Node) -> None:
-    await node.start("c1")
-    (server,) = node.servers()
-
-    def switches() -> list[str]:
-        with open(f"/proc/{server}/status") as file:
-            return [line for line in file if "ctxt_switches" in line]
-
-    before = switches()
-    await anyio.sleep(2)
-    assert switches() == before
 
 
 _IDLE = """

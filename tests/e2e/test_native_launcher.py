@@ -13,7 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,11 +71,22 @@ def _interpreter(node: Node) -> str:
     return loader if os.path.exists(loader) else f"{node.launcher}.py"
 
 
-async def test_with_a_fork_server_a_verb_executes_no_interpreter(node: Node) -> None:
+async def test_with_a_fork_server_a_verb_executes_no_interpreter_and_inherits_nothing(
+    node: Node,
+) -> None:
     await node.start("c1")
     assert _executed(node, "delete") == [node.launcher]
     cold = _executed(node, "delete", _environment(**COLD))
     assert cold[:2] == [node.launcher, _interpreter(node)]
+    (server,) = node.servers()
+    for name in set(os.listdir(f"/proc/{server}/fd")) - {"0", "1", "2"}:
+        lines = content_of(f"/proc/{server}/fdinfo/{name}").decode().splitlines()
+        flags = next(line.split()[1] for line in lines if line.startswith("flags:"))
+        assert int(flags, 8) & os.O_CLOEXEC, os.readlink(f"/proc/{server}/fd/{name}")
+    # The shim dies of memory before the parent of who called for it.
+    shim = await node.start("c2")
+    score, ours = (int(content_of(f"/proc/{pid}/oom_score_adj")) for pid in (shim, "self"))
+    assert score == min(ours + 1, 1000)
 
 
 @pytest.mark.parametrize("gpus", ["none", "shared", "held"])
@@ -102,21 +113,17 @@ async def test_after_an_end_in_good_order_no_interpreter_is_needed_to_say_so(
     assert _executed(node, "delete", _environment(**COLD)) == [node.launcher]
 
 
-@pytest.mark.parametrize(
-    ("words", "container_id"),
-    [(("delete",), "../x"), (("start",), "../x"), (("-debug=maybe", "start"), "c1")],
-    ids=["delete: bad id", "start: bad id", "start: bad flag"],
-)
-async def test_warm_and_cold_verbs_fail_with_the_same_words(
-    node: Node, tmp_path: Path, words: tuple[str, ...], container_id: str
-) -> None:
+async def test_warm_and_cold_verbs_fail_with_the_same_words(node: Node, tmp_path: Path) -> None:
     await node.start("c1")
-    argv = [*_argv(node, "", container_id=container_id)[:-1], *words]
-    warm = _verb(argv, str(tmp_path))
-    cold = _verb(argv, str(tmp_path), _environment(**COLD))
-    assert cold.returncode == 1
-    assert cold.stderr.startswith(b"NVSHIM-E")
-    assert (warm.returncode, warm.stdout, warm.stderr) == (1, cold.stdout, cold.stderr)
+    for container_id, *words in (
+        ("../x", "delete"), ("../x", "start"), ("c1", "-debug=maybe", "start"),
+    ):  # fmt: skip
+        argv = [*_argv(node, "", container_id=container_id)[:-1], *words]
+        warm = _verb(argv, str(tmp_path))
+        cold = _verb(argv, str(tmp_path), _environment(**COLD))
+        assert cold.returncode == 1
+        assert cold.stderr.startswith(b"NVSHIM-E")
+        assert (warm.returncode, warm.stdout, warm.stderr) == (1, cold.stdout, cold.stderr)
 
 
 async def _start_elsewhere(node: Node, *before: str) -> int:
@@ -192,51 +199,42 @@ async def test_a_fork_server_whose_surroundings_were_changed_forks_nothing_more(
     assert not any(line.split()[3:5] == ["300", "300"] for line in limits)
 
 
-async def test_a_caller_that_is_killed_takes_its_verb_with_it(node: Node) -> None:
+@contextmanager
+def _starting(node: Node, container_id: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A caller, and who does its start: that reads its request to the end, which does not come."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        _argv(node, "start", container_id=container_id),
+        cwd=node.shims.bundle(container_id, "true"), env=_environment(),
+        stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT,
+    ) as caller:  # fmt: skip
+        yield caller, eventually(lambda: _reader_of(caller.stdin), "the verb is being done")
+
+
+async def test_a_caller_or_a_start_that_is_killed_takes_the_other_with_it(node: Node) -> None:
     await node.start("c1")
     (server,) = node.servers()
-    bundle = node.shims.bundle("c2", "true")
-    # It reads its request to the end, which does not come.
-    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
-        _argv(node, "start", container_id="c2"),
-        cwd=bundle, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as caller:  # fmt: skip
-        verb = eventually(lambda: _reader_of(caller.stdin), "the verb is being done")
+    with _starting(node, "c2") as (caller, verb):
         caller.kill()
         eventually(lambda: not is_alive(verb), "the verb ends")
     assert is_alive(server)
     assert _shims_of(node, "c2") == []
+    with _starting(node, "c3") as (caller, verb):
+        os.kill(verb, signal.SIGKILL)
+        said = caller.communicate(timeout=30 * PATIENCE)[0].decode()
+    assert caller.returncode == 1
+    assert "was killed" in said
+    assert "\n" not in said
 
 
 async def test_word_of_a_request_that_comes_late_does_not_end_its_verb(node: Node) -> None:
     """The kernel announces what was sent after it can be read: by then it may have been."""
     await node.start("c1")
-    bundle = node.shims.bundle("c2", "true")
-    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
-        _argv(node, "start", container_id="c2"),
-        cwd=bundle, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as caller:  # fmt: skip
-        os.kill(eventually(lambda: _reader_of(caller.stdin), "it is being done"), signal.SIGIO)
+    with _starting(node, "c2") as (caller, verb):
+        os.kill(verb, signal.SIGIO)
         said = caller.communicate(timeout=30 * PATIENCE)[0].decode()
     assert caller.returncode == 0, said
     await _shim_at(node, said.removeprefix("unix://"))
-
-
-async def test_a_start_whose_process_is_killed_fails_with_a_line_why(node: Node) -> None:
-    await node.start("c1")
-    bundle = node.shims.bundle("c2", "true")
-    # It reads its request to the end, which does not come.
-    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs in this loop
-        _argv(node, "start", container_id="c2"),
-        cwd=bundle, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as caller:  # fmt: skip
-        os.kill(eventually(lambda: _reader_of(caller.stdin), "it is being done"), signal.SIGKILL)
-        said = caller.communicate(timeout=30 * PATIENCE)[0].decode()
-    assert caller.returncode == 1
-    assert "was killed" in said
-    assert "\n" not in said
 
 
 async def test_a_delete_whose_process_is_killed_is_done_all_the_same(node: Node) -> None:
@@ -256,13 +254,6 @@ async def test_a_delete_whose_process_is_killed_is_done_all_the_same(node: Node)
     assert not is_alive(init)
     node.shims.socket_path = node.sockets[0]
     assert node.shims.leftovers() == []
-
-
-async def test_the_shim_dies_of_memory_before_its_callers_parent(node: Node) -> None:
-    await node.start("c1")
-    shim = await node.start("c2")
-    score, ours = (int(content_of(f"/proc/{pid}/oom_score_adj")) for pid in (shim, "self"))
-    assert score == min(ours + 1, 1000)
 
 
 async def test_a_malformed_request_for_a_verb_is_not_answered_and_harms_nobody(node: Node) -> None:
@@ -295,7 +286,7 @@ def _go(connection: socket.socket, stdout: int) -> int:
     return connection.recv(1)[0]
 
 
-async def test_a_caller_that_is_held_up_has_its_verb_done_all_the_same(
+async def test_a_caller_that_is_held_up_and_a_request_in_pieces_are_served_all_the_same(
     node: Node, tmp_path: Path
 ) -> None:
     await node.start("c1")
@@ -312,12 +303,6 @@ async def test_a_caller_that_is_held_up_has_its_verb_done_all_the_same(
         time.sleep(1.5)  # noqa: ASYNC251 - nothing else runs in this loop
         assert _go(connection, out.fileno()) == 0
     assert b"start" in (tmp_path / "out").read_bytes()
-
-
-async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
-    node: Node, tmp_path: Path
-) -> None:
-    await node.start("c1")
     request = _request(node, "-help", "start", LONG="x" * 100_000)
     with (
         socket.socket(socket.AF_UNIX) as connection,
@@ -331,6 +316,7 @@ async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
         assert connection.recv(1) == b","
         assert connection.recv(1) == b"."
         assert _go(connection, out.fileno()) == 0
+    # What does not come whole is not done.
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20 * PATIENCE)
         connection.connect(node.server_socket())
@@ -343,15 +329,6 @@ async def test_a_request_that_comes_in_pieces_is_taken_whole_or_not_at_all(
 def _unread(connection: socket.socket) -> int:
     """How many bytes of what was sent the other end has not read."""
     return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-
-
-async def test_programs_that_a_verb_runs_inherit_nothing_of_the_fork_server(node: Node) -> None:
-    await node.start("c1")
-    (server,) = node.servers()
-    for name in set(os.listdir(f"/proc/{server}/fd")) - {"0", "1", "2"}:
-        lines = content_of(f"/proc/{server}/fdinfo/{name}").decode().splitlines()
-        flags = next(line.split()[1] for line in lines if line.startswith("flags:"))
-        assert int(flags, 8) & os.O_CLOEXEC, os.readlink(f"/proc/{server}/fd/{name}")
 
 
 @pytest.mark.serial

@@ -128,30 +128,30 @@ async def test_nothing_of_mapped_layers_is_left_of_a_killed_shim(start_shim: Sta
         assert shim.leftovers() == []
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("options", "status", "found"),
-    [
-        ([f"uidmap={MAPPING}"], Status.INVALID_ARGUMENT, "no gidmap with it"),
-        ([f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "no uidmap with it"),
-        (["uidmap=0:1", f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "three numbers"),
-        ([f"uidmap={MAPPING},-1:2:3", f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "three"),
-        (["uidmap=0:0:0", "gidmap=0:0:0"], Status.FAILED_PRECONDITION, "invalid argument"),
-        (["X-containerd.mkdir.path=/x"], Status.UNIMPLEMENTED, "does not implement"),
-        (["X-containerd.dmverity=/x"], Status.UNIMPLEMENTED, "does not implement"),
-    ],
+IMPOSSIBLE: Final = (
+    ([f"uidmap={MAPPING}"], Status.INVALID_ARGUMENT, "no gidmap with it"),
+    ([f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "no uidmap with it"),
+    (["uidmap=0:1", f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "three numbers"),
+    ([f"uidmap={MAPPING},-1:2:3", f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "three"),
+    (["uidmap=0:0:0", "gidmap=0:0:0"], Status.FAILED_PRECONDITION, "invalid argument"),
+    (["X-containerd.mkdir.path=/x"], Status.UNIMPLEMENTED, "does not implement"),
+    (["X-containerd.dmverity=/x"], Status.UNIMPLEMENTED, "does not implement"),
 )
+
+
+@pytest.mark.anyio
 async def test_options_that_cannot_be_are_refused_in_a_line_and_leave_nothing(
-    start_shim: StartShim, options: list[str], status: int, found: str
+    start_shim: StartShim,
 ) -> None:
     async with start_shim("c1", "true") as shim:
         image = f"{shim.directory}/image"
         os.rename(f"{shim.directory}/c1/rootfs", image)
         os.mkdir(f"{shim.directory}/c1/rootfs")
-        mount = {"type": "bind", "source": image, "options": ["rbind", *options]}
-        said = await _refused(shim, status, rootfs=[mount])
-        assert found in said
-        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+        for options, status, found in IMPOSSIBLE:
+            mount = {"type": "bind", "source": image, "options": ["rbind", *options]}
+            assert found in await _refused(shim, status, rootfs=[mount])
+            left = [f"socket {shim.socket_path}", f"process {shim.pid}"]
+            assert shim.leftovers() == left, options
 
 
 @NEEDS_LOOP

@@ -106,28 +106,23 @@ async def test_a_cgroup_named_as_systemds_is_one_like_another_where_it_does_not_
         await gone(shim, "c1")
 
 
-@pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "huge", "no TOML", "binary"])
 async def test_a_file_of_options_that_cannot_be_used_is_one_line(
-    start_shim: StartShim, tmp_path: Path, kind: str
+    start_shim: StartShim, tmp_path: Path
 ) -> None:
-    path = tmp_path / "options.toml"
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "huge":
-        path.touch()
-        os.truncate(path, 1 << 40)
-    elif kind == "no TOML":
-        path.write_text("SystemdCgroup: yes\n")
-    elif kind == "binary":
-        path.write_bytes(bytes(range(256)))
-    options = typeurl.pack(runtimeoptions_pb2.Options(config_path=str(path)))
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 1 << 40)
+    (tmp_path / "no TOML").write_text("SystemdCgroup: yes\n")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
     async with start_shim("c1", "true") as shim:
-        with anyio.fail_after(5):
-            with pytest.raises(RemoteError, match="NVSHIM-E1205") as caught:
-                await shim.create("c1", options=options)
-        assert caught.value.status == Status.INVALID_ARGUMENT
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
+        for name in ("missing", "directory", "fifo", "huge", "no TOML", "binary"):
+            path = str(tmp_path / name)
+            options = typeurl.pack(runtimeoptions_pb2.Options(config_path=path))
+            with anyio.fail_after(5):
+                with pytest.raises(RemoteError, match="NVSHIM-E1205") as caught:
+                    await shim.create("c1", options=options)
+            assert caught.value.status == Status.INVALID_ARGUMENT
+            assert path in str(caught.value)
+            assert "\n" not in str(caught.value)
         await gone(shim, "c1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import time
@@ -206,31 +207,26 @@ async def test_the_size_of_an_execs_terminal_may_be_told_before_its_start(
         await shim.end("c1")
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize("told_by_spec", [False, True, None])
 async def test_whether_an_exec_has_a_terminal_is_the_requests_to_say(
-    start_shim: StartShim, *, terminal: bool, told_by_spec: bool | None
+    start_shim: StartShim,
 ) -> None:
+    script = "if test -t 1; then echo terminal; else echo pipe; fi"
+    process = {"args": ["sh", "-c", script], "cwd": "/", "env": ["PATH=/bin"], "user": {}}
+    told_by_spec: tuple[dict[str, Any], ...] = ({}, {"terminal": False}, {"terminal": True})
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
-        script = "if test -t 1; then echo terminal; else echo pipe; fi"
-        process: dict[str, Any] = {
-            "args": ["sh", "-c", script],
-            "cwd": "/",
-            "env": ["PATH=/bin"],
-            "user": {},
-        }
-        if told_by_spec is not None:
-            process["terminal"] = told_by_spec
-        spec = typeurl.pack_json(process, typeurl.PROCESS)
-        stdout = shim.fifo("out")
-        reader = shell(f"cat {stdout} > {stdout}.copy")
-        await shim.call("Exec", id="c1", exec_id="e1", spec=spec, stdout=stdout, terminal=terminal)
-        await shim.call("Start", id="c1", exec_id="e1")
-        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
-        await shim.call("Delete", id="c1", exec_id="e1")
-        assert reader.wait(10) == 0
-        assert content_of(f"{stdout}.copy").split() == [b"terminal" if terminal else b"pipe"]
+        for number, (told, terminal) in enumerate(itertools.product(told_by_spec, (False, True))):
+            spec = typeurl.pack_json(process | told, typeurl.PROCESS)
+            stdout = shim.fifo(f"out{number}")
+            reader = shell(f"cat {stdout} > {stdout}.copy")
+            same: dict[str, Any] = {"id": "c1", "exec_id": "e1"}
+            await shim.call("Exec", **same, spec=spec, stdout=stdout, terminal=terminal)
+            await shim.call("Start", **same)
+            assert (await shim.call("Wait", **same)).exit_status == 0
+            await shim.call("Delete", **same)
+            assert reader.wait(10) == 0
+            expected = b"terminal" if terminal else b"pipe"
+            assert content_of(f"{stdout}.copy").split() == [expected], told
         await shim.end("c1")
         await gone(shim, "c1")
 

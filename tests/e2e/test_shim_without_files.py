@@ -19,7 +19,6 @@ from api.proto import runtimeoptions_pb2
 from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
 from integration.simulated import SimulatedNode
-from shim.forkserver.launcher import compile_native, write_launcher
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.loggers import GOOD, Loggers, loggers_directory
 from tests.harness.node import node_of
@@ -27,6 +26,7 @@ from tests.harness.runtime import is_alive
 from tests.harness.sandbox import SandboxByHand
 from tests.harness.shim import ShimByHand, shim_by_hand
 from tests.harness.waiting import eventually
+from tests.tools.launcher import compile_native, write_launcher
 
 pytestmark = pytest.mark.anyio
 

@@ -221,7 +221,8 @@ class Cluster(ApiServer):
             return refusal(404, "not found") if one is None else (200, one)
         if words[1] == "namespaces":
             found = self._claims.get((words[2], words[4]))
-            return refusal(404, "not found") if found is None else (200, found)
+            none = f'{words[3]}.resource.k8s.io "{words[4]}" not found'
+            return refusal(404, none) if found is None else (200, found)
         body = json.loads(request.body) if request.body else {}
         with self._changed:
             return self._of_slices(request.method, words[2:], body, query)

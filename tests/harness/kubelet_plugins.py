@@ -179,6 +179,8 @@ class KubeletPlugins:
         self.plugins: dict[str, Plugin] = {}
         self.assignments: list[Assignment] = []
         """What has been given and not been taken back: its checkpoint, which outlives it."""
+        self.claimed: dict[tuple[str, str], list[podresources.DynamicResource]] = {}
+        """What pods have by claims, by the pod's name and namespace."""
         self._servers: list[Any] = []
         self._lock = threading.Lock()
         self._registering = threading.Lock()
@@ -344,6 +346,7 @@ class KubeletPlugins:
     ) -> podresources.ListPodResourcesResponse:
         time.sleep(self.late)
         pods = dict.fromkeys((each.pod, each.namespace) for each in self.assignments)
+        pods |= dict.fromkeys(self.claimed)
         return podresources.ListPodResourcesResponse(
             pod_resources=[self._resources_of(*each) for each in pods]
         )
@@ -387,6 +390,10 @@ class KubeletPlugins:
                     ],
                 )
                 for name, had in containers.items()
+            ]
+            + [
+                podresources.ContainerResources(name="claims", dynamic_resources=[each])
+                for each in self.claimed.get((pod, namespace), ())
             ],
         )
 

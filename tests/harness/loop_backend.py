@@ -22,6 +22,7 @@ from anyio._core import _eventloop
 from shim import loop
 from shim.loop import core
 from shim.loop.scopes import CancelScope
+from tests.harness.signals import open_signal_receiver
 
 OURS: Final = "ours"
 
@@ -270,7 +271,7 @@ class Backend(anyio.abc.AsyncBackend):
 
     @classmethod
     def open_signal_receiver(cls, *signals: Any) -> Any:
-        return loop.open_signal_receiver(*signals)
+        return open_signal_receiver(*signals)
 
     @classmethod
     def get_running_tasks(cls) -> Sequence[Any]:

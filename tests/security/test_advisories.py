@@ -74,7 +74,6 @@ MAY_START: Final = {
         "os.execve",
     ): "the process that holds a pod's namespaces: our own",
     ("shim/verbs/warmstart.py", "os.execv"): "a verb that could not be served warm: our own",
-    ("shim/forkserver/launcher.py", "subprocess.run"): "the compiler, when the shim is installed",
     ("hooks/contributions.py", "marshal.dumps"): "the spec as it came, kept in memory",
     (
         "hooks/contributions.py",
@@ -114,11 +113,12 @@ import os, signal, sys
 sys.path[:0] = sys.argv[1:]
 from shim import loop, spawn
 from shim.reaper import Reaper
+from tests.harness.signals import open_signal_receiver
 held = [os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(1000)]
 for fd in held:
     os.set_inheritable(fd, True)
 async def reap(reaper):
-    with loop.open_signal_receiver(signal.SIGCHLD) as signals:
+    with open_signal_receiver(signal.SIGCHLD) as signals:
         async for _ in signals:
             reaper.reap()
 async def main():

@@ -6,6 +6,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── DemoFailed             E2401  the demo
     ├── ProgramNotAdapted      E2402  programs of another release
     ├── CriuUnusable           E2403  no CRIU for this kernel
+    ├── LauncherUnusable       E2404  the program that containerd executes
     ├── CriError               a client of the CRI, see integration.cri.errors
     │   ├── StreamRefused      E2423
     │   ├── StreamBroken       E2424
@@ -51,6 +52,10 @@ class ProgramNotAdapted(IntegrationError, code="NVSHIM-E2402", status=Status.FAI
 
 class CriuUnusable(IntegrationError, code="NVSHIM-E2403", status=Status.FAILED_PRECONDITION):
     """No CRIU at hand works with this kernel. Raised by :func:`tests.tools.criu.find_criu`."""
+
+
+class LauncherUnusable(IntegrationError, code="NVSHIM-E2404", status=Status.INVALID_ARGUMENT):
+    """A launcher that the kernel could not execute, or that cannot be written or compiled."""
 
 
 class StreamRefused(CriError, code="NVSHIM-E2423", status=Status.FAILED_PRECONDITION):

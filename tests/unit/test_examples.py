@@ -46,9 +46,8 @@ def test_examples_are_the_same_in_each_run() -> None:
     assert first.endswith("[1, 2, 3]\n")
 
 
-def test_thorough_runs_try_many_and_always_the_same() -> None:
+def test_thorough_runs_try_many() -> None:
     first = tried(THOROUGH)
-    assert first == tried(THOROUGH)
     assert first.count("\n") > 1000
     assert len(first.splitlines()[-1].split(",")) > 3
 

@@ -37,7 +37,8 @@ Rules
 - A device that is lost, unhealthy or out of service is published with taints (:mod:`.taints`), or
   left out. One that a device plugin has given is left out. It comes back by itself.
 
-Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go; Kubernetes, resource.k8s.io/v1.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go, and the words of go-nvlib that it
+publishes; Kubernetes, resource.k8s.io/v1.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ _WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
 _BRANDS: Final = {
     "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
     "titan": "Titan", "nvidiartx": "NvidiaRTX", "nvidia": "Nvidia", "quadrortx": "QuadroRTX",
-    "geforcertx": "GeForceRTX", "titanrtx": "TitanRTX",
+    "geforcertx": "GeForceRTX", "titanrtx": "TitanRTX", "nvidiavapps": "NvidiaVApps",
+    "nvidiavpc": "NvidiaVPC", "nvidiavcs": "NvidiaVCS", "nvidiavws": "NvidiaVWS",
+    "nvidiavgaming": "NvidiaCloudGaming", "unknown": "Unknown",
 }  # fmt: skip
 # By the compute capability from which on a GPU is of it; the last that fits counts.
 _ARCHITECTURES: Final = (

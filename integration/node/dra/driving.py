@@ -96,7 +96,7 @@ class Driver:
         self._effect = EFFECTS[options.dra_unhealthy]
         self._pool = options.node_name
         self.publisher = Publisher(context, api, self._name, self._pool, self.fault)
-        self._reader = ClaimReader(api, self.publisher.version)
+        self.reader = ClaimReader(api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
         self._looking = Looking(context, self.fault)
         self._looks = anyio.Lock()
@@ -325,7 +325,7 @@ class Driver:
         try:
             served = [each.name for each in self._board.resources]
             is_prepared = reference.uid in self._claims
-            return await self._reader.read(reference, served, is_prepared=is_prepared)
+            return await self.reader.read(reference, served, is_prepared=is_prepared)
         except (ApiServerRefused, ApiServerSilent) as error:
             if is_away(error) and reference.uid in self._claims:
                 return None

@@ -108,6 +108,21 @@ class ClaimReader:
         self._slow_at = time.monotonic()
         raise ApiServerSilent(asked, found=f"no answer within {limit:g} seconds")
 
+    async def is_gone(self, reference: Reference) -> bool:
+        """Whether the server says that there is no such claim; no if it says nothing of it.
+
+        Raises:
+            ApiServerSilent: the server does not answer.
+        """
+        try:
+            found = await self.read(reference)
+            return str(found["metadata"]["uid"]) != reference.uid
+        except ResourceClaimUnusable as error:
+            # What is not the server's own word may be that of a proxy, or of a server without DRA.
+            return f'"{reference.name}" not found' in str(getattr(error.__cause__, "found", ""))
+        except (ApiServerRefused, KeyError, TypeError):
+            return False
+
     async def _read(self, reference: Reference) -> dict[str, Any]:
         version = await self._spoken()
         path = claim_path(version, reference.namespace, reference.name)

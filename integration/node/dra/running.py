@@ -10,6 +10,7 @@ import anyio
 from integration.node.api_server import api_server_of
 from integration.node.dra.driving import Driver
 from integration.node.dra.serving import Serving
+from integration.node.dra.stale import Stale
 
 if TYPE_CHECKING:
     from integration.node.components import Context
@@ -29,6 +30,7 @@ async def drive(context: Context) -> None:
             tasks.start_soon(driver.hear_specs)
             tasks.start_soon(driver.on_demand.tidy)
             tasks.start_soon(driver.publisher.run)
+            tasks.start_soon(Stale(context, driver.reader, driver.unprepare).run)
             serving = context.serving
             if serving is None:
                 serving = Serving(context)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["held", "load", "save"]
+__all__ = ["held", "load", "recorded", "save"]
 
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
@@ -58,6 +58,15 @@ def load(config: Config, driver: str) -> dict[str, Claim]:
     if kept is None:
         kept = list(_of_kubelet(read_claims(config).content, driver))
     return {claim.uid: claim for claim in kept}
+
+
+def recorded(config: Config, driver: str) -> frozenset[str]:
+    """The UIDs of our claims in the kubelet's own record.
+
+    Args:
+        driver: our name.
+    """
+    return frozenset(claim.uid for claim in _of_kubelet(read_claims(config).content, driver))
 
 
 def save(config: Config, claims: Iterable[Claim]) -> None:

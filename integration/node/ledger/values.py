@@ -16,6 +16,16 @@ and their device ids. A pod without containers is known as well."""
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """A device that a container has by a resource claim, as the kubelet says."""
+
+    namespace: str  # of the claim
+    name: str  # likewise
+    driver: str
+    cdi_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """What one container holds."""
 

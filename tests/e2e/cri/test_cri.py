@@ -6,17 +6,19 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Final
 
+import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
-from integration.cri.errors import CriError, CriRefused, CriUnreachable
+from integration.cri.errors import CriRefused, CriUnreachable
 from tests.harness.pods import IDLE, PodContainer, Pods, host_directory
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
@@ -256,14 +258,14 @@ def test_handler_with_crun_and_other_options(pods: Pods, handler: str) -> None:
 
 def test_what_happens_to_containers_is_told_as_events(pods: Pods) -> None:
     if pods.containerd.parts.version < (1, 7):
-        with pytest.raises(CriRefused, match="GetContainerEvents"):
-            next(pods.cri.container_events(timeout=20))
+        with pytest.raises(grpc.RpcError, match="GetContainerEvents"):
+            next(_events(pods.cri, 20))
         return
     seen: list[tuple[str, int]] = []
 
     def listen(cri: Cri) -> None:
-        with suppress(CriError):  # it is closed at the end
-            for event in cri.container_events(timeout=40):
+        with suppress(grpc.RpcError):  # it is closed at the end
+            for event in _events(cri, 40):
                 seen.append((event.container_id, event.container_event_type))  # noqa: PERF401 - one by one
 
     def is_heard() -> bool:
@@ -289,6 +291,16 @@ def test_what_happens_to_containers_is_told_as_events(pods: Pods) -> None:
     life = [pb.CONTAINER_CREATED_EVENT, pb.CONTAINER_STARTED_EVENT, pb.CONTAINER_STOPPED_EVENT,
             pb.CONTAINER_DELETED_EVENT]  # fmt: skip
     assert own == {pod.id: life, container.id: life}
+
+
+def _events(cri: Cri, timeout: float) -> Iterator[pb.ContainerEventResponse]:
+    """What happens to containers, from now on, for so many seconds at most."""
+    call = cri.channel.unary_stream(
+        f"/{pb.DESCRIPTOR.package}.RuntimeService/GetContainerEvents",
+        request_serializer=pb.GetEventsRequest.SerializeToString,
+        response_deserializer=pb.ContainerEventResponse.FromString,
+    )
+    yield from call(pb.GetEventsRequest(), timeout=timeout)
 
 
 def _read_to_end(container: PodContainer) -> list[str]:

@@ -169,12 +169,11 @@ def test_every_way_of_giving_gives_just_what_was_allocated(
             refuse_another(pod, kubelet, node)
 
 
-@pytest.mark.parametrize("release", ["installed", "trixie"])
 def test_pod_of_an_engine_that_reads_no_cdi_names_has_its_gpu_all_the_same(
-    release: str, node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
+    node: SimulatedNode, kubelet: KubeletPlugins, shim_directory: str, tmp_path: Path
 ) -> None:
-    """1.6 does not know them and 1.7 is not told to read them; nobody has set anything."""
-    with pods_with(release, node, shim_directory, cdi="") as pods:
+    """containerd 1.7 is not told to read them; nobody has set anything."""
+    with pods_with("trixie", node, shim_directory, cdi="") as pods:
         engine = pods.containerd.address
         agent = NodeAgent(node, str(tmp_path), kubelet.socket, engine=engine)
         agent.configure(flags={"migStrategy": "mixed"})

@@ -12,11 +12,11 @@ from typing import Final
 from integration.errors import TreeError
 from integration.tree import Tree, read_tree, verify, write_tree
 from integration.verify.program import NAME as PROBE
-from shim.forkserver.launcher import SOURCES, compile_native, tree_text
 from tests.tools.dist import interpreter, modules, share
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.interpreter import Packages
 from tests.tools.errors import TreeNotBuilt
+from tests.tools.launcher import SOURCES, compile_native, tree_text
 from tests.tools.stamps import read_stamp, write_stamp
 
 __all__ = ["build"]

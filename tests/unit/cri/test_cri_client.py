@@ -66,11 +66,6 @@ def test_every_method_of_the_interface_is_called_by_its_name(cri: Cri) -> None:
     assert len(names) > 25
 
 
-def test_events_are_refused_where_there_are_none(cri: Cri) -> None:
-    with pytest.raises(CriRefused, match="GetContainerEvents"):
-        next(cri.container_events())
-
-
 def test_nobody_there_is_another_error_than_a_refusal(tmp_path: Path) -> None:
     with Cri(f"{tmp_path}/none") as cri, pytest.raises(CriUnreachable):
         cri.version(pb.VersionRequest(), timeout=5)

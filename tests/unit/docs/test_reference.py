@@ -63,7 +63,7 @@ ELSEWHERE: Final = {
 BY_NAMES_OF_OTHERS: Final = {
     "integration/cli/node_options.py": "of a table in integration.node.plugin.table",
     "integration/cli/nvidia_ctk/cdi.py": "of a table in integration.compat.cdi_generate",
-    "shim/forkserver/launcher.c": "which shim/forkserver/launcher.py gives to the compiler",
+    "shim/forkserver/launcher.c": "which tests/tools/launcher.py gives to the compiler",
     "shim/programs.py": "of a tuple in the module, which are constants as well",
 }
 PREFIXED: Final = re.compile(

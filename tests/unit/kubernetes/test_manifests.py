@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import jsonschema
 import pytest
 import yaml
 
@@ -30,7 +32,9 @@ from integration.verify.program import NAME as PROBE
 from shim import VERSION
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
+from tests.tools.dist.project import Project
 from tests.tools.node_image import IMAGE, NAME
+from tests.tools.release.chart import OPTIONS, files
 from tests.unit.node.dra.test_slices import DEVICES
 
 with warnings.catch_warnings():
@@ -53,11 +57,6 @@ _OF_THE_CLUSTER: Final = {
 _SINCE: Final = {"resource.k8s.io/v1": "1.34", "admissionregistration.k8s.io/v1": "1.30"}
 _KUBELET_SOCKET: Final = Options("", 1).kubelet_socket
 _MPS_ROOT: Final = PluginSettings().mps_root
-
-
-@pytest.fixture(scope="module", params=of_releases(RENDERS, UNSTABLE))
-def kubectl(request: pytest.FixtureRequest) -> Kubectl:
-    return Kubectl.of_release(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +110,11 @@ def _daemon_sets(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 # -- by others' judgement ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_kubectl_renders_the_same_without_a_warning(kubectl: Kubectl, overlay: str) -> None:
-    others = Kubectl.of_release(RENDERS)
-    assert kubectl("kustomize", _overlay(overlay)) == others("kustomize", _overlay(overlay))
+@pytest.mark.newest
+def test_the_newest_kubectl_renders_the_same_without_a_warning() -> None:
+    newest, others = Kubectl.of_release(UNSTABLE), Kubectl.of_release(RENDERS)
+    for overlay in map(_overlay, OVERLAYS):
+        assert newest("kustomize", overlay) == others("kustomize", overlay)
 
 
 _STEPS: Final = {"": 1000, "m": 1000, "k": 1000, "M": 1000, "Ki": 1024, "Mi": 1024, "Gi": 1024}
@@ -133,14 +133,13 @@ def _amounts(node: Any) -> Iterator[str]:
             yield from _amounts(each)
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
 def test_every_amount_is_written_as_the_api_server_keeps_it(
-    rendered: dict[str, list[dict[str, Any]]], name: str
+    rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
     """Otherwise `kubectl apply` finds a difference each time ("100000" is kept as "100k")."""
-    amounts = list(_amounts(rendered[name]))
-    assert amounts
-    for amount in amounts:
+    amounts = {name: list(_amounts(documents)) for name, documents in rendered.items()}
+    assert all(amounts.values())
+    for amount in itertools.chain.from_iterable(amounts.values()):
         number = amount.rstrip("KMGikm")
         suffix = amount.removeprefix(number)
         assert int(number) % _STEPS[suffix], f"{amount} would be kept with a larger unit"
@@ -174,28 +173,26 @@ def test_the_validator_would_find_a_field_that_does_not_exist(
 
 
 @pytest.mark.parametrize("release", of_releases("bookworm", RENDERS, UNSTABLE))
-def test_kubectl_would_apply_each_object_and_changes_nothing_in_a_dry_run(release: str) -> None:
-    kubectl = Kubectl.of_release(release)
-    renderer = kubectl if release != "bookworm" else Kubectl.of_release(RENDERS)
+def test_kubectl_would_apply_each_object_and_changes_nothing_in_a_dry_run(
+    rendered: dict[str, list[dict[str, Any]]], release: str
+) -> None:
+    documents = [each for overlay in OVERLAYS for each in rendered[overlay]]
     with Discovery() as server:
-        for overlay in OVERLAYS:
-            text = renderer("kustomize", _overlay(overlay))
-            said = kubectl(
-                "apply", "--dry-run=client", "--validate=false", "-f", "-",
-                server=server.url, stdin=text,
-            )  # fmt: skip
-            assert said.count("created (dry run)") == len(_documents(text)), said
+        said = Kubectl.of_release(release)(
+            "apply", "--dry-run=client", "--validate=false", "-f", "-",
+            server=server.url, stdin=yaml.safe_dump_all(documents),
+        )  # fmt: skip
+        assert said.count("created (dry run)") == len(documents), said
         assert server.changes == []
 
 
 # -- by the code that they name ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
 def test_every_word_that_is_run_is_one_of_nvshim(
-    rendered: dict[str, list[dict[str, Any]]], name: str
+    rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
-    for daemon_set in _daemon_sets(rendered[name]):
+    for daemon_set in itertools.chain.from_iterable(map(_daemon_sets, rendered.values())):
         container = daemon_set["spec"]["template"]["spec"]["containers"][0]
         words = [container["args"]]
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -216,14 +213,13 @@ def _parses(words: list[str]) -> None:
         _parses(list(context.params["words"]))
 
 
-@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
 def test_every_variable_is_known_and_means_something(
-    rendered: dict[str, list[dict[str, Any]]], name: str
+    rendered: dict[str, list[dict[str, Any]]],
 ) -> None:
-    environment = _environment(rendered[name])
-    assert environment.pop("NVIDIA_VISIBLE_DEVICES") == "void"
-    assert [key for key in environment if not VARIABLES[key].field] == []
-    assert settings_from(environment).engine == "containerd"
+    for environment in map(_environment, rendered.values()):
+        assert environment.pop("NVIDIA_VISIBLE_DEVICES") == "void"
+        assert [key for key in environment if not VARIABLES[key].field] == []
+        assert settings_from(environment).engine == "containerd"
 
 
 def test_the_image_is_ours_and_of_this_version(rendered: dict[str, list[dict[str, Any]]]) -> None:
@@ -593,6 +589,24 @@ def test_the_claims_of_the_documentation_are_valid_and_select_by_what_is_publish
         assert f"`{name.rpartition('/')[2]}`" in text or f"/{name.rpartition('/')[2]}`" in text
     selected = re.findall(r'attributes\["([a-z.]+)"\]\.(\w+)', text)
     assert {"/".join(each) for each in selected} <= published
+
+
+def test_the_components_and_values_of_the_documentation_are_ours() -> None:
+    text = (Path(MANIFESTS).parents[2] / "docs/dra.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    plain = [
+        each for example in examples for each in yaml.safe_load_all(example)
+        if "apiVersion" not in each
+    ]  # fmt: skip
+    kustomization, values = plain
+    named = [os.path.basename(each) for each in kustomization["components"]]
+    assert render(Kubectl.of_release(RENDERS), "not-default", *named)
+    chart = files(Project.of())
+    jsonschema.validate(values, json.loads(chart["values.schema.json"]))
+    rows = dict(re.findall(r"^\| `(dra[a-z-]*)` \| `(dra\.\w+)", text, re.MULTILINE))
+    found = {key: re.search(r"\.Values\.(dra\.(?!enabled)\w+)", OPTIONS[key]) for key in rows}
+    assert rows == {key: each[1] if each else "dra.enabled" for key, each in found.items()}
+    assert rows.keys() == {each for each in COMPONENTS if each.startswith("dra")}
 
 
 def _configurations(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -300,56 +300,6 @@ def test_a_thread_that_outlives_its_loop_writes_to_no_descriptor_of_others() -> 
         os.close(fd)
 
 
-# -- signals -----------------------------------------------------------------------------------
-
-
-def test_signals_arrive_in_a_burst_and_between_turns() -> None:
-    received: list[int] = []
-
-    async def main() -> None:
-        with loop.open_signal_receiver(signal.SIGUSR1, signal.SIGUSR2) as signals:
-            for _ in range(50):
-                os.kill(os.getpid(), signal.SIGUSR1)
-            os.kill(os.getpid(), signal.SIGUSR2)
-            async for number in signals:
-                received.append(number)
-                if number == signal.SIGUSR2:
-                    break
-            with loop.move_on_after(0.02) as scope:
-                await anext(signals)
-            assert scope.cancelled_caught
-            # While nobody has a turn; the wait goes on after a signal that nobody receives.
-            child = subprocess.Popen(  # noqa: ASYNC220 - it begins, and is not waited for
-                ["/bin/sh", "-c", f"kill -WINCH {os.getpid()}; kill -USR1 {os.getpid()}"]
-            )
-            with loop.fail_after(5):
-                assert await anext(signals) == signal.SIGUSR1
-            child.wait()
-
-    loop.run(main)
-    assert received == [signal.SIGUSR1] * 50 + [signal.SIGUSR2]
-
-
-def test_a_receiver_restores_what_was_before_and_also_when_it_fails() -> None:
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    fds = os.listdir("/proc/self/fd")
-
-    async def main() -> None:
-        with loop.open_signal_receiver(signal.SIGUSR1, signal.SIGUSR1):
-            pass
-        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-        with pytest.raises(OSError, match=r"."), loop.open_signal_receiver(10, signal.SIGKILL):
-            pass
-        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-
-    try:
-        loop.run(main)
-        assert signal.set_wakeup_fd(-1) == -1
-        assert os.listdir("/proc/self/fd") == fds
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def test_an_async_generator_that_is_left_is_closed_at_once_and_must_not_wait() -> None:
     # As the documentation of shim.loop says: the loop finishes none.
     script = """

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,28 @@ def test_layer_is_found_again(store: str, overlay: Overlay) -> None:
     assert os.stat(f"{store}/{NAME}").st_mtime > 1
     found.close()
     found.close()
+
+
+@in_private_mount_namespace
+def test_note_of_the_layer_that_was_used_last_is_known(store: str, overlay: Overlay) -> None:
+    os.makedirs(store, 0o700)
+    assert layers.note_used_last(store) == b""
+    names = [layers.name_of(digest(text)) for text in (b"one", b"two")]
+    for number, name in enumerate((*names, "00000000-of-another-boot")):
+        made = layers.make(store, name, overlay, partial(_noted, number))
+        assert made is not None
+        made.close()
+        os.utime(f"{store}/{name}", (number, number))
+    assert layers.note_used_last(store) == b"1"
+    os.utime(f"{store}/{names[0]}", (9, 9))
+    assert layers.note_used_last(store) == b"0"
+    os.chmod(store, 0o777)
+    assert layers.note_used_last(store) == b""
+
+
+def _noted(number: int, tree: int) -> bytes:
+    os.close(tree)
+    return b"%d" % number
 
 
 @in_private_mount_namespace

@@ -24,7 +24,6 @@ def loaded() -> set[str]:
     script = f"""
 import sys
 sys.path += [{REPOSITORY!r}, {_SITE!r}]
-import _signal as signal
 import _socket as socket
 from shim.pod.server import Server, loop
 
@@ -33,10 +32,9 @@ async def serve():
     with loop.move_on_after(0.1):
         listener.bind("")  # to a name that the kernel chooses
         listener.listen()
-        with loop.open_signal_receiver(signal.SIGCHLD):
-            async with loop.create_task_group() as tasks:
-                tasks.start_soon(Server([]).serve, listener)
-                await loop.run_in_thread(list)
+        async with loop.create_task_group() as tasks:
+            tasks.start_soon(Server([]).serve, listener)
+            await loop.run_in_thread(list)
 
 loop.run(serve)
 import json

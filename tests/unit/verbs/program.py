@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import shim
-from shim.forkserver.launcher import write_launcher
 from tests.harness.launcher import SITE
+from tests.tools.launcher import write_launcher
 
 NAME = "containerd-shim-nvidia-v1"
 INTERPRETER = os.path.realpath(sys.executable)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shim.forkserver.launcher import compile_native
 from shim.forkserver.spares import VerbRequest
 from shim.verbs.handover import GO
 from shim.verbs.warmstart import ACCEPTED, LENGTH, READY, link_name
+from tests.tools.launcher import compile_native
 
 WORDS = ["-namespace", "test", "-address", "/c.sock", "-id", "web-1", "start"]
 

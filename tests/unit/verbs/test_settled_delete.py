@@ -17,7 +17,7 @@ import pytest
 
 from api.proto import task_pb2
 from shim.bundle import SETTLED
-from shim.forkserver.launcher import compile_native
+from tests.tools.launcher import compile_native
 
 NAME = "containerd-shim-nvidia-v1"
 PYTHON = b"left to Python"

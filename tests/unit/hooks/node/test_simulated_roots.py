@@ -21,7 +21,6 @@ MakeNode = Callable[..., SimulatedNode]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make device nodes")
 
-NEWER = "550.54.14"
 WHERE = {
     Layout.CONTAINER: ("distribution", "/run/nvidia/driver/usr/lib/"),
     Layout.GOOGLE: ("google", "/usr/local/nvidia/lib64/"),

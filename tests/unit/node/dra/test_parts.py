@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.node.inventory import Inventory
+from hooks.node.nvml import BRANDS
 from hooks.words import Node
-from integration.node.dra.devices import Device, devices_of, publishable
+from integration.node.dra.devices import Device, Place, devices_of, publishable
 from integration.node.dra.names import uuid_of
 from integration.node.dra.parts import (
     Counters,
@@ -23,6 +24,8 @@ from integration.node.dra.parts import (
     Part,
     Parts,
     Profile,
+    all_of,
+    can_switch,
     overlaps,
     parse_name,
     parse_parts,
@@ -151,6 +154,46 @@ def test_what_is_made_for_a_claim_changes_nothing_that_is_published() -> None:
     assert parts_of("h100", Instance(2, 9, 4, 4), made=[part]) == before
 
 
+@pytest.mark.parametrize("model", CUT_MODELS)
+def test_a_whole_gpu_excludes_all_its_parts(model: str) -> None:
+    cut = GpuParts(profiles_of(model), mode=False)
+    whole = all_of(3, cut)
+    assert fits([whole])
+    for counters in parts_of(model).values():
+        assert (counters.of, counters.left) == (whole.of, whole.left)
+        assert not fits([whole, counters])
+
+
+def test_the_mode_of_hopper_and_newer_is_switched_without_a_reset() -> None:
+    cut = GpuParts(profiles_of("h100"), mode=False)
+    assert [can_switch(each, cut) for each in ("8.0", "9.0", "10.0", "")] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert not can_switch("9.0", GpuParts(mode=False))
+
+
+def test_a_gpu_is_whole_or_cut_whatever_its_mode_is() -> None:
+    def named(*instances: Instance, mode: bool, **more: Any) -> tuple[int, int]:
+        node, parts = node_of(*instances)
+        gpu = replace(node.gpus[2], mig=mode)
+        node = replace(node, gpus=(gpu,), mig_devices=())
+        cut = replace(parts.gpus[GPU], mode=mode)
+        found = devices_of(node, None, replace(parts, gpus={GPU: cut}), on_demand=True, **more)
+        counted = sum(each.counters is not None for each in found)
+        return sum(each.uuid == GPU for each in found), counted
+
+    ours, theirs = Instance(1, 19, 0, 1), Instance(2, 19, 1, 1)
+    made = {Part(GPU, 19, 0, 1, "1g.10gb"): "MIG-made"}
+    assert named(mode=False, switches=True) == (1, 1 + 25)
+    assert named(mode=False) == (1, 0)
+    assert named(ours, mode=True, made=made, switches=True, switched={GPU}) == (1, 1 + 25)
+    # Until it is forgotten, and by an agent that switches none any more.
+    assert named(mode=False, switched={GPU}) == (1, 1 + 25)
+    # A person has set the mode, or cut it beside.
+    assert named(mode=True, switches=True) == (0, 25)
+    assert named(ours, theirs, mode=True, made=made, switches=True, switched={GPU})[0] == 0
+
+
 # -- as devices --------------------------------------------------------------------------------
 
 
@@ -186,6 +229,73 @@ def test_mig_devices_have_nvidias_capacities() -> None:
     }  # fmt: skip
     assert found[PARTS[0].lower()].attributes["gpu.nvidia.com/addressingMode"] == {"string": "HMM"}
     assert not any(each.part for each in found.values()), "none is made unless that is wanted"
+
+
+# What NVIDIA's driver publishes, but for GPUs that are given to virtual machines; those of a MIG
+# device are as its GPU's, but for its own. Attributes have their domain, or the standard one.
+OF_BOTH: Final = {
+    "gpu.nvidia.com/type": "string", "gpu.nvidia.com/productName": "string",
+    "gpu.nvidia.com/brand": "string", "gpu.nvidia.com/architecture": "string",
+    "gpu.nvidia.com/cudaComputeCapability": "version", "gpu.nvidia.com/driverVersion": "version",
+    "gpu.nvidia.com/cudaDriverVersion": "version", "gpu.nvidia.com/addressingMode": "string",
+    "resource.kubernetes.io/pciBusID": "string", "resource.kubernetes.io/pcieRoot": "string",
+    "resource.kubernetes.io/numaNode": "int",
+}  # fmt: skip
+UUID: Final = {"gpu.nvidia.com/uuid": "string"}
+OF_MIG: Final = {"gpu.nvidia.com/parentUUID": "string", "gpu.nvidia.com/profile": "string"}
+OUR_OWN: Final = {"index": "int", "minor": "int", "health": "string"}
+MIG_CAPACITY: Final = {
+    f"gpu.nvidia.com/{name}"
+    for name in ("memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines",
+                 "ofaEngines")
+}  # fmt: skip
+
+
+def test_all_that_nvidias_driver_tells_has_its_names_and_types() -> None:
+    node, parts = node_of(*THERE)
+    addressing = {gpu.uuid: "ATS" for gpu in node.gpus}
+    places = {gpu.bus_id: Place(0, "pci0000:00", (1,), 0) for gpu in node.gpus}
+    found = publishable(
+        devices_of(node, places, replace(parts, addressing=addressing), on_demand=True), {}
+    )
+    for device in found:
+        kinds = {name: next(iter(value)) for name, value in device.attributes.items()}
+        capacity = set(device.capacity)
+        slices = {name for name in capacity if re.search(r"/memorySlice[0-7]$", name)}
+        if device.uuid == device.gpu:
+            assert kinds == OF_BOTH | UUID | OUR_OWN | {
+                "nvlinkPeers": "string", "nvlinkGroup": "int",
+            }  # fmt: skip
+            assert capacity == {"gpu.nvidia.com/memory"}
+        elif device.part is None:
+            assert kinds == OF_BOTH | UUID | OF_MIG | OUR_OWN
+            assert (capacity - slices, len(slices)) == (MIG_CAPACITY, 1)
+        else:  # it has no UUID, and NVIDIA's does not say where it is but by its name
+            assert kinds == OF_BOTH | OF_MIG | OUR_OWN
+            assert capacity == MIG_CAPACITY
+    kinds_of_devices = {(each.uuid == each.gpu, each.part is None) for each in found}
+    assert kinds_of_devices == {(True, True), (False, True), (False, False)}
+
+
+def test_brands_and_architectures_are_nvidias_words() -> None:
+    def told(**facts: Any) -> dict[str, Any]:
+        gpu = replace(NODE.gpus[0], **facts)
+        (device,) = devices_of(replace(NODE, gpus=(gpu,), mig_devices=()))
+        return {name.rpartition("/")[2]: value for name, value in device.attributes.items()}
+
+    brands = [told(brand=brand)["brand"]["string"] for brand in BRANDS]
+    assert brands == [
+        "Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan", "NvidiaVApps",
+        "NvidiaVPC", "NvidiaVCS", "NvidiaVWS", "NvidiaCloudGaming", "QuadroRTX", "NvidiaRTX",
+        "Nvidia", "GeForceRTX", "TitanRTX",
+    ]  # fmt: skip
+    for capability, word in (
+        ("3.7", "Kepler"), ("5.2", "Maxwell"), ("6.1", "Pascal"), ("7.0", "Volta"),
+        ("7.5", "Turing"), ("8.0", "Ampere"), ("8.6", "Ampere"), ("8.9", "Ada Lovelace"),
+        ("9.0", "Hopper"), ("10.0", "Blackwell"), ("12.0", "Blackwell"),
+    ):  # fmt: skip
+        assert told(compute_capability=capability)["architecture"] == {"string": word}
+    assert "architecture" not in told(compute_capability="")
 
 
 def test_no_device_has_more_than_the_api_takes() -> None:
@@ -273,9 +383,12 @@ def test_an_older_server_has_counters_beside_the_devices() -> None:
 
 
 def test_a_server_without_counters_is_told_of_what_is_there_alone() -> None:
-    (content,) = contents(published(3), "v1")
-    assert content.keys() == {"devices"}
-    assert {each["name"] for each in content["devices"]} == {each.lower() for each in GPUS[:2]}
+    either = replace(published(1)[0], counters=all_of(3, GpuParts(profiles_of("h100"))))
+    for devices in (published(3), [either, *published(3)[1:]]):
+        (content,) = contents(devices, "v1")
+        assert content.keys() == {"devices"}
+        assert {each["name"] for each in content["devices"]} == {each.lower() for each in GPUS[:2]}
+        assert not any("consumesCounters" in each for each in content["devices"])
 
 
 # -- NVML --------------------------------------------------------------------------------------

@@ -1,23 +1,25 @@
-"""Signals that a task can wait for.
+"""Signals that a task of the shim's loop can wait for.
 
 The interpreter's own handler writes the number of each signal into a pipe.
-
-Source: signal(7), signal-safety(7); Python's signal.set_wakeup_fd.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
 
+from shim import loop
 from shim.loop import core
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-
 _MANY: Final = 256
+
+
+def open_signal_receiver(*numbers: int) -> SignalReceiver:
+    """Receive signals while the context lasts, by iterating asynchronously."""
+    return SignalReceiver(numbers)
 
 
 class SignalReceiver:
@@ -65,7 +67,7 @@ class SignalReceiver:
     async def __anext__(self) -> int:
         core.raise_if_cancelled()
         while not self._received:
-            await core.wait_readable(self._reading)
+            await loop.wait_readable(self._reading)
             try:
                 read = os.read(self._reading, _MANY)
             except BlockingIOError:

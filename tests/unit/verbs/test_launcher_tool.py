@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shim import VERSION
-from shim.errors import LauncherUnusable
-from shim.forkserver.launcher import compile_native, launcher_text, write_launcher
 from tests.harness.launcher import SITE
+from tests.tools.errors import LauncherUnusable
+from tests.tools.launcher import compile_native, launcher_text, write_launcher
 from tests.unit.verbs.program import INTERPRETER, SOURCES
 
 
@@ -64,20 +64,6 @@ def test_a_library_cannot_stand_in_for_a_standard_module(tmp_path: Path) -> None
     assert _version(path)[2] == "  Revision: unknown"
 
 
-@pytest.mark.parametrize("directory", ["with space", "long/" + "d" * 120 + "/" + "e" * 120])
-def test_an_interpreter_that_no_first_line_can_name_is_run_by_a_shell(
-    tmp_path: Path, directory: str
-) -> None:
-    interpreter = tmp_path / directory / "python3"
-    interpreter.parent.mkdir(parents=True)
-    # Not a link: the interpreter finds its library from where it really is.
-    interpreter.write_text(f'#!/bin/sh\nexec {INTERPRETER} "$@"\n')
-    interpreter.chmod(0o755)
-    path = _write(tmp_path / "program", str(interpreter))
-    assert path.read_text().startswith("#!/bin/sh\n")
-    assert len(_version(path)) == 4
-
-
 def test_library_paths_may_have_any_printable_name(tmp_path: Path) -> None:
     library = tmp_path / 'it\'s "a" $library \\ é'
     library.symlink_to(SOURCES)
@@ -94,9 +80,8 @@ def test_library_paths_may_have_any_printable_name(tmp_path: Path) -> None:
         ("/usr/bin/python3", ["lib"]),
         ("/usr/bin/python3", ["/lib\n"]),
         ("/usr/bin/\npython3", ["/lib"]),
-        ("/a b/it's/python3", ["/lib"]),
-        ("/a b/$HOME/python3", ["/lib"]),
-        ("/a b/`id`/python3", ["/lib"]),
+        ("/with space/python3", ["/lib"]),
+        (f"/{'d' * 250}/python3", ["/lib"]),
     ],
 )
 def test_a_launcher_that_could_not_work_is_refused(interpreter: str, libraries: list[str]) -> None:
@@ -106,7 +91,7 @@ def test_a_launcher_that_could_not_work_is_refused(interpreter: str, libraries: 
 
 def test_the_module_can_be_run_to_write_one(tmp_path: Path) -> None:
     path = tmp_path / "containerd-shim-nvidia-v1"
-    command = [sys.executable, "-m", "shim.forkserver.launcher", str(path)]
+    command = [sys.executable, "-m", "tests.tools.launcher", str(path)]
     command += ["--library", SOURCES, "--library", SITE]
     subprocess.run(command, cwd=SOURCES, check=True)
     assert path.read_text().startswith(f"#!{INTERPRETER} -IS\n")
@@ -117,14 +102,14 @@ def test_the_module_says_in_one_line_why_it_did_not(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "shim.forkserver.launcher",
+        "tests.tools.launcher",
         str(tmp_path / "no" / "x"),
         "--library",
         "/l",
     ]
     done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("NVSHIM-E1011")
+    assert done.stderr.startswith("NVSHIM-E2404")
     assert done.stderr.count("\n") == 1
 
 

@@ -1,19 +1,19 @@
-"""Writes the program that containerd executes: ``containerd-shim-nvidia-v1``.
+"""Writes the program that containerd executes, for a checkout; and compiles those of C.
 
 It is a Python script whose first line names the interpreter with ``-I -S``: neither the
 environment, nor the user's packages, nor the machine's can change what it runs, and leaving
 out ``site`` halves its start. It names its libraries itself, after the standard library, so
 that nothing in them can stand in for a standard module.
 
-With ``--compiler`` the script gets the name PATH.py, and PATH becomes :file:`launcher.c`: a program
-that has the verb done by the fork server if there is one, and executes the script if not. A
-``delete`` that finds nothing to do it answers by itself (:file:`settled.c`). Without it every
-``start`` is cold.
+With ``--compiler`` the script gets the name PATH.py, and PATH becomes a program
+(:file:`shim/forkserver/launcher.c`) that has the verb done by the fork server if there is one, and
+executes the script if not. A ``delete`` that finds nothing to do it answers by itself
+(:file:`settled.c`). Without it every ``start`` is cold.
 
 In a self-contained tree (``make dist``) neither program has a path in it: both find what
 they need beside themselves (:file:`tree.c`).
 
-Run as ``python3 -m shim.forkserver.launcher PATH --library DIR [--library DIR ...] [--compiler
+Run as ``python3 -m tests.tools.launcher PATH --library DIR [--library DIR ...] [--compiler
 gcc]``.
 
 Source: execve(2), Interpreter scripts; python(1), -I and -S.
@@ -25,15 +25,15 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
+import shim
 from api.errors import one_line
 from shim import PROGRAM, bundle, files, sockets
-from shim.errors import BundleUnusable, LauncherUnusable
+from shim.errors import BundleUnusable
 from shim.verbs import handover, warmstart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tests.tools.errors import LauncherUnusable
 
 SOURCES: Final = ("launcher.c", "settled.c", "tree.c")
 # Static: it starts in a third of the time, and runs on hosts with another libc.
@@ -51,13 +51,13 @@ _MACROS: Final[dict[str, int | Sequence[str]]] = {
     "LONGEST_ID": files.LONGEST_ID,
     "SETTLED": bundle.SETTLED,
 }
-_DIRECTORY: Final = os.path.dirname(os.path.abspath(__file__))
+_DIRECTORY: Final = os.path.join(os.path.dirname(os.path.abspath(shim.__file__)), "forkserver")
 
 # The kernel reads 256 bytes of a script, and needs the end of the first line among them.
 _LONGEST_FIRST_LINE: Final = 255
 
 _BODY: Final = """\
-# Made by shim.forkserver.launcher; see there.
+# Made by tests.tools.launcher; see there.
 import sys
 
 sys.path += {library_paths!r}
@@ -69,7 +69,7 @@ main(revision={revision!r})
 # The directory lib beside the one that the program is in. It is run by the tree's interpreter, and
 # cannot be executed itself.
 _IN_A_TREE: Final = """\
-# Made by shim.forkserver.launcher; see there.
+# Made by tests.tools.launcher; see there.
 import sys
 
 sys.path.append(__file__.rpartition("/bin/")[0] + "/lib")
@@ -77,15 +77,6 @@ from shim.__main__ import main
 
 main(revision={revision!r})
 """
-
-# For an interpreter whose path the kernel would cut off or split at a space. To the shell the
-# second line ends in a command; to Python it begins a string that the third ends.
-_BY_SHELL: Final = """\
-#!/bin/sh
-'''exec' "{interpreter}" -IS "$0" "$@"
-' '''
-"""
-_SPECIAL_TO_A_SHELL: Final = frozenset("\"'$`\\")
 
 
 def launcher_text(interpreter: str, library_paths: Sequence[str], revision: str = "") -> str:
@@ -97,7 +88,7 @@ def launcher_text(interpreter: str, library_paths: Sequence[str], revision: str 
         revision: the commit that it is built from, for ``-v``.
 
     Raises:
-        LauncherUnusable: a path is not absolute, or has characters that no quoting saves.
+        LauncherUnusable: a path is not absolute, or the kernel would cut it off or split it.
     """
     asked = f"a launcher for {interpreter}"
     if not library_paths:
@@ -109,13 +100,11 @@ def launcher_text(interpreter: str, library_paths: Sequence[str], revision: str 
             raise LauncherUnusable(asked, found=f"{path!r} has unprintable characters")
     body = _BODY.format(library_paths=list(library_paths), revision=revision)
     first_line = f"#!{interpreter} -IS\n"
-    if " " not in interpreter and len(os.fsencode(first_line)) <= _LONGEST_FIRST_LINE:
-        return first_line + body
-    if not _SPECIAL_TO_A_SHELL.isdisjoint(interpreter):
+    if " " in interpreter or len(os.fsencode(first_line)) > _LONGEST_FIRST_LINE:
         raise LauncherUnusable(
-            asked, found="characters that a shell would act on", do="install Python elsewhere"
+            asked, found="a path that no first line of a script can name", do="use another Python"
         )
-    return _BY_SHELL.format(interpreter=interpreter) + body
+    return first_line + body
 
 
 def tree_text(revision: str = "") -> str:
@@ -190,7 +179,7 @@ def _literal(value: int | Sequence[str]) -> str:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python3 -m shim.forkserver.launcher",
+        prog="python3 -m tests.tools.launcher",
         description="Write the program that containerd executes.",
     )
     parser.add_argument("path", help="where to write it, ending in containerd-shim-nvidia-v1")
