@@ -9,23 +9,24 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import Answer, nvshim, start_nvshim
 from tests.harness.runtime import Runtime, new_name
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from integration.simulated import SimulatedNode
     from integration.simulated.containerd import Completed
 
-# Whoever has a node open holds it, and the nodes of other tests' GPUs have the same numbers.
-pytestmark = pytest.mark.serial
+# Nobody else's GPUs have these numbers: whoever has a node open holds it.
+_MINORS: Final = 28
 
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")
 ON_GPU_1: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=1")
@@ -82,16 +83,25 @@ def _waits(words: tuple[str, ...]) -> bool:
     return any(word.startswith(("--wait", "--force")) for word in words)
 
 
+@pytest.fixture(scope="module")
+def node(workshop: str) -> Iterator[SimulatedNode]:
+    scenario = Scenario.load("two")
+    gpus = tuple(replace(gpu, minor=_MINORS + gpu.index) for gpu in scenario.gpus)
+    with SimulatedNode.create(f"{workshop}/drained", replace(scenario, gpus=gpus)) as node:
+        yield node
+
+
 @pytest.fixture
-def place(gpus: Runtime, two_gpus: SimulatedNode) -> Iterator[Place]:
-    place = Place(gpus, two_gpus)
+def place(ours: Runtime, node: SimulatedNode, configure: Callable[..., None]) -> Iterator[Place]:
+    configure(node=node)
+    place = Place(ours, node)
     yield place
-    gpus.close()
+    ours.close()
     with suppress(AssertionError):  # where nothing is out of service any more
         place.undrain("all")
     with suppress(AssertionError):
         place.undrain("--driver")
-    assert not os.path.exists(f"{two_gpus.directory}/drained")
+    assert not os.path.exists(f"{node.directory}/drained")
 
 
 def test_a_gpu_out_of_service_is_refused_to_who_names_it_and_all_is_the_rest(place: Place) -> None:
@@ -102,8 +112,8 @@ def test_a_gpu_out_of_service_is_refused_to_who_names_it_and_all_is_the_rest(pla
     assert "is out of service since 20" in refused.stderr
     assert "the fan is replaced" in refused.stderr
     assert "nvshim undrain 1" in refused.stderr
-    seen = place.runtime.run("sh", "-c", "echo /dev/nvidia[0-9]", image=GLIBC, flags=ON_ALL)
-    assert seen.lines == ["/dev/nvidia0"]
+    seen = place.runtime.run("sh", "-c", "echo /dev/nvidia[0-9]*", image=GLIBC, flags=ON_ALL)
+    assert seen.lines == [f"/dev/nvidia{_MINORS}"]
     listed = nvshim("list", *place.where, "-o", "json").items
     assert [bool(row["out_of_service"]) for row in listed] == [False, True]
     assert "out of service since" in nvshim("list", *place.where).stdout
@@ -155,6 +165,7 @@ def _catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
+@pytest.mark.serial  # every NVIDIA node that anybody has open is the driver's
 def test_the_driver_out_of_service_has_everybody_as_a_holder(place: Place) -> None:
     files = place.runtime.start_idle(image=GLIBC, flags=("--env", "NVIDIA_VISIBLE_DEVICES=none"))
     one = place.runtime.start_idle(image=GLIBC, flags=ON_GPU_1)
@@ -217,7 +228,7 @@ def test_two_drains_and_an_undrain(place: Place) -> None:
 
 
 def test_a_process_of_the_host_that_has_the_node_open_is_a_holder(place: Place) -> None:
-    node = f"{place.node.dev}/nvidia1"
+    node = f"{place.node.dev}/nvidia{_MINORS + 1}"
     with subprocess.Popen(
         # Nobody answers behind a simulated node, so that it cannot be opened for more.
         [sys.executable, "-c", _HOLDS, node],
