@@ -191,7 +191,7 @@ def _writing(config: Config, device: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _unwritten(config, asked, error) from error
+            raise unwritten(config, asked, error) from error
 
 
 @contextmanager
@@ -201,14 +201,15 @@ def _open(config: Config, name: str, asked: str) -> Iterator[int]:
         os.makedirs(config.state, mode=0o711, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise _unwritten(config, asked, error) from error
+        raise unwritten(config, asked, error) from error
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def _unwritten(config: Config, asked: str, error: OSError) -> MarkUnwritten:
+def unwritten(config: Config, asked: str, error: OSError) -> MarkUnwritten:
+    """The error that something cannot be written where marks are, or their locks."""
     return MarkUnwritten(
         asked,
         found=f"{error.filename or config.drained}: {error.strerror}",

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -136,7 +136,11 @@ class Reset:
     @contextmanager
     def _alone(self) -> Iterator[int]:
         """Have nobody of us open NVML as long as this lasts."""
-        with alone(self._config.state, _TO_CLOSE) as lock:
+        with ExitStack() as stack:
+            try:
+                lock = stack.enter_context(alone(self._config.state, _TO_CLOSE))
+            except OSError as error:
+                raise marks.unwritten(self._config, "to reset a GPU", error) from error
             if lock is None:
                 raise self._still_held(["a program of ours that asks NVML"])
             yield lock

@@ -323,6 +323,14 @@ def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
     assert (waiting.returncode, place.mark(1)) == (0, None)
 
 
+def test_a_reset_without_a_place_for_its_lock_does_nothing(place: Place) -> None:
+    os.mkdir(f"{place.node.state}/nvml.lock")
+    refused = place.call("reset", "1", check=False)
+    assert refused.code == 1
+    assert refused.stderr.splitlines()[-1].startswith("NVSHIM-E2642 mark-unwritten")
+    assert place.called() == []
+
+
 @pytest.mark.parametrize(
     ("status", "code", "found"),
     [

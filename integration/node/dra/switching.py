@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
@@ -137,7 +137,11 @@ class Modes:
 
     def _switch(self, gpu: Gpu, inventory: Inventory, *, on: bool) -> None:
         arguments = ("-i", gpu.bus_id, "-mig", str(int(on)))
-        with alone(self._config.state, _TO_CLOSE) as lock:
+        with ExitStack() as stack:
+            try:
+                lock = stack.enter_context(alone(self._config.state, _TO_CLOSE))
+            except OSError as error:
+                raise SmiFailed(f"{error.filename}: {error.strerror}") from error
             if lock is None:
                 raise SmiFailed("a program of ours that asks NVML has it open still")
             said = run_nvidia_smi(

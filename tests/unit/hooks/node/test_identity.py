@@ -27,9 +27,15 @@ SPEC: dict[str, Any] = {
 }
 
 
-def record_of(node: Node, tmp_path: Path, spec: dict[str, Any] = SPEC) -> dict[str, Any]:
+def record_of(
+    node: Node,
+    tmp_path: Path,
+    spec: dict[str, Any] = SPEC,
+    meanwhile: Callable[[Node], object] = lambda _: None,
+) -> dict[str, Any]:
     """The record of a container that is made on the node, as it is read from its bundle."""
     inventory = node.take_inventory(nvml_gpu(0), nvml_gpu(1))
+    meanwhile(node)
     for name in ("rootfs", "staging"):
         (tmp_path / name).mkdir(exist_ok=True)
     injection = engine.inject(
@@ -92,6 +98,14 @@ def test_container_is_refused_after(node: Node, tmp_path: Path, change: str) -> 
     assert VERSION in error.found or says in error.found
     assert says in error.found
     assert "\n" not in str(error)
+
+
+def test_a_file_that_is_replaced_while_a_container_is_made_is_not_the_one_of_its_driver(
+    node: Node, tmp_path: Path
+) -> None:
+    record = record_of(node, tmp_path, meanwhile=CHANGES["a library replaced"][0])
+    with pytest.raises(DriverChanged, match=r"libcuda\.so"):
+        refuse_changed(record, "web-1")
 
 
 UNCHANGED: dict[str, Callable[[Node], object]] = {

@@ -65,20 +65,20 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", WAYS)
-def test_no_way_of_asking_gives_what_the_kubelet_did_not_give(spec: dict[str, Any]) -> None:
-    request, container = read_request(spec, CONFIG), read_container(spec)
-    assert request.wants_injection
-    nothing = judge(request, container, CONFIG, NOTHING)
-    assert not nothing.allowed.wants_injection
-    assert nothing.denials
-    # "all" by whatever way is all that was given.
-    verdict = judge(request, container, CONFIG, GIVEN)
-    if request.devices == AllDevices():
-        assert verdict.allowed.devices == NamedDevices(GIVEN.devices)
-    else:
-        assert not verdict.allowed.wants_injection
-        assert verdict.denials
+def test_no_way_of_asking_gives_what_the_kubelet_did_not_give() -> None:
+    for spec in WAYS:
+        request, container = read_request(spec, CONFIG), read_container(spec)
+        assert request.wants_injection, spec
+        nothing = judge(request, container, CONFIG, NOTHING)
+        assert not nothing.allowed.wants_injection, spec
+        assert nothing.denials, spec
+        # "all" by whatever way is all that was given.
+        verdict = judge(request, container, CONFIG, GIVEN)
+        if request.devices == AllDevices():
+            assert verdict.allowed.devices == NamedDevices(GIVEN.devices), spec
+        else:
+            assert not verdict.allowed.wants_injection, spec
+            assert verdict.denials, spec
 
 
 def test_none_with_all_is_none() -> None:
