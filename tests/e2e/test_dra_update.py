@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -56,16 +56,16 @@ def updating(place: Place, old: str = OLD, *flags: str) -> Iterator[NodeAgent]:
     first = place.agent = place.new_agent(*(("--pod-uid", old) if old else ()), *flags)
     place.cluster.close_watches()
     eventually(lambda: not place.cluster.watches, "nobody watches")
-    first.start()
-    eventually(lambda: len(endpoints(place)) == 1, "the first is registered")
-    eventually(lambda: place.cluster.watches == 1, "the first publishes")
     waiter = place.new_agent("--pod-uid", NEW, *flags, log="second.log")
-    try:
+    with ExitStack() as running:
+        first.start()
+        running.callback(first.kill)
+        eventually(lambda: len(endpoints(place)) == 1, "the first is registered")
+        eventually(lambda: place.cluster.watches == 1, "the first publishes")
         waiter.start()
+        running.callback(waiter.kill)
         eventually(lambda: endpoints(place)[1:] == [endpoint(place, NEW)], "the second is, too")
         yield waiter
-    finally:
-        waiter.__exit__()
 
 
 def asked(driver: Driver, call: str, *claims: tuple[str, str, str]) -> list[str]:
@@ -156,7 +156,7 @@ def test_a_call_that_meets_the_change_of_hands_waits_for_it(place: Place, end: s
         call.join(60)
         goes_on.set()
         assert answers == [["", ""]]
-        assert waiter.said("begins")
+        eventually(lambda: waiter.said("begins"), "the second has the node")
         other = place.claim("other", place.gpus[1])
         assert "NVSHIM-E2774" in error_of(driver, other)
         assert asked(driver, "unprepare", *claims) == ["", ""]
