@@ -200,8 +200,8 @@ def test_it_has_the_product_and_no_tool(built_tree: Tree) -> None:
     assert packages("integration") == {
         "__init__.py", "cdi", "cli", "compat", "cri", "devices", "doctor", "drain", "engines",
         "errors.py", "files.py", "handlers.py", "inspection", "install", "inventory.py",
-        "kubernetes", "memory.py", "node", "shim_client.py", "simulated", "systemd", "timeouts.py",
-        "tomltext.py", "traces.py", "tree.py", "verify",
+        "kubernetes", "memory.py", "node", "nvml_lock.py", "shim_client.py", "simulated",
+        "systemd", "timeouts.py", "tomltext.py", "traces.py", "tree.py", "verify",
     }  # fmt: skip
     assert packages("integration", "cri") == {"__init__.py", "client.py", "engine.py", "errors.py"}
     assert "tests" not in packages()

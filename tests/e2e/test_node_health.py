@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.harness.runtime import Runtime
 
 RESOURCE: Final = "nvidia.com/gpu"
+UNHEARD: Final = "its events cannot be heard"
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,8 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
         row = eventually(listed, "with its error")
         assert (row["xid"], row["containers"], row["given"]) == (79, [title], False)
 
+        # Only a GPU that NVML was heard to have lost is one that comes back.
+        eventually(lambda: it.said(UNHEARD), "NVML has lost it")
         it.nvml("faults", "")
         assert kubelet.wait_for(RESOURCE, 2) == both
         told = [line["state"] for line in it.said("a device is") if line["device"] == lost]
@@ -108,8 +111,8 @@ def test_a_gpu_falls_off_the_bus_under_a_container_and_comes_back(
     assert it.nvshim("health", "list")[0] == 1
 
 
-def is_heard_again(it: GpuAgent, times: int) -> bool:
-    return len(it.said("events of it are heard again")) == times
+def is_said(it: GpuAgent, event: str, times: int) -> bool:
+    return len(it.said(event)) == times
 
 
 @pytest.mark.parametrize("fault", ["", "nvmlDeviceRegisterEvents=error:3"])
@@ -129,10 +132,12 @@ def test_a_lost_gpu_is_taken_back_and_given_again_though_nobody_asks(
         for n in range(2):
             it.nvml("faults", f"{fault} gpu0=error:15")
             assert kubelet.wait_for(RESOURCE, 1) == {other}
+            if not fault:
+                eventually(partial(is_said, it, UNHEARD, n + 1), "NVML has lost it")
             it.nvml("faults", fault)
             assert kubelet.wait_for(RESOURCE, 2) == {lost, other}
             if not fault:
-                eventually(partial(is_heard_again, it, n + 1), "again")
+                eventually(partial(is_said, it, "events of it are heard again", n + 1), "again")
         assert not [line for line in it.lines() if "XID" in line["event"]]
 
 

@@ -21,7 +21,7 @@ KNOWN = {
     "machine", "targets", "costs", "curves", "runs", "crun", "start", "first-call", "cpu",
     "at-once-10", "at-once-30", "exec", "state", "connect", "output", "growth-figures",
     "injection-figures", "idle-figures", "pods-create", "pods-remove", "pods-figures",
-    "agent-targets", "agent-figures",
+    "agent-targets", "agent-figures", "claims-figures",
 }  # fmt: skip
 STOCK, OURS = (100.0, 200.0, 120.0), (80.0, 160.0, 132.0)
 
