@@ -30,22 +30,16 @@ from hooks.words import Void
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A container, what it may have, and the node.
-
-    Attributes:
-        inventory: what the node has; None if the driver is not asked for.
-        image: the container's image; None if there is none to look at.
-        oci_version: asks the low-level runtime which OCI specification it knows.
-        state: where something may be kept; "" for nowhere.
-    """
+    """A container, what it may have, and the node."""
 
     spec: Mapping[str, Any]
     request: Request
-    inventory: Inventory | None
+    inventory: Inventory | None  # what the node has; None if the driver is not asked for
     config: Config
-    image: Rootfs | None = None
+    image: Rootfs | None = None  # the container's image; None if there is none to look at
+    # asks the low-level runtime which OCI specification it knows
     oci_version: Callable[[], str] = str
-    state: str = ""
+    state: str = ""  # where something may be kept; "" for nowhere
 
     def mounts(self) -> list[dict[str, Any]]:
         """The mounts of the spec.

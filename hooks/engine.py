@@ -223,15 +223,10 @@ def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | N
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What came of a request.
+    """What came of a request."""
 
-    Attributes:
-        spec: the spec to give to the low-level runtime.
-        record: what was decided and why, of values that JSON has.
-    """
-
-    spec: dict[str, Any]
-    record: dict[str, Any]
+    spec: dict[str, Any]  # the spec to give to the low-level runtime
+    record: dict[str, Any]  # what was decided and why, of values that JSON has
 
 
 def inject(
@@ -370,19 +365,13 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What a container gets of its grant, in its image.
-
-    Attributes:
-        contributions: what the plan was made of.
-        plan: the edits, with those that come of placing files where that was done before.
-        placed: what was placed before.
-    """
+    """What a container gets of its grant, in its image."""
 
     layout: Layout
     compat: Compat
-    contributions: tuple[Contribution, ...]
-    plan: Plan
-    placed: Placed
+    contributions: tuple[Contribution, ...]  # what the plan was made of
+    plan: Plan  # the edits, with those that come of placing files where that was done before
+    placed: Placed  # what was placed before
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,47 +24,36 @@ from hooks.words import NVIDIA, Arch, Node
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device the container may open.
+    """A device the container may open."""
 
-    Attributes:
-        path: the node inside the container ("/dev/nvidia0").
-        access: cgroup access, a subset of "rwm".
-        reason: why it is there, for people ("GPU 0", "control device").
-        kind: "c" for a character device, "b" for a block device, "p" for a FIFO; only a
-            foreign CDI spec brings others than "c".
-        host: where its node is on the host; "" where that does not matter. In a user namespace,
-            where runtimes cannot make nodes, it is mounted from there.
-    """
-
-    path: str
+    path: str  # the node inside the container ("/dev/nvidia0")
     major: int
     minor: int
     mode: int = 0o666
     uid: int = 0
     gid: int = 0
-    access: str = "rwm"
-    reason: str = ""
+    access: str = "rwm"  # cgroup access, a subset of "rwm"
+    reason: str = ""  # why it is there, for people ("GPU 0", "control device")
+    # "c" for a character device, "b" for a block device, "p" for a FIFO; only a foreign CDI spec
+    # brings others than "c"
     kind: str = "c"
+    # where its node is on the host; "" where that does not matter. In a user namespace, where
+    # runtimes cannot make nodes, it is mounted from there.
     host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mount, nearly always a bind mount of one host file or directory.
+    """A mount, nearly always a bind mount of one host file or directory."""
 
-    Attributes:
-        source: the file on the host, below the driver root or our staging directory.
-        options: mount options as the OCI spec writes them.
-        kind: the mount's type; only a foreign CDI spec brings others than "bind".
-        required: whether a container without room for it is refused, as for the mounts of a foreign
-            CDI spec; the driver's own mounts may be left out.
-    """
-
-    source: str
+    source: str  # the file on the host, below the driver root or our staging directory
     destination: str
+    # mount options as the OCI spec writes them
     options: tuple[str, ...] = ("ro", "nosuid", "nodev", "rbind", "rprivate")
     reason: str = ""
-    kind: str = "bind"
+    kind: str = "bind"  # the mount's type; only a foreign CDI spec brings others than "bind"
+    # whether a container without room for it is refused, as for the mounts of a foreign CDI spec;
+    # the driver's own mounts may be left out
     required: bool = False
 
 
@@ -96,14 +85,10 @@ class LinkDirectory:
     """A directory of links that is made in staging and mounted read-only.
 
     For places that are mounted over in every container, such as /dev.
-
-    Attributes:
-        path: where the container sees it ("/dev/dri/by-path").
-        links: target by name.
     """
 
-    path: str
-    links: tuple[tuple[str, str], ...]
+    path: str  # where the container sees it ("/dev/dri/by-path")
+    links: tuple[tuple[str, str], ...]  # target by name
     reason: str = ""
 
 
@@ -113,33 +98,22 @@ class ProcFile:
 
     Runtimes refuse mounts below /proc, so it is mounted after ``create`` and before ``start``,
     onto a regular file of the container's procfs and nothing else.
-
-    Attributes:
-        path: the file ("/proc/driver/nvidia/params").
-        content: what the container reads there.
     """
 
-    path: str
-    content: bytes
+    path: str  # the file ("/proc/driver/nvidia/params")
+    content: bytes  # what the container reads there
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """An OCI hook of a foreign CDI spec that the operator allows.
+    """An OCI hook of a foreign CDI spec that the operator allows."""
 
-    Attributes:
-        kind: the list it belongs to ("createContainer").
-        args: its arguments, the program's name first.
-        environment: all of its environment; never that of the image.
-        timeout: seconds; None for no limit.
-    """
-
-    kind: str
+    kind: str  # the list it belongs to ("createContainer")
     path: str
-    args: tuple[str, ...] = ()
-    environment: tuple[str, ...] = ()
-    timeout: int | None = None
+    args: tuple[str, ...] = ()  # its arguments, the program's name first
+    environment: tuple[str, ...] = ()  # all of its environment; never that of the image
+    timeout: int | None = None  # seconds; None for no limit
     reason: str = ""
 
 
@@ -187,40 +161,29 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that is added to one container.
+    """Everything that is added to one container."""
 
-    Attributes:
-        devices: character devices, each also allowed in the device cgroup.
-        environment: variables set for every process of the container (init and exec).
-        additional_gids: supplementary groups for every process of the container.
-        links: symbolic links written into the rootfs.
-        libraries: entries for the rootfs's ld.so.cache.
-        library_directories: directories that a later ``ldconfig`` in the container has to
-            search (the conf drop-in); musl's path file takes them too.
-        first_directories: directories of the image whose libraries come before ours.
-        missing: what was wanted and is not on this node.
-        link_directories: directories of links, mounted from staging.
-        proc_files: files of procfs to be covered before the container starts.
-        hooks: OCI hooks of foreign CDI specs.
-        intel_rdt: resource control of foreign CDI specs; the last one holds.
-        net_devices: network interfaces of foreign CDI specs.
-    """
-
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Device, ...] = ()  # character devices, each also allowed in the device cgroup
     mounts: tuple[Mount, ...] = ()
+    # variables set for every process of the container (init and exec)
     environment: tuple[tuple[str, str], ...] = ()
-    additional_gids: tuple[int, ...] = ()
-    links: tuple[Link, ...] = ()
-    libraries: tuple[CachedLibrary, ...] = ()
+    additional_gids: tuple[int, ...] = ()  # supplementary groups for every process of the container
+    links: tuple[Link, ...] = ()  # symbolic links written into the rootfs
+    libraries: tuple[CachedLibrary, ...] = ()  # entries for the rootfs's ld.so.cache
+    # directories that a later ``ldconfig`` in the container has to search (the conf drop-in);
+    # musl's path file takes them too
     library_directories: tuple[str, ...] = ()
+    # directories of the image whose libraries come before ours
     first_directories: tuple[str, ...] = ()
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[Missing, ...] = ()  # what was wanted and is not on this node
     files: tuple[File, ...] = ()
-    link_directories: tuple[LinkDirectory, ...] = ()
+    link_directories: tuple[LinkDirectory, ...] = ()  # directories of links, mounted from staging
+    # files of procfs to be covered before the container starts
     proc_files: tuple[ProcFile, ...] = ()
-    hooks: tuple[Hook, ...] = ()
+    hooks: tuple[Hook, ...] = ()  # OCI hooks of foreign CDI specs
+    # resource control of foreign CDI specs; the last one holds
     intel_rdt: tuple[IntelRdt, ...] = ()
-    net_devices: tuple[NetDevice, ...] = ()
+    net_devices: tuple[NetDevice, ...] = ()  # network interfaces of foreign CDI specs
 
     @property
     def small(self) -> tuple[File | LinkDirectory, ...]:
@@ -230,22 +193,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What edits may have, whatever a plan says.
+    """What edits may have, whatever a plan says."""
 
-    Attributes:
-        majors: the major numbers of character devices.
-        source_roots: the directories of the host that sources of mounts are below.
-        block_majors: the major numbers of block devices.
-        mount_kinds: the types of mounts.
-        hook_programs: the programs of hooks.
-        host_settings: whether resource control may be set, and interfaces of the host moved.
-    """
-
-    majors: frozenset[int] = frozenset()
+    majors: frozenset[int] = frozenset()  # the major numbers of character devices
+    # the directories of the host that sources of mounts are below
     source_roots: tuple[str, ...] = ()
-    block_majors: frozenset[int] = frozenset()
-    mount_kinds: frozenset[str] = frozenset({"bind"})
-    hook_programs: frozenset[str] = frozenset()
+    block_majors: frozenset[int] = frozenset()  # the major numbers of block devices
+    mount_kinds: frozenset[str] = frozenset({"bind"})  # the types of mounts
+    hook_programs: frozenset[str] = frozenset()  # the programs of hooks
+    # whether resource control may be set, and interfaces of the host moved
     host_settings: bool = False
 
     def __or__(self, other: Bounds) -> Bounds:
@@ -262,19 +218,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A plan of one vendor's, and the bounds that it keeps.
-
-    Attributes:
-        vendor: whose it is, for people ("NVIDIA", "AMD").
-        granted: the devices, for people.
-        notes: what it does not give and why, for people.
-    """
+    """A plan of one vendor's, and the bounds that it keeps."""
 
     plan: Plan
     bounds: Bounds
-    vendor: str = NVIDIA
-    granted: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    vendor: str = NVIDIA  # whose it is, for people ("NVIDIA", "AMD")
+    granted: tuple[str, ...] = ()  # the devices, for people
+    notes: tuple[str, ...] = ()  # what it does not give and why, for people
 
 
 def united(plans: Iterable[Plan]) -> Plan:

@@ -96,18 +96,12 @@ def _seen(mount: Mapping[str, Any]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was decided for an image, and done in a layer of it.
-
-    Attributes:
-        compat: what was decided of its own libcuda.
-        plan: the edits, without those that have to be staged for each container.
-        placed: what is in the layer, and what is to be staged.
-    """
+    """What was decided for an image, and done in a layer of it."""
 
     layout: Layout
-    compat: Compat
-    plan: Plan
-    placed: Placed
+    compat: Compat  # what was decided of its own libcuda
+    plan: Plan  # the edits, without those that have to be staged for each container
+    placed: Placed  # what is in the layer, and what is to be staged
 
     def encode(self) -> bytes:
         """Its form on disk."""

@@ -132,33 +132,22 @@ _MOST_NAMED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A device that a container is to get.
+    """A device that a container is to get."""
 
-    Attributes:
-        uuid: its own; a PCI address, of a GPU that has none.
-        gpu: that of its GPU: the same, for a whole one.
-        limit: how many may have it at once; 0 for any number.
-    """
-
-    uuid: str
-    gpu: str
-    limit: int
+    uuid: str  # its own; a PCI address, of a GPU that has none
+    gpu: str  # that of its GPU: the same, for a whole one
+    limit: int  # how many may have it at once; 0 for any number
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a container has.
-
-    Attributes:
-        devices: UUIDs of whole GPUs and of MIG devices.
-        parents: UUIDs of the GPUs of which those MIG devices are.
-    """
+    """What a container has."""
 
     title: str
     bundle: str
-    devices: tuple[str, ...]
-    parents: tuple[str, ...] = ()
+    devices: tuple[str, ...]  # UUIDs of whole GPUs and of MIG devices
+    parents: tuple[str, ...] = ()  # UUIDs of the GPUs of which those MIG devices are
 
     def has(self, wanted: Wanted) -> bool:
         """Whether it has a device, the whole of it, or a part."""

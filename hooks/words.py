@@ -176,18 +176,13 @@ Devices: TypeAlias = Void | NoDevices | AllDevices | NamedDevices
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The meaning of a list of names.
-
-    Attributes:
-        features: other features of NVIDIA's, words of :class:`Feature`.
-        imex_channels: numbers of IMEX channels; None for every channel of the node.
-        cdi_devices: fully qualified names that only a CDI file can resolve.
-    """
+    """The meaning of a list of names."""
 
     devices: Devices
-    features: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()  # other features of NVIDIA's, words of Feature
+    # numbers of IMEX channels; None for every channel of the node
     imex_channels: tuple[int, ...] | None = ()
-    cdi_devices: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()  # fully qualified names that only a CDI file can resolve
 
     @property
     def of_nvidia(self) -> bool:
@@ -198,13 +193,9 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A device node of the host.
+    """A device node of the host."""
 
-    Attributes:
-        path: in the container ("/dev/nvidia0").
-    """
-
-    path: str
+    path: str  # in the container ("/dev/nvidia0")
     major: int
     minor: int
     mode: int

@@ -61,18 +61,13 @@ def find(name: str) -> str | None:
 
 
 class Ended(NamedTuple):
-    """How a program ended, and what it wrote.
+    """How a program ended, and what it wrote."""
 
-    Attributes:
-        status: its exit code, or the signal's number below zero; None if it had to be killed
-            because its time was up.
-        stdout: the beginning of what it wrote there.
-        stderr: the same; all of it is there if both were one.
-    """
-
+    # its exit code, or the signal's number below zero; None if it had to be killed because its time
+    # was up
     status: int | None
-    stdout: bytes
-    stderr: bytes
+    stdout: bytes  # the beginning of what it wrote there
+    stderr: bytes  # the same; all of it is there if both were one
 
 
 def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 4096) -> Ended:

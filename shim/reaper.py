@@ -32,17 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended.
+    """How a process ended."""
 
-    Attributes:
-        pid: which process.
-        status: its exit code (0-255), or 128 + the signal that killed it.
-        at: when it was reaped, in nanoseconds since the epoch.
-    """
-
-    pid: int
-    status: int
-    at: int
+    pid: int  # which process
+    status: int  # its exit code (0-255), or 128 + the signal that killed it
+    at: int  # when it was reaped, in nanoseconds since the epoch
 
 
 class Child:

@@ -54,19 +54,12 @@ _PARTS_OF_RUN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of tests.
+    """One run of tests."""
 
-    Attributes:
-        parts: as NVSHIM_TEST_PARTS names them.
-        low_level: runc or crun.
-        tests: the paths of what is run.
-        needs: another release whose programs have to be there.
-    """
-
-    parts: str
-    low_level: str
-    tests: tuple[str, ...] = _ALL_TESTS
-    needs: str = ""
+    parts: str  # as NVSHIM_TEST_PARTS names them
+    low_level: str  # runc or crun
+    tests: tuple[str, ...] = _ALL_TESTS  # the paths of what is run
+    needs: str = ""  # another release whose programs have to be there
 
     @property
     def name(self) -> str:
@@ -76,21 +69,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended."""
 
-    Attributes:
-        passed: how many tests passed.
-        failed: how many did not, or left something behind.
-        skipped: how many had nothing to test here.
-        seconds: how long it took.
-        missing: what could not be had, so that nothing ran.
-    """
-
-    passed: int
-    failed: int
-    skipped: int
-    seconds: float
-    missing: str = ""
+    passed: int  # how many tests passed
+    failed: int  # how many did not, or left something behind
+    skipped: int  # how many had nothing to test here
+    seconds: float  # how long it took
+    missing: str = ""  # what could not be had, so that nothing ran
 
     @property
     def is_good(self) -> bool:

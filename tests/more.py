@@ -31,17 +31,11 @@ CHECKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a check ended.
+    """How a check ended."""
 
-    Attributes:
-        name: which.
-        code: the exit code of its target.
-        seconds: how long it took.
-    """
-
-    name: str
-    code: int
-    seconds: float
+    name: str  # which
+    code: int  # the exit code of its target
+    seconds: float  # how long it took
 
 
 def table(results: list[Result]) -> str:

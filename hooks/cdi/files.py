@@ -45,16 +45,12 @@ MOST_NAMES: Final = 4096
 
 
 class Content(NamedTuple):
-    """What a file holds.
-
-    Attributes:
-        identity: numbers that differ for another file, and for another content of this one.
-        changed: when it was changed last, in seconds of the clock.
-    """
+    """What a file holds."""
 
     data: bytes
+    # numbers that differ for another file, and for another content of this one
     identity: tuple[int, ...] = ()
-    changed: float = 0.0
+    changed: float = 0.0  # when it was changed last, in seconds of the clock
 
 
 def open_directory(path: str) -> int | None:

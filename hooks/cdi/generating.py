@@ -98,28 +98,21 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a spec is to be of.
-
-    Attributes:
-        vendor: in place of the kind's own; "" for that.
-        class_: in place of the kind's own; "" for that.
-        strategies: how GPUs are named, of :data:`STRATEGIES`.
-        directories: where libraries go, in place of :data:`DIRECTORIES`; empty for those.
-        devices: names of GPUs and MIG devices, as containers write them; empty for all.
-        all_device: whether there is a device ``all``, which has whatever the others have.
-        groups: whether a process gets the groups of nodes that are not everybody's. Runtimes that
-            know no version 0.7.0 of the specification refuse a spec that says so.
-    """
+    """What a spec is to be of."""
 
     kind: str = "gpu"
-    vendor: str = ""
-    class_: str = ""
-    strategies: tuple[str, ...] = ("index", "uuid")
+    vendor: str = ""  # in place of the kind's own; "" for that
+    class_: str = ""  # in place of the kind's own; "" for that
+    strategies: tuple[str, ...] = ("index", "uuid")  # how GPUs are named, of STRATEGIES
     capabilities: frozenset[str] = DEFAULT_CAPABILITIES
+    # where libraries go, in place of DIRECTORIES; empty for those
     directories: tuple[str, ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
+    # names of GPUs and MIG devices, as containers write them; empty for all
     devices: tuple[str, ...] = ()
-    all_device: bool = True
+    all_device: bool = True  # whether there is a device ``all``, which has whatever the others have
+    # whether a process gets the groups of nodes that are not everybody's. Runtimes that know no
+    # version 0.7.0 of the specification refuse a spec that says so.
     groups: bool = True
 
 

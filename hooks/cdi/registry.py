@@ -57,14 +57,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the names of a container stand for, in the order in which it names them.
-
-    Attributes:
-        left: names of kinds that no file is of, and that are known without one.
-    """
+    """What the names of a container stand for, in the order in which it names them."""
 
     devices: tuple[Found, ...] = ()
-    left: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()  # names of kinds that no file is of, and that are known without one
 
 
 @dataclass(frozen=True, slots=True)

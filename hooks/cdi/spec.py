@@ -144,16 +144,10 @@ class SpecDevice:
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """All of one file.
+    """All of one file."""
 
-    Attributes:
-        version: of the CDI specification that it keeps to.
-        edits: what comes with any of the devices.
-        annotations: for people and programs that look at the file.
-    """
-
-    version: str
+    version: str  # of the CDI specification that it keeps to
     kind: str
     devices: tuple[SpecDevice, ...]
-    edits: Edits = Edits()
-    annotations: tuple[tuple[str, str], ...] = ()
+    edits: Edits = Edits()  # what comes with any of the devices
+    annotations: tuple[tuple[str, str], ...] = ()  # for people and programs that look at the file

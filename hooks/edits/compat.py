@@ -74,62 +74,42 @@ _CONSUMER: Final = {"geforce": frozenset({5, 15}), "titan": frozenset({6, 16})}
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The drivers and GPUs that a libcuda works with.
+    """The drivers and GPUs that a libcuda works with."""
 
-    Attributes:
-        cuda: its CUDA version, (major, minor).
-        branches: the branches of the driver that it works with; any if empty.
-        brands: the kinds of GPU that it works on, by NVML's numbers; any if empty.
-    """
-
-    cuda: tuple[int, int]
+    cuda: tuple[int, int]  # its CUDA version, (major, minor)
+    # the branches of the driver that it works with; any if empty
     branches: frozenset[int] = frozenset()
+    # the kinds of GPU that it works on, by NVML's numbers; any if empty
     brands: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A directory of an image with exactly one newer or older libcuda.
+    """A directory of an image with exactly one newer or older libcuda."""
 
-    Attributes:
-        directory: where it is in the image, free of links.
-        version: of the driver that the library was made with, by its name.
-        note: what it says of itself; None if nothing.
-    """
-
-    directory: str
-    version: str
-    note: Note | None = None
+    directory: str  # where it is in the image, free of links
+    version: str  # of the driver that the library was made with, by its name
+    note: Note | None = None  # what it says of itself; None if nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the node has.
-
-    Attributes:
-        cuda: the newest CUDA that it has, (major, minor); None if it is not known.
-        models: the names of the container's GPUs.
-    """
+    """What the node has."""
 
     driver: str
+    # the newest CUDA that it has, (major, minor); None if it is not known
     cuda: tuple[int, int] | None = None
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()  # the names of the container's GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Compat:
-    """What was decided.
+    """What was decided."""
 
-    Attributes:
-        directory: the image's directory that comes first; "" if none does.
-        why: why it does, or why none does; "" if the image has none.
-        libraries: what is found in that directory.
-    """
-
-    directory: str = ""
-    why: str = ""
+    directory: str = ""  # the image's directory that comes first; "" if none does
+    why: str = ""  # why it does, or why none does; "" if the image has none
     version: str = ""
-    libraries: tuple[CachedLibrary, ...] = ()
+    libraries: tuple[CachedLibrary, ...] = ()  # what is found in that directory
 
 
 def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Arch) -> Compat:

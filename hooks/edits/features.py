@@ -67,23 +67,14 @@ _MISC: Final = "misc"
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Device nodes of one driver.
+    """Device nodes of one driver."""
 
-    Attributes:
-        directory: where they are, in the container.
-        name: what their names begin with; a number follows.
-        driver: its name in /proc/devices; for a misc device, in /proc/misc.
-        numbered: whether a number follows; if not, the name is whole.
-        minor: the minor number, where it is known.
-        misc: whether it is a misc device.
-    """
-
-    directory: str
-    name: str
-    driver: str
-    numbered: bool = True
-    minor: int | None = None
-    misc: bool = False
+    directory: str  # where they are, in the container
+    name: str  # what their names begin with; a number follows
+    driver: str  # its name in /proc/devices; for a misc device, in /proc/misc
+    numbered: bool = True  # whether a number follows; if not, the name is whole
+    minor: int | None = None  # the minor number, where it is known
+    misc: bool = False  # whether it is a misc device
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,17 +56,12 @@ _Found = TypeVar("_Found", "Gpu", "MigDevice")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a container gets.
+    """What a container gets."""
 
-    Attributes:
-        capabilities: the driver capabilities, of :data:`hooks.words.CAPABILITIES`.
-        notes: what it does not get and why, for people.
-    """
-
-    capabilities: frozenset[str]
+    capabilities: frozenset[str]  # the driver capabilities, of hooks.words.CAPABILITIES
     gpus: tuple[Gpu, ...] = ()
     mig_devices: tuple[MigDevice, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what it does not get and why, for people
 
 
 def decide(request: Request, inventory: Inventory) -> Grant:

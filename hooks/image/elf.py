@@ -101,18 +101,13 @@ _ABI: Final = Struct("<IIII")
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """What was read of one file.
+    """What was read of one file."""
 
-    Attributes:
-        arch: the architecture; None for one we have no name for.
-        soname: the name programs ask for (DT_SONAME); None if it has none.
-        interpreter: the dynamic loader it wants to be started by; None for libraries.
-        kernel: the oldest Linux it says it runs on (the ABI tag); None if it does not say.
-    """
-
-    arch: Arch | None
-    soname: str | None = None
+    arch: Arch | None  # the architecture; None for one we have no name for
+    soname: str | None = None  # the name programs ask for (DT_SONAME); None if it has none
+    # the dynamic loader it wants to be started by; None for libraries
     interpreter: str | None = None
+    # the oldest Linux it says it runs on (the ABI tag); None if it does not say
     kernel: tuple[int, int, int] | None = None
 
 

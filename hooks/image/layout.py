@@ -52,38 +52,26 @@ class Libc(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """The dynamic loader for one architecture, and where it finds libraries.
-
-    Attributes:
-        libc: whose loader it is; NONE if the image has none for this architecture.
-        directory: where libraries are mounted; absolute, without links, maybe not there yet.
-        searched: whether the loader searches ``directory`` by default.
-    """
+    """The dynamic loader for one architecture, and where it finds libraries."""
 
     arch: Arch
-    libc: Libc
-    directory: str
-    searched: bool = True
+    libc: Libc  # whose loader it is; NONE if the image has none for this architecture
+    directory: str  # where libraries are mounted; absolute, without links, maybe not there yet
+    searched: bool = True  # whether the loader searches ``directory`` by default
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What matters about an image for placing libraries into it.
+    """What matters about an image for placing libraries into it."""
 
-    Attributes:
-        loaders: one per requested architecture, in that order.
-        has_cache: whether /etc/ld.so.cache is a regular file (after links).
-        covered: directories and files that something is mounted over in the container.
-        scratch: the tmpfs that stands in for a rootfs that takes no writes, if one is needed
-            and there is one.
-        fresh: those of ``covered`` that a writable tmpfs is mounted over.
-    """
-
-    loaders: tuple[Loader, ...]
-    has_cache: bool = False
+    loaders: tuple[Loader, ...]  # one per requested architecture, in that order
+    has_cache: bool = False  # whether /etc/ld.so.cache is a regular file (after links)
     writable: bool = True
+    # directories and files that something is mounted over in the container
     covered: tuple[str, ...] = ("/proc", "/sys", "/dev")
+    # the tmpfs that stands in for a rootfs that takes no writes, if one is needed and there is one
     scratch: str | None = None
+    # those of ``covered`` that a writable tmpfs is mounted over
     fresh: frozenset[str] = frozenset()
 
     def loader(self, arch: Arch) -> Loader:
@@ -106,20 +94,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Abi:
-    """What the ABI of an architecture fixes, and the directories that distributions chose.
+    """What the ABI of an architecture fixes, and the directories that distributions chose."""
 
-    Attributes:
-        glibc: the interpreter of programs built for glibc.
-        musl: the interpreter of programs built for musl.
-        homes: directories of glibc's own libraries, without "/usr", the likelier first; each
-            stands for itself and for the same below /usr.
-        home: the one to make if there is no loader to tell.
-    """
-
-    glibc: str
-    musl: str
+    glibc: str  # the interpreter of programs built for glibc
+    musl: str  # the interpreter of programs built for musl
+    # directories of glibc's own libraries, without "/usr", the likelier first; each stands for
+    # itself and for the same below /usr
     homes: tuple[str, ...]
-    home: str
+    home: str  # the one to make if there is no loader to tell
 
 
 _ABIS: Final = {

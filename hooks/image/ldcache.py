@@ -110,16 +110,12 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The content of a cache.
-
-    Attributes:
-        hwcaps: names of the glibc-hwcaps directories, by which entries number them.
-        generator: the line that names its generator.
-    """
+    """The content of a cache."""
 
     entries: tuple[Entry, ...] = ()
+    # names of the glibc-hwcaps directories, by which entries number them
     hwcaps: tuple[bytes, ...] = ()
-    generator: bytes = _GENERATOR
+    generator: bytes = _GENERATOR  # the line that names its generator
 
     def merge(self, libraries: Iterable[CachedLibrary]) -> Cache:
         """This cache with ``libraries`` in it, in the order the loader needs.

@@ -54,24 +54,19 @@ _INDEX: Final = "finds driver libraries"
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What was done for a plan's files, and what is left for the spec.
+    """What was done for a plan's files, and what is left for the spec."""
 
-    Attributes:
-        mounts: mounts that have to come before those of the plan.
-        environment: variables for every process of the container, with their whole values.
-        written: paths in the image that were made or replaced, in order.
-        omitted: destinations of the plan's mounts, and paths of its links and files, that this
-            image has no room for. Such a mount has to be left out of the spec.
-        staged: what is mounted from staging, by where.
-        proc_files: of the plan's files of procfs, where on the host each one's content is,
-            by its path in the container.
-    """
-
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[Mount, ...] = ()  # mounts that have to come before those of the plan
+    # variables for every process of the container, with their whole values
     environment: tuple[tuple[str, str], ...] = ()
-    written: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()  # paths in the image that were made or replaced, in order
+    # destinations of the plan's mounts, and paths of its links and files, that this image has no
+    # room for. Such a mount has to be left out of the spec.
     omitted: tuple[str, ...] = ()
+    # what is mounted from staging, by where
     staged: tuple[tuple[str, File | LinkDirectory], ...] = ()
+    # of the plan's files of procfs, where on the host each one's content is, by its path in the
+    # container
     proc_files: tuple[tuple[str, str], ...] = ()
 
     def at(self, plan: Plan, staging_dir: str) -> Placed:

@@ -38,13 +38,7 @@ _DAMAGED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionErr
 
 @dataclass(frozen=True, slots=True)
 class StoredInventory:
-    """The part of an inventory that is kept: see :class:`hooks.node.inventory.Inventory`.
-
-    Attributes:
-        id: no other inventory has it.
-        unsettled: what NVML reported and procfs cannot confirm, so that no observation shows a
-            change of it; "" for nothing.
-    """
+    """The part of an inventory that is kept: see :class:`hooks.node.inventory.Inventory`."""
 
     driver: Driver
     gpus: tuple[Gpu, ...]
@@ -52,9 +46,11 @@ class StoredInventory:
     notes: tuple[str, ...]
     nvml_failure: str
     taken: float
+    # what NVML reported and procfs cannot confirm, so that no observation shows a change of it; ""
+    # for nothing
     unsettled: str = ""
     cuda_version: str = ""
-    id: str = ""
+    id: str = ""  # no other inventory has it
 
 
 def boot_id_path(config: Config) -> str:
@@ -122,22 +118,14 @@ def _decode(config: Config) -> _Decoded | None:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """The state of the file itself.
-
-    Attributes:
-        is_there: whether it exists and root alone may write it.
-        stale: why what it says does not count; "" if it does.
-        format: of what is in it; 0 if that is not known.
-        boot_id: of the boot in which it was made; "" likewise.
-        observations: how many would have to be as they were.
-    """
+    """The state of the file itself."""
 
     path: str
-    is_there: bool
-    stale: str = ""
-    format: int = 0
-    boot_id: str = ""
-    observations: int = 0
+    is_there: bool  # whether it exists and root alone may write it
+    stale: str = ""  # why what it says does not count; "" if it does
+    format: int = 0  # of what is in it; 0 if that is not known
+    boot_id: str = ""  # of the boot in which it was made; "" likewise
+    observations: int = 0  # how many would have to be as they were
 
 
 def look_at_file(config: Config) -> File:

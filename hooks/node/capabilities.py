@@ -44,17 +44,11 @@ from hooks.words import CAPABILITIES, Capability
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A shared library.
+    """A shared library."""
 
-    Attributes:
-        name: its file name, with ``{v}`` or ``*``.
-        links: further names it is found under, beside its soname.
-        directory: the subdirectory of the library directory it lives in.
-    """
-
-    name: str
-    links: tuple[str, ...] = ()
-    directory: str = ""
+    name: str  # its file name, with ``{v}`` or ``*``
+    links: tuple[str, ...] = ()  # further names it is found under, beside its soname
+    directory: str = ""  # the subdirectory of the library directory it lives in
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +60,19 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file of configuration that other people's libraries look for.
+    """A file of configuration that other people's libraries look for."""
 
-    Attributes:
-        name: its path below one of the driver root's data directories.
-        below: the container's directory it is mounted below.
-    """
-
-    name: str
-    below: str
+    name: str  # its path below one of the driver root's data directories
+    below: str  # the container's directory it is mounted below
 
 
 @dataclass(frozen=True, slots=True)
 class XorgModule:
-    """A module of the X server.
+    """A module of the X server."""
 
-    Attributes:
-        name: its file name, with ``{v}``.
-        directory: the directory below the X server's modules.
-        links: further names it is found under.
-    """
-
-    name: str
-    directory: str
-    links: tuple[str, ...] = ()
+    name: str  # its file name, with ``{v}``
+    directory: str  # the directory below the X server's modules
+    links: tuple[str, ...] = ()  # further names it is found under
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +95,11 @@ Row: TypeAlias = Library | Program | ConfigFile | XorgModule | Firmware | Socket
 
 @dataclass(frozen=True, slots=True)
 class ControlNode:
-    """A device node that belongs to no single GPU.
+    """A device node that belongs to no single GPU."""
 
-    Attributes:
-        path: in the container, and below the host's device directory.
-        drivers: the names of its driver in /proc/devices, of which one must be there.
-        minor: its minor number; None for any.
-    """
-
-    path: str
-    drivers: tuple[str, ...]
-    minor: int | None = None
+    path: str  # in the container, and below the host's device directory
+    drivers: tuple[str, ...]  # the names of its driver in /proc/devices, of which one must be there
+    minor: int | None = None  # its minor number; None for any
 
 
 FRONTEND: Final = ("nvidia", "nvidia-frontend")

@@ -37,24 +37,15 @@ _FAR: Final = 1e11  # nor is it NaN
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A mark: something is out of service.
+    """A mark: something is out of service."""
 
-    Attributes:
-        device: a UUID, a PCI address, or :data:`DRIVER`.
-        bus_id: PCI address of the GPU that it is, or is a part of; "" for none.
-        reason: why, for people; "" if nobody said.
-        since: when it began, in seconds since the epoch; 0 if that is not known.
-        lets_go: whether the node agent is to close NVML meanwhile.
-        reset: how far a reset of it is; "" if none has begun.
-        stays: whether it is out of service by a person's word, and stays so after its reset.
-    """
-
-    device: str
-    bus_id: str = ""
-    reason: str = ""
-    since: float = 0.0
-    lets_go: bool = False
-    reset: str = ""
+    device: str  # a UUID, a PCI address, or DRIVER
+    bus_id: str = ""  # PCI address of the GPU that it is, or is a part of; "" for none
+    reason: str = ""  # why, for people; "" if nobody said
+    since: float = 0.0  # when it began, in seconds since the epoch; 0 if that is not known
+    lets_go: bool = False  # whether the node agent is to close NVML meanwhile
+    reset: str = ""  # how far a reset of it is; "" if none has begun
+    # whether it is out of service by a person's word, and stays so after its reset
     stays: bool = False
 
     @property

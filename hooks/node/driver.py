@@ -48,51 +48,35 @@ _PREFERENCE: Final = (Arch.X86_64, Arch.AARCH64)
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """A library of the driver.
+    """A library of the driver."""
 
-    Attributes:
-        row: the name of its row in :mod:`hooks.node.capabilities`.
-        soname: DT_SONAME; None if it has none.
-    """
-
-    row: str
+    row: str  # the name of its row in hooks.node.capabilities
     name: str
     source: str
     arch: Arch
-    soname: str | None
+    soname: str | None  # DT_SONAME; None if it has none
 
 
 @dataclass(frozen=True, slots=True)
 class DriverFile:
-    """A file of the driver that is no library.
+    """A file of the driver that is no library."""
 
-    Attributes:
-        row: the name of its row in :mod:`hooks.node.capabilities`.
-    """
-
-    row: str
+    row: str  # the name of its row in hooks.node.capabilities
     name: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The user-space driver.
+    """The user-space driver."""
 
-    Attributes:
-        version: the full version ("535.261.03").
-        files: its programs, configuration, firmware and X modules.
-        library_directories: host directories that were searched for libraries.
-        root: the directory that is "/" for its files.
-        layout: the name of how they lie below it, of :mod:`hooks.node.driver_layouts`.
-    """
-
-    version: str
+    version: str  # the full version ("535.261.03")
     arch: Arch
     libraries: tuple[LibraryFile, ...]
-    files: tuple[DriverFile, ...]
-    library_directories: tuple[str, ...]
-    root: str = "/"
+    files: tuple[DriverFile, ...]  # its programs, configuration, firmware and X modules
+    library_directories: tuple[str, ...]  # host directories that were searched for libraries
+    root: str = "/"  # the directory that is "/" for its files
+    # the name of how they lie below it, of hooks.node.driver_layouts
     layout: str = DISTRIBUTION.name
     why: str = ""
 

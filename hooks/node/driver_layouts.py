@@ -34,24 +34,18 @@ from api.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DriverLayout:
-    """One way to install the driver.
+    """One way to install the driver."""
 
-    Attributes:
-        name: what it is called in records and messages.
-        libraries: directories of libraries, best first; each with its subdirectory "vdpau".
-        data: directories of configuration and data.
-        xorg: directories of the X server's modules.
-        homes: directories of which one is there if a driver is laid out so; none to look anyway.
-        unpatched: a directory beside that of a program with the same program as NVIDIA built it.
-    """
-
-    name: str
+    name: str  # what it is called in records and messages
+    # directories of libraries, best first; each with its subdirectory "vdpau"
     libraries: tuple[str, ...]
     programs: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # directories of configuration and data
     firmware: tuple[str, ...] = ()
-    xorg: tuple[str, ...] = ()
+    xorg: tuple[str, ...] = ()  # directories of the X server's modules
+    # directories of which one is there if a driver is laid out so; none to look anyway
     homes: tuple[str, ...] = ()
+    # a directory beside that of a program with the same program as NVIDIA built it
     unpatched: str = ""
 
 

@@ -43,36 +43,21 @@ from hooks.words import Node
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU.
+    """A GPU."""
 
-    Attributes:
-        index: its place in PCI bus order, from 0.
-        minor: the number in its node's name, and its minor device number.
-        uuid: "GPU-…" in lower case; "" if neither procfs nor NVML knows it.
-        bus_id: its PCI address ("0000:07:00.0").
-        memory: bytes of memory in all; None if NVML did not say.
-        drm: the names of its nodes below /dev/dri.
-        lost: why it is lost (:mod:`hooks.node.nvml_probe`); "" if it is not, or if that is
-            unknown.
-        compute_capability: of CUDA ("9.0"); "" if NVML did not say.
-        brand: what it is sold as ("tesla"); "" if NVML did not say.
-        excluded: whether the configuration excludes it (:mod:`hooks.edits.exclusions`).
-        drained: since when and why it is out of service (:mod:`hooks.node.drained`); "" if it is
-            in service.
-    """
-
-    index: int
-    minor: int
-    uuid: str
-    bus_id: str
+    index: int  # its place in PCI bus order, from 0
+    minor: int  # the number in its node's name, and its minor device number
+    uuid: str  # "GPU-…" in lower case; "" if neither procfs nor NVML knows it
+    bus_id: str  # its PCI address ("0000:07:00.0")
     model: str
     mig: bool = False
-    memory: int | None = None
-    drm: tuple[str, ...] = ()
-    lost: str = ""
-    compute_capability: str = ""
-    brand: str = ""
-    excluded: bool = False
+    memory: int | None = None  # bytes of memory in all; None if NVML did not say
+    drm: tuple[str, ...] = ()  # the names of its nodes below /dev/dri
+    lost: str = ""  # why it is lost (hooks.node.nvml_probe); "" if it is not, or if that is unknown
+    compute_capability: str = ""  # of CUDA ("9.0"); "" if NVML did not say
+    brand: str = ""  # what it is sold as ("tesla"); "" if NVML did not say
+    excluded: bool = False  # whether the configuration excludes it (hooks.edits.exclusions)
+    # since when and why it is out of service (hooks.node.drained); "" if it is in service
     drained: str = ""
 
     @property
@@ -91,23 +76,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """A MIG device: a compute instance of a GPU instance.
-
-    Attributes:
-        uuid: "MIG-…" in lower case.
-        compute_instance: the id of the compute instance within it.
-        profile: its shape ("1g.10gb"); "" if NVML did not say.
-        caps: the minor numbers of its two capability nodes; empty if the kernel lists none.
-        drained: since when and why it, or its GPU, is out of service; "" if it is in service.
-    """
+    """A MIG device: a compute instance of a GPU instance."""
 
     gpu: int
     index: int
-    uuid: str
+    uuid: str  # "MIG-…" in lower case
     gpu_instance: int
-    compute_instance: int
-    profile: str = ""
+    compute_instance: int  # the id of the compute instance within it
+    profile: str = ""  # its shape ("1g.10gb"); "" if NVML did not say
+    # the minor numbers of its two capability nodes; empty if the kernel lists none
     caps: tuple[int, ...] = ()
+    # since when and why it, or its GPU, is out of service; "" if it is in service
     drained: str = ""
 
     @property
@@ -126,19 +105,12 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The device nodes as they are at this moment.
+    """The device nodes as they are at this moment."""
 
-    Attributes:
-        usable: those that are what they should be, by path in the container.
-        faults: what is wrong with each of the others, by the same.
-        majors: the major numbers that the drivers have.
-        lost: the nodes of lost GPUs, by path in the container.
-    """
-
-    usable: dict[str, Node]
-    faults: dict[str, str]
-    majors: frozenset[int]
-    lost: frozenset[str] = frozenset()
+    usable: dict[str, Node]  # those that are what they should be, by path in the container
+    faults: dict[str, str]  # what is wrong with each of the others, by the same
+    majors: frozenset[int]  # the major numbers that the drivers have
+    lost: frozenset[str] = frozenset()  # the nodes of lost GPUs, by path in the container
 
 
 _LINES: Final = ("Model", "GPU UUID", "Device Minor", "Bus Location", "GPU Excluded")
@@ -146,18 +118,12 @@ _LINES: Final = ("Model", "GPU UUID", "Device Minor", "Bus Location", "GPU Exclu
 
 @dataclass(frozen=True, slots=True)
 class FoundGpus:
-    """The GPUs of a node, from procfs and NVML.
-
-    Attributes:
-        reported: NVML's report of each, by the PCI address that procfs has.
-        notes: GPUs of procfs that are left out, for people.
-        conflicts: differences between NVML and procfs, for people.
-    """
+    """The GPUs of a node, from procfs and NVML."""
 
     gpus: tuple[Gpu, ...]
-    reported: dict[str, NvmlGpu]
-    notes: tuple[str, ...] = ()
-    conflicts: tuple[str, ...] = ()
+    reported: dict[str, NvmlGpu]  # NVML's report of each, by the PCI address that procfs has
+    notes: tuple[str, ...] = ()  # GPUs of procfs that are left out, for people
+    conflicts: tuple[str, ...] = ()  # differences between NVML and procfs, for people
 
 
 _NOT_REPORTED: Final = NvmlGpu(index=-1)

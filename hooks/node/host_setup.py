@@ -199,30 +199,21 @@ _CAPABILITY_MODE: Final = 0o444
 
 @dataclass(frozen=True, slots=True)
 class MadeNodes:
-    """What came of making nodes.
+    """What came of making nodes."""
 
-    Attributes:
-        made: paths of those that were made, on the host.
-        failed: what stood in the way, by the path.
-        found: paths of devices that were not there when the inventory's nodes were looked at, and
-            are now: another shim was as quick, or this one has made them for an earlier attempt.
-    """
-
-    made: tuple[str, ...] = ()
-    failed: tuple[tuple[str, str], ...] = ()
+    made: tuple[str, ...] = ()  # paths of those that were made, on the host
+    failed: tuple[tuple[str, str], ...] = ()  # what stood in the way, by the path
+    # paths of devices that were not there when the inventory's nodes were looked at, and are now:
+    # another shim was as quick, or this one has made them for an earlier attempt
     found: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A node that is to be there.
+    """A node that is to be there."""
 
-    Attributes:
-        path: in the container ("/dev/nvidia0").
-        drivers: names of its driver in /proc/devices, of which one has its major number.
-    """
-
-    path: str
+    path: str  # in the container ("/dev/nvidia0")
+    # names of its driver in /proc/devices, of which one has its major number
     drivers: tuple[str, ...]
     minor: int
     mode: int
@@ -339,14 +330,10 @@ _DIRECTORY: Final = "char"
 
 @dataclass(frozen=True, slots=True)
 class CharLinks:
-    """What came of making links.
+    """What came of making links."""
 
-    Attributes:
-        made: the names of those that were made or replaced ("195:0").
-        failed: what stood in the way, for people, by the names of those that are not right.
-    """
-
-    made: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()  # the names of those that were made or replaced ("195:0")
+    # what stood in the way, for people, by the names of those that are not right
     failed: tuple[tuple[str, str], ...] = ()
 
 

@@ -43,39 +43,28 @@ NOT_KEPT: Final = "the inventory was not kept"
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What this node has.
-
-    Attributes:
-        gpus: the GPUs, by index.
-        mig_devices: the MIG devices, by GPU and index.
-        sockets: the sockets that are there now: host path by path in the container.
-        notes: what did not fit together, for people.
-        nvml_failure: why it lacks NVML's answer; "" if it has it.
-        parameters: the kernel module's, as procfs has them now; "" if it is not loaded.
-        kept: whether it was made for an earlier container, and was found to be still true. What
-            the kernel does not report may have changed since; so a refusal that depends on it
-            has to be checked with a new inventory.
-        cuda_version: the newest CUDA that the driver supports ("12.2"), by NVML's word or else by
-            the driver's branch; "" if neither knows.
-        taken: when it was taken, in seconds since boot.
-        drained: since when and why the driver is out of service; "" if it is in service.
-        id: of what is kept of it, which no other has; "" if nothing is.
-        files: what was observed of the driver's files (:mod:`hooks.node.witness`), by path.
-    """
+    """What this node has."""
 
     driver: Driver
-    gpus: tuple[Gpu, ...]
-    mig_devices: tuple[MigDevice, ...]
+    gpus: tuple[Gpu, ...]  # the GPUs, by index
+    mig_devices: tuple[MigDevice, ...]  # the MIG devices, by GPU and index
     nodes: Nodes
-    sockets: dict[str, str]
-    notes: tuple[str, ...] = ()
-    nvml_failure: str = ""
-    parameters: str = ""
+    sockets: dict[str, str]  # the sockets that are there now: host path by path in the container
+    notes: tuple[str, ...] = ()  # what did not fit together, for people
+    nvml_failure: str = ""  # why it lacks NVML's answer; "" if it has it
+    parameters: str = ""  # the kernel module's, as procfs has them now; "" if it is not loaded
+    # the newest CUDA that the driver supports ("12.2"), by NVML's word or else by the driver's
+    # branch; "" if neither knows
     cuda_version: str = ""
-    drained: str = ""
+    drained: str = ""  # since when and why the driver is out of service; "" if it is in service
+    # whether it was made for an earlier container, and was found to be still true. What the kernel
+    # does not report may have changed since; so a refusal that depends on it has to be checked with
+    # a new inventory.
     kept: bool = field(default=False, compare=False)
-    taken: float = field(default=0.0, compare=False)
+    taken: float = field(default=0.0, compare=False)  # when it was taken, in seconds since boot
+    # of what is kept of it, which no other has; "" if nothing is
     id: str = field(default="", compare=False)
+    # what was observed of the driver's files (hooks.node.witness), by path
     files: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property

@@ -41,46 +41,31 @@ class MigReport:
 
 @dataclass(frozen=True, slots=True)
 class NvmlGpu:
-    """A GPU as NVML reports it.
-
-    Attributes:
-        uuid: "GPU-…" in lower case; "" if NVML did not say.
-        minor: the number of its node; None if NVML did not say.
-        bus_id: its PCI address as sysfs writes it ("0000:07:00.0"); "" if NVML did not say.
-        memory: bytes of memory in all; None if it has none of its own.
-        compute_capability: of CUDA ("9.0"); "" if NVML did not say.
-        brand: what it is sold as, a word of :data:`BRANDS`; "" if NVML did not say.
-        lost: why it is lost (:mod:`hooks.node.nvml_probe`); "" if it is not. Of a lost one NVML
-            said what it had said before.
-    """
+    """A GPU as NVML reports it."""
 
     index: int
-    uuid: str = ""
-    minor: int | None = None
-    bus_id: str = ""
+    uuid: str = ""  # "GPU-…" in lower case; "" if NVML did not say
+    minor: int | None = None  # the number of its node; None if NVML did not say
+    bus_id: str = ""  # its PCI address as sysfs writes it ("0000:07:00.0"); "" if NVML did not say
     name: str = ""
-    memory: int | None = None
+    memory: int | None = None  # bytes of memory in all; None if it has none of its own
     mig: bool = False
     mig_devices: tuple[MigReport, ...] = ()
-    compute_capability: str = ""
-    brand: str = ""
+    compute_capability: str = ""  # of CUDA ("9.0"); "" if NVML did not say
+    brand: str = ""  # what it is sold as, a word of BRANDS; "" if NVML did not say
+    # why it is lost (hooks.node.nvml_probe); "" if it is not. Of a lost one NVML said what it had
+    # said before.
     lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlReport:
-    """NVML's report.
-
-    Attributes:
-        gpus: the GPUs, by index, the lost ones too.
-        cuda: the newest CUDA that the driver supports ("12.2"); "" if it did not say.
-        notes: the values that could not be had, a line each.
-    """
+    """NVML's report."""
 
     driver: str
-    gpus: tuple[NvmlGpu, ...]
-    cuda: str = ""
-    notes: tuple[str, ...] = ()
+    gpus: tuple[NvmlGpu, ...]  # the GPUs, by index, the lost ones too
+    cuda: str = ""  # the newest CUDA that the driver supports ("12.2"); "" if it did not say
+    notes: tuple[str, ...] = ()  # the values that could not be had, a line each
 
 
 # nvmlBrandType_t, in the words in which images write them into NVIDIA_REQUIRE_CUDA.

@@ -120,36 +120,26 @@ _FIRST_OF_USERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The place that was chosen.
+    """The place that was chosen."""
 
-    Attributes:
-        reader: a witness whose root is that of the driver's files.
-        directories: the directories of libraries that are there: each its path on the host, and
-            the names in it.
-    """
-
-    reader: Witness
+    reader: Witness  # a witness whose root is that of the driver's files
     layout: DriverLayout
     version: str
+    # the directories of libraries that are there: each its path on the host, and the names in it
     directories: tuple[tuple[str, tuple[str, ...]], ...]
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place that was looked into.
-
-    Attributes:
-        versions: those of the drivers that are there, the oldest first.
-        directories: the directories of libraries, as :class:`Root` has them.
-        untrusted: directories that do not count, as others than root may write there.
-    """
+    """A place that was looked into."""
 
     reader: Witness
     layout: DriverLayout
-    versions: tuple[str, ...]
+    versions: tuple[str, ...]  # those of the drivers that are there, the oldest first
+    # the directories of libraries, as Root has them
     directories: tuple[tuple[str, tuple[str, ...]], ...]
-    untrusted: tuple[str, ...]
+    untrusted: tuple[str, ...]  # directories that do not count, as others than root may write there
 
 
 def choose(witness: Witness, config: Config, module: str | None) -> Root:

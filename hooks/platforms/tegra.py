@@ -87,14 +87,10 @@ _KINDS: Final = frozenset({Kind.DEVICE, Kind.LIBRARY, Kind.DIRECTORY, Kind.LINK}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line.
-
-    Attributes:
-        path: absolute and normal, maybe with wildcards.
-    """
+    """One line."""
 
     kind: str
-    path: str
+    path: str  # absolute and normal, maybe with wildcards
 
 
 def parse(text: str, name: str) -> tuple[list[Entry], list[str]]:
@@ -208,15 +204,10 @@ def contribute(
 
 @dataclass(frozen=True, slots=True)
 class _Gpus:
-    """The machine's GPUs.
+    """The machine's GPUs."""
 
-    Attributes:
-        chip: the chip's own, if procfs lists it.
-        discrete: the others, in PCI bus order; the first of them has index 1.
-    """
-
-    chip: Gpu | None
-    discrete: tuple[Gpu, ...]
+    chip: Gpu | None  # the chip's own, if procfs lists it
+    discrete: tuple[Gpu, ...]  # the others, in PCI bus order; the first of them has index 1
 
     def index_of(self, name: DeviceName) -> int | None:
         """The index of the GPU that a name means; None if none matches, or more than one."""

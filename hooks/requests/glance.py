@@ -59,33 +59,23 @@ HOOK_LISTS: Final = ("prestart", "createRuntime")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a request may stand beside the places that always count.
-
-    Attributes:
-        failure: why the configuration could not be read; "" if it could.
-        limited: whether the configuration may limit how many containers have a device.
-        drained: the directory with a file for each device that is out of service.
-    """
+    """Where a request may stand beside the places that always count."""
 
     variables: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
-    failure: str = ""
-    limited: bool = False
+    failure: str = ""  # why the configuration could not be read; "" if it could
+    limited: bool = False  # whether the configuration may limit how many containers have a device
+    # the directory with a file for each device that is out of service
     drained: str = Config().drained
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a spec tells before a worker looks at it.
+    """What a spec tells before a worker looks at it."""
 
-    Attributes:
-        asks: whether its container may ask for anything that a worker has to look at.
-        lists_gpus: whether something else has given it GPUs already.
-        failure: why it may ask all the same: the configuration could not be read; "" if it could.
-    """
-
-    asks: bool
-    lists_gpus: bool
+    asks: bool  # whether its container may ask for anything that a worker has to look at
+    lists_gpus: bool  # whether something else has given it GPUs already
+    # why it may ask all the same: the configuration could not be read; "" if it could
     failure: str = ""
 
 

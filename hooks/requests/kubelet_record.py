@@ -58,39 +58,25 @@ _MOST_NAMED, _LONGEST = 4, 200
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of the kubelet's as it was read.
-
-    Attributes:
-        fault: why there is no content; "" if there is.
-    """
+    """A file of the kubelet's as it was read."""
 
     path: str
     content: bytes = b""
-    fault: str = ""
+    fault: str = ""  # why there is no content; "" if there is
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletRecord:
-    """What the kubelet gave one container.
+    """What the kubelet gave one container."""
 
-    Attributes:
-        every: whether it gave every GPU and MIG device.
-        devices: the GPUs and MIG devices, as the plugin named them.
-        features: words of :class:`hooks.words.Feature`.
-        imex_channels: numbers; None for every channel.
-        cdi_devices: fully qualified CDI names.
-        amd_devices: items of AMD_VISIBLE_DEVICES.
-        intel_devices: items of INTEL_VISIBLE_DEVICES.
-        found: which record was looked for and what was found, for people.
-    """
-
-    every: bool = False
-    devices: tuple[DeviceName, ...] = ()
-    features: frozenset[str] = frozenset()
-    imex_channels: tuple[int, ...] | None = ()
-    cdi_devices: frozenset[str] = frozenset()
-    amd_devices: frozenset[str] = frozenset()
-    intel_devices: frozenset[str] = frozenset()
+    every: bool = False  # whether it gave every GPU and MIG device
+    devices: tuple[DeviceName, ...] = ()  # the GPUs and MIG devices, as the plugin named them
+    features: frozenset[str] = frozenset()  # words of hooks.words.Feature
+    imex_channels: tuple[int, ...] | None = ()  # numbers; None for every channel
+    cdi_devices: frozenset[str] = frozenset()  # fully qualified CDI names
+    amd_devices: frozenset[str] = frozenset()  # items of AMD_VISIBLE_DEVICES
+    intel_devices: frozenset[str] = frozenset()  # items of INTEL_VISIBLE_DEVICES
+    # which record was looked for and what was found, for people
     found: str = "the kubelet's record was not read"
 
     @property

@@ -86,23 +86,14 @@ from hooks.words import (
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The container of a request.
+    """The container of a request."""
 
-    Attributes:
-        kubernetes: whether it is a container of a pod.
-        sandbox: whether it is the one that holds the pod's namespaces.
-        namespace: the pod's; "" if it is not known for certain.
-        privileged: whether it could take a GPU by itself.
-        pod_uid: the pod's UID; "" if pod or container is not known for certain.
-        name: its name in the pod; "" if the engine does not tell.
-    """
-
-    kubernetes: bool = False
-    sandbox: bool = False
-    namespace: str = ""
-    privileged: bool = False
-    pod_uid: str = ""
-    name: str = ""
+    kubernetes: bool = False  # whether it is a container of a pod
+    sandbox: bool = False  # whether it is the one that holds the pod's namespaces
+    namespace: str = ""  # the pod's; "" if it is not known for certain
+    privileged: bool = False  # whether it could take a GPU by itself
+    pod_uid: str = ""  # the pod's UID; "" if pod or container is not known for certain
+    name: str = ""  # its name in the pod; "" if the engine does not tell
 
     def __str__(self) -> str:
         kind = "privileged" if self.privileged else "unprivileged"
@@ -114,22 +105,15 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of policy: the allowed part of a request.
-
-    Attributes:
-        mode: of the policy.
-        denials: what was denied and why, for people.
-        notes: what was narrowed without being denied, for people.
-        kubelet: what the kubelet's record has for the container, for people; "" if that did not
-            decide.
-    """
+    """The result of policy: the allowed part of a request."""
 
     container: Container
-    mode: str
+    mode: str  # of the policy
     asked: Request
     allowed: Request
-    denials: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    denials: tuple[str, ...] = ()  # what was denied and why, for people
+    notes: tuple[str, ...] = ()  # what was narrowed without being denied, for people
+    # what the kubelet's record has for the container, for people; "" if that did not decide
     kubelet: str = ""
 
     @property

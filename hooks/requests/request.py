@@ -91,39 +91,28 @@ from hooks.words import (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a container requests, and where the request was written.
-
-    Attributes:
-        capabilities: the driver capabilities, a subset of :data:`CAPABILITIES`.
-        features: what else of NVIDIA's, words of :class:`Feature`.
-        imex_channels: numbers of IMEX channels; None for every one that the node has.
-        requirements: expressions that the driver and each GPU have to meet
-            ("cuda>=12.4 brand=tesla,driver>=535"), by the variable that has them.
-        cdi_devices: fully qualified CDI names ("amd.com/gpu=0") whose meaning is in a CDI file.
-        cdi_origin: where these are named, of :class:`Origin`.
-        only_variables: the ``features`` that variables alone request, and no list of devices; and
-            :data:`IMEX`, if the channels are theirs. The list may have another author.
-        amd_devices: what AMD_VISIBLE_DEVICES requests; "" for nothing.
-        intel_devices: what INTEL_VISIBLE_DEVICES requests; "" for nothing.
-        hooked: whether NVIDIA's own hook is in the spec, which is then removed.
-        origin: where NVIDIA's devices are requested, of :class:`Origin`; if none are, where other
-            devices are.
-        source: the text of the request, for people ("NVIDIA_VISIBLE_DEVICES=0").
-    """
+    """What a container requests, and where the request was written."""
 
     devices: Devices
-    capabilities: frozenset[str] = frozenset()
-    features: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset()  # the driver capabilities, a subset of CAPABILITIES
+    features: frozenset[str] = frozenset()  # what else of NVIDIA's, words of Feature
+    # numbers of IMEX channels; None for every one that the node has
     imex_channels: tuple[int, ...] | None = ()
+    # expressions that the driver and each GPU have to meet ("cuda>=12.4 brand=tesla,driver>=535"),
+    # by the variable that has them
     requirements: tuple[tuple[str, str], ...] = ()
+    # fully qualified CDI names ("amd.com/gpu=0") whose meaning is in a CDI file
     cdi_devices: tuple[str, ...] = ()
-    cdi_origin: str = Origin.NOBODY
+    cdi_origin: str = Origin.NOBODY  # where these are named, of Origin
+    # the ``features`` that variables alone request, and no list of devices; and IMEX, if the
+    # channels are theirs. The list may have another author.
     only_variables: frozenset[str] = frozenset()
-    amd_devices: str = ""
-    intel_devices: str = ""
-    hooked: bool = False
+    amd_devices: str = ""  # what AMD_VISIBLE_DEVICES requests; "" for nothing
+    intel_devices: str = ""  # what INTEL_VISIBLE_DEVICES requests; "" for nothing
+    hooked: bool = False  # whether NVIDIA's own hook is in the spec, which is then removed
+    # where NVIDIA's devices are requested, of Origin; if none are, where other devices are
     origin: str = Origin.NOBODY
-    source: str = ""
+    source: str = ""  # the text of the request, for people ("NVIDIA_VISIBLE_DEVICES=0")
 
     @property
     def wants_driver(self) -> bool:
@@ -152,15 +141,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceList:
-    """The devices that one place names.
-
-    Attributes:
-        source: its text, for people.
-    """
+    """The devices that one place names."""
 
     names: Names
     origin: str
-    source: str
+    source: str  # its text, for people
 
 
 _DISABLE_REQUIRE: Final = "NVIDIA_DISABLE_REQUIRE"

@@ -47,23 +47,14 @@ _NODES: Final = ("card", "renderD")
 
 @dataclass(frozen=True, slots=True)
 class DrmDevice:
-    """A device with nodes below /dev/dri.
+    """A device with nodes below /dev/dri."""
 
-    Attributes:
-        name: its name on its bus ("0000:03:00.0", "amdgpu_xcp_1").
-        vendor: its PCI vendor, as sysfs writes it ("0x8086"); "" if it is on another bus.
-        pci_class: its PCI class ("0x030000"); "" likewise.
-        device_id: its PCI device id ("0x56a0"); "" likewise.
-        driver: the name of the kernel driver that it is bound to; "" if it tells none.
-        minors: the minor numbers of its nodes, by their names ("renderD128").
-    """
-
-    name: str
-    vendor: str
-    pci_class: str
-    device_id: str
-    driver: str
-    minors: dict[str, int]
+    name: str  # its name on its bus ("0000:03:00.0", "amdgpu_xcp_1")
+    vendor: str  # its PCI vendor, as sysfs writes it ("0x8086"); "" if it is on another bus
+    pci_class: str  # its PCI class ("0x030000"); "" likewise
+    device_id: str  # its PCI device id ("0x56a0"); "" likewise
+    driver: str  # the name of the kernel driver that it is bound to; "" if it tells none
+    minors: dict[str, int]  # the minor numbers of its nodes, by their names ("renderD128")
 
     @property
     def render_node(self) -> str | None:
@@ -126,19 +117,13 @@ def by_path_links(config: Config, nodes: Collection[str], reason: str) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class VendorGpu:
-    """A GPU, or a partition of one that has nodes of its own.
+    """A GPU, or a partition of one that has nodes of its own."""
 
-    Attributes:
-        vendor: whose it is ("AMD").
-        index: its place in PCI bus order, and among its GPU's partitions.
-        names: what it is called beside its index, in lower case.
-    """
-
-    vendor: str
-    index: int
+    vendor: str  # whose it is ("AMD")
+    index: int  # its place in PCI bus order, and among its GPU's partitions
     address: str
     device: DrmDevice
-    names: frozenset[str]
+    names: frozenset[str]  # what it is called beside its index, in lower case
 
     def __str__(self) -> str:
         return f"{self.vendor} GPU {self.index} ({self.address})"

@@ -59,15 +59,10 @@ Item: TypeAlias = Range | str
 
 @dataclass(frozen=True, slots=True)
 class VendorRequest:
-    """A request for a vendor's GPUs.
+    """A request for a vendor's GPUs."""
 
-    Attributes:
-        items: indices and names, in lower case; none of them for every GPU.
-        source: the text of the request, for people ("AMD_VISIBLE_DEVICES=0,1").
-    """
-
-    items: tuple[Item, ...]
-    source: str
+    items: tuple[Item, ...]  # indices and names, in lower case; none of them for every GPU
+    source: str  # the text of the request, for people ("AMD_VISIBLE_DEVICES=0,1")
 
     @property
     def everything(self) -> bool:

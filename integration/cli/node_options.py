@@ -46,15 +46,10 @@ _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 
 class Told(NamedTuple):
-    """What the command line says of the device plugin's settings, and of all other parts.
+    """What the command line says of the device plugin's settings, and of all other parts."""
 
-    Attributes:
-        given: the settings that flags or variables say.
-        others: the values of the other options, by their names.
-    """
-
-    given: tuple[Given, ...]
-    others: dict[str, Any]
+    given: tuple[Given, ...]  # the settings that flags or variables say
+    others: dict[str, Any]  # the values of the other options, by their names
 
 
 def agent_options(command: Callable[..., R]) -> Callable[..., R]:

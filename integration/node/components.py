@@ -42,64 +42,44 @@ _WELL: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the agent is to do.
+    """What the agent is to do."""
 
-    Attributes:
-        spec: the path of the CDI spec that it keeps; "" for none.
-        poll: seconds between two looks that nothing gave a reason for.
-        device_plugin: whether it serves kubelets: :data:`AUTO` (if there is one here, and no other
-            plugin for its resources), :data:`YES`, :data:`NO`.
-        kubelet_socket: where a kubelet registers device plugins; theirs are made beside it.
-        pod_resources: the socket on which the kubelet tells what it has given to whom.
-        settings: where the device plugin's come from; None for what NVIDIA's has by default.
-        metrics: "ADDRESS:PORT" where /metrics is served; "" for nowhere.
-        cri_sockets: where an engine may serve the kubelet; the first that answers is meant.
-        api_server: the address of the cluster's API server; "" for none.
-        api_port: likewise.
-        service_account: where the agent's token for it is, if it has one.
-        kubeconfig: one that says how the API server is asked, in place of those; "" for none.
-        api_timeout: seconds that the API server may be silent when it is asked.
-        dra: whether it is a driver of dynamic resource allocation.
-        dra_driver: what that is called.
-        dra_unhealthy: what becomes of devices that no new pod should get: ``taint``, ``evict`` or
-            ``omit``.
-        dra_shares: how many claims may have a part of one device; 0 for one that has all of it.
-        dra_mig: whether it makes MIG devices for claims.
-        node_condition: whether the Node is told which of its GPUs no pod can have.
-        node_name: of the Node that this is in the cluster.
-        pod_uid: of the pod that the agent runs in, which may run beside another's for a while; ""
-            for none.
-        states: containerd's state directories; none for those that are known.
-        ignored_xids: what ``DP_DISABLE_HEALTHCHECKS`` says.
-        heeded_xids: what ``DP_ENABLE_HEALTHCHECKS`` says.
-        kernel_log: where the kernel's log is read; "" for nowhere.
-    """
-
-    spec: str
-    poll: float
+    spec: str  # the path of the CDI spec that it keeps; "" for none
+    poll: float  # seconds between two looks that nothing gave a reason for
+    # whether it serves kubelets: AUTO (if there is one here, and no other plugin for its
+    # resources), YES, NO
     device_plugin: str = AUTO
+    # where a kubelet registers device plugins; theirs are made beside it
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
+    # the socket on which the kubelet tells what it has given to whom
     pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    # where the device plugin's come from; None for what NVIDIA's has by default
     settings: Source | None = None
-    metrics: str = ""
+    metrics: str = ""  # "ADDRESS:PORT" where /metrics is served; "" for nowhere
+    # where an engine may serve the kubelet; the first that answers is meant
     cri_sockets: tuple[str, ...] = CRI_SOCKETS
-    api_server: str = ""
-    api_port: int = 443
+    api_server: str = ""  # the address of the cluster's API server; "" for none
+    api_port: int = 443  # likewise
+    # where the agent's token for it is, if it has one
     service_account: str = "/run/containerd-shim-nvidia/service-account"
+    # one that says how the API server is asked, in place of those; "" for none
     kubeconfig: str = ""
-    api_timeout: float = 10.0
-    dra: bool = False
-    dra_driver: str = DRA_DRIVER
+    api_timeout: float = 10.0  # seconds that the API server may be silent when it is asked
+    dra: bool = False  # whether it is a driver of dynamic resource allocation
+    dra_driver: str = DRA_DRIVER  # what that is called
+    # what becomes of devices that no new pod should get: ``taint``, ``evict`` or ``omit``
     dra_unhealthy: str = "taint"
+    # how many claims may have a part of one device; 0 for one that has all of it
     dra_shares: int = 0
-    dra_mig: bool = False
-    node_condition: bool = False
-    node_name: str = ""
+    dra_mig: bool = False  # whether it makes MIG devices for claims
+    node_condition: bool = False  # whether the Node is told which of its GPUs no pod can have
+    node_name: str = ""  # of the Node that this is in the cluster
+    # of the pod that the agent runs in, which may run beside another's for a while; "" for none
     pod_uid: str = ""
-    states: tuple[str, ...] = ()
-    ignored_xids: str = ""
-    heeded_xids: str = ""
-    kernel_log: str = "/dev/kmsg"
+    states: tuple[str, ...] = ()  # containerd's state directories; none for those that are known
+    ignored_xids: str = ""  # what ``DP_DISABLE_HEALTHCHECKS`` says
+    heeded_xids: str = ""  # what ``DP_ENABLE_HEALTHCHECKS`` says
+    kernel_log: str = "/dev/kmsg"  # where the kernel's log is read; "" for nowhere
 
 
 class Serves(Protocol):
@@ -111,23 +91,15 @@ class Serves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a part is given.
+    """What a part is given."""
 
-    Attributes:
-        config: where the node is.
-        options: what the agent is to do.
-        say: takes the log's lines: level, event, fields.
-        board: what the parts tell each other.
-        serving: what has served the kubelet since before the node was ours, if it was not at first.
-        kubelet: says what it has given to whom.
-    """
-
-    config: Config
-    options: Options
-    say: Callable[..., None]
-    board: Board = field(default_factory=Board)
+    config: Config  # where the node is
+    options: Options  # what the agent is to do
+    say: Callable[..., None]  # takes the log's lines: level, event, fields
+    board: Board = field(default_factory=Board)  # what the parts tell each other
+    # what has served the kubelet since before the node was ours, if it was not at first
     serving: Serves | None = None
-    kubelet: PodResources = field(default_factory=PodResources)
+    kubelet: PodResources = field(default_factory=PodResources)  # says what it has given to whom
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Post what is wrong with a part, and say it once.
@@ -143,15 +115,10 @@ class Context:
 
 
 class Part(NamedTuple):
-    """A part of the agent.
+    """A part of the agent."""
 
-    Attributes:
-        module: that it is.
-        is_wanted: whether the options want it.
-    """
-
-    module: str
-    is_wanted: Callable[[Options], object] = lambda _: True
+    module: str  # that it is
+    is_wanted: Callable[[Options], object] = lambda _: True  # whether the options want it
 
 
 def _tells_cluster(options: Options) -> bool:

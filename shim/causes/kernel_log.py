@@ -61,27 +61,17 @@ ROOM: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class LoggedXid:
-    """An Xid as a line of the log has it.
+    """An Xid as a line of the log has it."""
 
-    Attributes:
-        at: when it was logged, in seconds by the kernel's clock for its log; 0 if it does not say.
-        bus_id: PCI address of the GPU without its function ("0000:18:00").
-        xid: the number.
-        gpu_instance: of a GPU in MIG mode; None if the line names none.
-        compute_instance: likewise.
-        pid: of the process, in the host's pid namespace; 0 if it is not known.
-        process: what that calls itself; nothing is decided by it.
-        text: the rest, for people.
-    """
-
+    # when it was logged, in seconds by the kernel's clock for its log; 0 if it does not say
     at: float
-    bus_id: str
-    xid: int
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    pid: int = 0
-    process: str = ""
-    text: str = ""
+    bus_id: str  # PCI address of the GPU without its function ("0000:18:00")
+    xid: int  # the number
+    gpu_instance: int | None = None  # of a GPU in MIG mode; None if the line names none
+    compute_instance: int | None = None  # likewise
+    pid: int = 0  # of the process, in the host's pid namespace; 0 if it is not known
+    process: str = ""  # what that calls itself; nothing is decided by it
+    text: str = ""  # the rest, for people
 
 
 def parse_record(record: str) -> LoggedXid | None:

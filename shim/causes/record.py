@@ -72,33 +72,20 @@ class Whose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault that a container had to do with.
+    """One fault that a container had to do with."""
 
-    Attributes:
-        at: when it happened, in seconds since the epoch.
-        kind: "xid", "gpu-lost", "gpu-memory", "mps", "driver-lost", "host-memory", "memory-limit".
-        code: the number of the Xid; 0 for other kinds.
-        name: what it is, in words.
-        gpu: UUID or PCI address of the GPU; "" if it is of none.
-        mig: UUID of the MIG device; "" if it is of none.
-        pid: of the process, in the host's pid namespace; 0 if that is not known.
-        whose: whose fault it is.
-        sure: whether that is known, and not only likely.
-        action: what the node or its owner has to do, a short phrase; "" for nothing.
-        source: who has told of it: "agent" or :data:`KERNEL_LOG`.
-    """
-
-    at: float
+    at: float  # when it happened, in seconds since the epoch
+    # "xid", "gpu-lost", "gpu-memory", "mps", "driver-lost", "host-memory", "memory-limit"
     kind: str
-    code: int = 0
-    name: str = ""
-    gpu: str = ""
-    mig: str = ""
-    pid: int = 0
-    whose: Whose = Whose.UNCLEAR
-    sure: bool = False
-    action: str = ""
-    source: str = "agent"
+    code: int = 0  # the number of the Xid; 0 for other kinds
+    name: str = ""  # what it is, in words
+    gpu: str = ""  # UUID or PCI address of the GPU; "" if it is of none
+    mig: str = ""  # UUID of the MIG device; "" if it is of none
+    pid: int = 0  # of the process, in the host's pid namespace; 0 if that is not known
+    whose: Whose = Whose.UNCLEAR  # whose fault it is
+    sure: bool = False  # whether that is known, and not only likely
+    action: str = ""  # what the node or its owner has to do, a short phrase; "" for nothing
+    source: str = "agent"  # who has told of it: "agent" or KERNEL_LOG
 
 
 def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:

@@ -88,25 +88,15 @@ _ACTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One number.
+    """One number."""
 
-    Attributes:
-        number: as the driver has it.
-        name: NVIDIA's, in short.
-        meaning: for people.
-        remedy: what to do.
-        whose: whose fault it is, by the number alone.
-        ends: whether it can be why a container ended.
-        detail: what an application did, where the number says so.
-    """
-
-    number: int
-    name: str
-    meaning: str
-    remedy: Remedy = Remedy.RESTART_APP
-    whose: Whose = Whose.UNCLEAR
-    ends: bool = True
-    detail: str = ""
+    number: int  # as the driver has it
+    name: str  # NVIDIA's, in short
+    meaning: str  # for people
+    remedy: Remedy = Remedy.RESTART_APP  # what to do
+    whose: Whose = Whose.UNCLEAR  # whose fault it is, by the number alone
+    ends: bool = True  # whether it can be why a container ended
+    detail: str = ""  # what an application did, where the number says so
 
     @property
     def action(self) -> Action:

@@ -43,16 +43,12 @@ _COMMON: Final = ("pids", "devices", "memory", "freezer")
 
 @dataclass(frozen=True, slots=True)
 class Hierarchies:
-    """Where the kernel's hierarchies are mounted.
+    """Where the kernel's hierarchies are mounted."""
 
-    Attributes:
-        mounts: by controller (or ``name=systemd``, or :data:`UNIFIED`), the part of the
-            hierarchy that is mounted, and where.
-        is_v2: whether version 2 has the controllers.
-    """
-
+    # by controller (or ``name=systemd``, or UNIFIED), the part of the hierarchy that is mounted,
+    # and where
     mounts: Mapping[str, tuple[str, str]]
-    is_v2: bool
+    is_v2: bool  # whether version 2 has the controllers
 
     def directory(self, controller: str, path: str) -> str | None:
         """Where a cgroup can be seen.
@@ -75,16 +71,12 @@ class Hierarchies:
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """The cgroup of one container.
+    """The cgroup of one container."""
 
-    Attributes:
-        directories: its directory by controller; :data:`UNIFIED` is that of version 2. A
-            hierarchy in which it has no cgroup of its own is missing.
-        is_v2: whether version 2 has the controllers.
-    """
-
+    # its directory by controller; UNIFIED is that of version 2. A hierarchy in which it has no
+    # cgroup of its own is missing.
     directories: Mapping[str, str]
-    is_v2: bool
+    is_v2: bool  # whether version 2 has the controllers
 
     def directory(self, controller: str) -> str | None:
         """The directory with a controller's files; None if it has none of its own."""

@@ -49,15 +49,10 @@ _AGAIN: Final = (0.02, 0.1, 0.5)
 
 
 class OomWatch(Protocol):
-    """Watches one container.
+    """Watches one container."""
 
-    Attributes:
-        over: the cgroup is gone.
-        unsure: there was a signal, and no kill yet that explains it.
-    """
-
-    over: bool
-    unsure: bool
+    over: bool  # the cgroup is gone
+    unsure: bool  # there was a signal, and no kill yet that explains it
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when there is a reason to look."""

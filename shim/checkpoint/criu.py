@@ -52,18 +52,12 @@ _LONGEST_LOG: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How a container is to be saved.
+    """How a container is to be saved."""
 
-    Attributes:
-        exit: whether the container ends with it, or continues.
-        switches: what CRIU is allowed to save.
-        work_path: the directory for CRIU's log; empty for one of ours.
-        parent_path: an earlier checkpoint; memory that has not changed since is not saved again.
-    """
-
-    exit: bool = False
-    switches: Switches = NO_SWITCHES
-    work_path: str = ""
+    exit: bool = False  # whether the container ends with it, or continues
+    switches: Switches = NO_SWITCHES  # what CRIU is allowed to save
+    work_path: str = ""  # the directory for CRIU's log; empty for one of ours
+    # an earlier checkpoint; memory that has not changed since is not saved again
     parent_path: str = ""
 
     def words(self, image_path: str, work_path: str) -> list[str]:

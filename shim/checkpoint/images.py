@@ -47,23 +47,15 @@ _FILE_NAME: Final = re.compile(r"file\[[0-9a-f]{1,16}:[0-9a-f]{1,16}\]")
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """What CRIU is allowed to save, and has to be allowed to restore.
+    """What CRIU is allowed to save, and has to be allowed to restore."""
 
-    Attributes:
-        open_tcp: connected TCP sockets.
-        external_unix_sockets: unix sockets whose other end is outside.
-        terminal: processes of a session that was started outside ("shell job").
-        file_locks: held file locks.
-        empty_namespaces: namespaces that are not saved, but made again ("network").
-        cgroups_mode: how cgroups are restored: soft, full, strict; empty for the default.
-    """
-
-    open_tcp: bool = False
-    external_unix_sockets: bool = False
-    terminal: bool = False
-    file_locks: bool = False
+    open_tcp: bool = False  # connected TCP sockets
+    external_unix_sockets: bool = False  # unix sockets whose other end is outside
+    terminal: bool = False  # processes of a session that was started outside ("shell job")
+    file_locks: bool = False  # held file locks
+    # namespaces that are not saved, but made again ("network")
     empty_namespaces: tuple[str, ...] = ()
-    cgroups_mode: str = ""
+    cgroups_mode: str = ""  # how cgroups are restored: soft, full, strict; empty for the default
 
     def words(self) -> list[str]:
         """The same as arguments of ``checkpoint`` and ``restore``."""
@@ -86,15 +78,10 @@ NO_SWITCHES: Final = Switches()
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Our record in a checkpoint, for the shim that restores it.
+    """Our record in a checkpoint, for the shim that restores it."""
 
-    Attributes:
-        files: its external files, from :func:`shim.checkpoint.criu.external_files`.
-        switches: what CRIU was allowed to save.
-    """
-
-    files: dict[str, int]
-    switches: Switches
+    files: dict[str, int]  # its external files, from shim.checkpoint.criu.external_files
+    switches: Switches  # what CRIU was allowed to save
 
     def encode(self) -> bytes:
         """The record as it is written."""

@@ -150,17 +150,11 @@ def _wait_for_connection(channel: socket.socket) -> NoReturn:
 
 
 class VerbRequest(NamedTuple):
-    """A verb that somebody wants done.
+    """A verb that somebody wants done."""
 
-    Attributes:
-        program: the Python program that would do it otherwise.
-        words: what follows the program's name.
-        environment: the whole environment of the verb.
-    """
-
-    program: str
-    words: list[str]
-    environment: dict[str, str]
+    program: str  # the Python program that would do it otherwise
+    words: list[str]  # what follows the program's name
+    environment: dict[str, str]  # the whole environment of the verb
 
     @classmethod
     def decode(cls, content: bytes) -> VerbRequest:

@@ -49,33 +49,19 @@ DEFAULT_ROOT: Final = "/run/containerd/runc"
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How the low-level runtime is to be called.
+    """How the low-level runtime is to be called."""
 
-    Attributes:
-        binary_name: runc, crun, or the path of one.
-        root: the directory of its state; the namespace's directory is below it.
-        systemd_cgroup: whether systemd makes the cgroups.
-        no_pivot_root: move the root by chroot (for a rootfs on a ramdisk).
-        no_new_keyring: keep the session keyring of the caller.
-        io_uid: owner of the stdio that the container gets.
-        io_gid: group of it.
-        criu_path: CRIU, which saves and restores containers; empty for the one on PATH.
-        criu_image_path: a checkpoint to restore containers from, if Create names none.
-        criu_work_path: where CRIU's log of a restore goes; empty for a directory of ours.
-        shim_cgroup: the cgroup that the shim itself runs in; empty for its caller's.
-    """
-
-    binary_name: str = DEFAULT_BINARY
-    root: str = DEFAULT_ROOT
-    systemd_cgroup: bool = False
-    no_pivot_root: bool = False
-    no_new_keyring: bool = False
-    io_uid: int = 0
-    io_gid: int = 0
-    criu_path: str = ""
-    criu_image_path: str = ""
-    criu_work_path: str = ""
-    shim_cgroup: str = ""
+    binary_name: str = DEFAULT_BINARY  # runc, crun, or the path of one
+    root: str = DEFAULT_ROOT  # the directory of its state; the namespace's directory is below it
+    systemd_cgroup: bool = False  # whether systemd makes the cgroups
+    no_pivot_root: bool = False  # move the root by chroot (for a rootfs on a ramdisk)
+    no_new_keyring: bool = False  # keep the session keyring of the caller
+    io_uid: int = 0  # owner of the stdio that the container gets
+    io_gid: int = 0  # group of it
+    criu_path: str = ""  # CRIU, which saves and restores containers; empty for the one on PATH
+    criu_image_path: str = ""  # a checkpoint to restore containers from, if Create names none
+    criu_work_path: str = ""  # where CRIU's log of a restore goes; empty for a directory of ours
+    shim_cgroup: str = ""  # the cgroup that the shim itself runs in; empty for its caller's
 
 
 # The TOML key of each option (as containerd documents them for runc), its field and type.

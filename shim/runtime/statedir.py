@@ -86,25 +86,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeState:
-    """A container as its runtime knows it.
+    """A container as its runtime knows it."""
 
-    Attributes:
-        kind: whose it is.
-        pid: its init process.
-        start_time: when that started, in clock ticks since boot.
-        hooks: the kinds of hooks that it has.
-        own_pids: whether its processes end with its init.
-        cgroups: the directories of its cgroup.
-        plain: whether nothing but those directories and the state itself is the runtime's to
-            remove: its processes end with its init, and neither systemd nor resctrl knows it.
-    """
-
-    kind: Kind
-    pid: int
-    start_time: int
-    hooks: frozenset[str]
-    own_pids: bool
-    cgroups: tuple[str, ...]
+    kind: Kind  # whose it is
+    pid: int  # its init process
+    start_time: int  # when that started, in clock ticks since boot
+    hooks: frozenset[str]  # the kinds of hooks that it has
+    own_pids: bool  # whether its processes end with its init
+    cgroups: tuple[str, ...]  # the directories of its cgroup
+    # whether nothing but those directories and the state itself is the runtime's to remove: its
+    # processes end with its init, and neither systemd nor resctrl knows it
     plain: bool
 
 

@@ -46,19 +46,13 @@ _ERRNO_EPERM: Final = 0x00050001
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The program's parts on one architecture.
+    """The program's parts on one architecture."""
 
-    Attributes:
-        elf: its number in an ELF header.
-        audit: its number in the filter.
-        code: ``ppoll(NULL, 0, NULL, NULL, 0)``, over and over.
-        calls: the numbers of the system calls that are allowed: rt_sigreturn, restart_syscall,
-            ppoll, execve, write, exit_group.
-    """
-
-    elf: int
-    audit: int
-    code: bytes
+    elf: int  # its number in an ELF header
+    audit: int  # its number in the filter
+    code: bytes  # ``ppoll(NULL, 0, NULL, NULL, 0)``, over and over
+    # the numbers of the system calls that are allowed: rt_sigreturn, restart_syscall, ppoll,
+    # execve, write, exit_group
     calls: tuple[int, ...]
 
 

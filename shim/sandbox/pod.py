@@ -55,49 +55,30 @@ _LINE_BREAK: Final = re.compile(r"[\n\r\0]")
 
 @dataclass(frozen=True, slots=True)
 class IdMapping:
-    """A range of ids of a user namespace.
+    """A range of ids of a user namespace."""
 
-    Attributes:
-        inside: the first id in it.
-        outside: that id on the node.
-        count: how many ids there are.
-    """
-
-    inside: int
-    outside: int
-    count: int
+    inside: int  # the first id in it
+    outside: int  # that id on the node
+    count: int  # how many ids there are
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The configuration of a sandbox.
+    """The configuration of a sandbox."""
 
-    Attributes:
-        hostname: its hostname; empty for the node's.
-        network_path: the network namespace that containerd has made for it; empty if it has
-            made none.
-        own_network: whether its network (and with it its hostname) is its own.
-        own_ipc: whether its IPC and /dev/shm are its own.
-        own_pid: whether its processes are in a pid namespace of their own.
-        shares_pid: whether all its containers are in one of the pod's.
-        uids: the mapping of its user namespace; empty if it has none.
-        gids: the same for groups.
-        sysctls: names, with dots, and values, in the order to set them.
-        resolv_conf: the text of its resolv.conf; None for the node's.
-        cgroup_parent: the cgroup of the whole pod, as CRI names it; may be empty.
-    """
-
-    hostname: str = ""
+    hostname: str = ""  # its hostname; empty for the node's
+    # the network namespace that containerd has made for it; empty if it has made none
     network_path: str = ""
-    own_network: bool = True
-    own_ipc: bool = True
-    own_pid: bool = True
-    shares_pid: bool = True
-    uids: tuple[IdMapping, ...] = ()
-    gids: tuple[IdMapping, ...] = ()
+    own_network: bool = True  # whether its network (and with it its hostname) is its own
+    own_ipc: bool = True  # whether its IPC and /dev/shm are its own
+    own_pid: bool = True  # whether its processes are in a pid namespace of their own
+    shares_pid: bool = True  # whether all its containers are in one of the pod's
+    uids: tuple[IdMapping, ...] = ()  # the mapping of its user namespace; empty if it has none
+    gids: tuple[IdMapping, ...] = ()  # the same for groups
+    # names, with dots, and values, in the order to set them
     sysctls: tuple[tuple[str, str], ...] = ()
-    resolv_conf: str | None = None
-    cgroup_parent: str = ""
+    resolv_conf: str | None = None  # the text of its resolv.conf; None for the node's
+    cgroup_parent: str = ""  # the cgroup of the whole pod, as CRI names it; may be empty
 
 
 def read_pod(options: AnyMessage | None, network_path: str) -> Pod:

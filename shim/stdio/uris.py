@@ -59,19 +59,12 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class LoggerUri:
-    """A program that takes output.
+    """A program that takes output."""
 
-    Attributes:
-        path: the program, absolute.
-        arguments: what follows its name.
-        variables: what is added to its environment: names and values.
-        speaks: whether it writes a byte when it is ready (binary-v2), and does not only close
-            the descriptor.
-    """
-
-    path: str
-    arguments: tuple[str, ...]
-    variables: tuple[tuple[str, str], ...]
+    path: str  # the program, absolute
+    arguments: tuple[str, ...]  # what follows its name
+    variables: tuple[tuple[str, str], ...]  # what is added to its environment: names and values
+    # whether it writes a byte when it is ready (binary-v2), and does not only close the descriptor
     speaks: bool
 
 

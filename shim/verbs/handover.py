@@ -42,29 +42,17 @@ UMASK: Final = 0o022
 
 
 class ShimRequest(NamedTuple):
-    """Which shim to become.
+    """Which shim to become."""
 
-    Attributes:
-        bundle_path: the bundle of the first container. It becomes the working directory.
-        container_id: the first container.
-        namespace: containerd's namespace.
-        address: containerd's gRPC address.
-        ttrpc_address: where events are sent.
-        socket_path: the file of the listening socket.
-        debug: whether to log each step.
-        oom_score_adj: the score of the shim; None leaves it as it is.
-        environment: the whole environment of the shim.
-    """
-
-    bundle_path: str
-    container_id: str
-    namespace: str
-    address: str
-    ttrpc_address: str
-    socket_path: str
-    debug: bool
-    oom_score_adj: int | None
-    environment: dict[str, str]
+    bundle_path: str  # the bundle of the first container. It becomes the working directory.
+    container_id: str  # the first container
+    namespace: str  # containerd's namespace
+    address: str  # containerd's gRPC address
+    ttrpc_address: str  # where events are sent
+    socket_path: str  # the file of the listening socket
+    debug: bool  # whether to log each step
+    oom_score_adj: int | None  # the score of the shim; None leaves it as it is
+    environment: dict[str, str]  # the whole environment of the shim
 
 
 def channel() -> tuple[socket.socket, socket.socket]:

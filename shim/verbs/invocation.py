@@ -57,35 +57,20 @@ _CHUNK: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What containerd asks of the program.
+    """What containerd asks of the program."""
 
-    Attributes:
-        verb: ``start``, ``delete``, or empty.
-        namespace: containerd's namespace.
-        address: containerd's gRPC address.
-        publish_binary: containerd's own path; unused, since events go over ttrpc.
-        container_id: the container that the verb is about.
-        bundle: its bundle; empty for the current directory.
-        socket: where a fork server listens; empty if it has to find that out.
-        debug: whether the shim logs its steps.
-        stay: whether a fork server stays although nobody asks.
-        info: whether the runtime's description is asked for.
-        version: whether the version is asked for.
-        help: whether a person asks how the program is called.
-    """
-
-    verb: str = ""
-    namespace: str = ""
-    address: str = ""
-    publish_binary: str = ""
-    container_id: str = ""
-    bundle: str = ""
-    socket: str = ""
-    debug: bool = False
-    stay: bool = False
-    info: bool = False
-    version: bool = False
-    help: bool = False
+    verb: str = ""  # ``start``, ``delete``, or empty
+    namespace: str = ""  # containerd's namespace
+    address: str = ""  # containerd's gRPC address
+    publish_binary: str = ""  # containerd's own path; unused, since events go over ttrpc
+    container_id: str = ""  # the container that the verb is about
+    bundle: str = ""  # its bundle; empty for the current directory
+    socket: str = ""  # where a fork server listens; empty if it has to find that out
+    debug: bool = False  # whether the shim logs its steps
+    stay: bool = False  # whether a fork server stays although nobody asks
+    info: bool = False  # whether the runtime's description is asked for
+    version: bool = False  # whether the version is asked for
+    help: bool = False  # whether a person asks how the program is called
 
 
 def parse(arguments: Sequence[str], verbs: Sequence[str] = VERBS) -> Invocation:

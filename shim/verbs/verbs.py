@@ -31,17 +31,12 @@ _STDOUT, _STDERR = 1, 2
 
 
 class WarmCaller(NamedTuple):
-    """The client that has a verb done by a process forked from the fork server.
+    """The client that has a verb done by a process forked from the fork server."""
 
-    Attributes:
-        parent: the pid of the client's parent: containerd.
-        waiting: to the process that waits to become the shim; None if there is none.
-        tell: sends the client the verb's status.
-    """
-
-    parent: int
+    parent: int  # the pid of the client's parent: containerd
+    # to the process that waits to become the shim; None if there is none
     waiting: socket.socket | None
-    tell: Callable[[int], None]
+    tell: Callable[[int], None]  # sends the client the verb's status
 
 
 def main(

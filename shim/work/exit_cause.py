@@ -61,42 +61,25 @@ _LONGEST_RECORD: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended.
+    """How a container ended."""
 
-    Attributes:
-        namespace: containerd's.
-        container_id: its id.
-        bundle: its bundle.
-        pid: its init process.
-        status: that one's exit status, which is not 0.
-        at: when it ended, in seconds since the epoch.
-        out_of_memory: whether it had run out of its memory.
-    """
-
-    namespace: str
-    container_id: str
-    bundle: str
-    pid: int
-    status: int
-    at: float
-    out_of_memory: bool = False
+    namespace: str  # containerd's
+    container_id: str  # its id
+    bundle: str  # its bundle
+    pid: int  # its init process
+    status: int  # that one's exit status, which is not 0
+    at: float  # when it ended, in seconds since the epoch
+    out_of_memory: bool = False  # whether it had run out of its memory
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A device that the container had.
+    """A device that the container had."""
 
-    Attributes:
-        uuid: of the GPU or MIG device, or the GPU's PCI address.
-        gpu: of the GPU that it is, or is a part of.
-        bus_id: that one's PCI address without its function; "" if it is not known.
-        instance: the GPU instance of a MIG device; None for a GPU.
-    """
-
-    uuid: str
-    gpu: str
-    bus_id: str
-    instance: int | None = None
+    uuid: str  # of the GPU or MIG device, or the GPU's PCI address
+    gpu: str  # of the GPU that it is, or is a part of
+    bus_id: str  # that one's PCI address without its function; "" if it is not known
+    instance: int | None = None  # the GPU instance of a MIG device; None for a GPU
 
     def is_of(self, line: kernel_log.LoggedXid) -> bool:
         """Whether a line of the kernel's log is of this device."""

@@ -51,25 +51,15 @@ _FIRST: Final = 10  # which do not count
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A node, and what the kubelet is told of it.
+    """A node, and what the kubelet is told of it."""
 
-    Attributes:
-        title: of its column.
-        scenario: what the node has.
-        changed: the same with a GPU or MIG device less.
-        config: the device plugin's configuration.
-        resource: of which devices are asked for.
-        devices: how many it has.
-        fewer: how many it has when the node has changed.
-    """
-
-    title: str
-    scenario: Scenario
-    changed: Scenario
-    config: str
-    resource: str
-    devices: int
-    fewer: int
+    title: str  # of its column
+    scenario: Scenario  # what the node has
+    changed: Scenario  # the same with a GPU or MIG device less
+    config: str  # the device plugin's configuration
+    resource: str  # of which devices are asked for
+    devices: int  # how many it has
+    fewer: int  # how many it has when the node has changed
 
 
 def _divided(gpus: int, parts: int) -> Scenario:

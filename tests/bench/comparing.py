@@ -15,16 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing that is measured in each round.
+    """One thing that is measured in each round."""
 
-    Attributes:
-        title: what it is called in a table.
-        measure: measures once and returns a number.
-        base: the key of the case that it is compared with; None for no comparison.
-    """
-
-    title: str
-    measure: Callable[[], float]
+    title: str  # what it is called in a table
+    measure: Callable[[], float]  # measures once and returns a number
+    # the key of the case that it is compared with; None for no comparison
     base: str | None = "stock"
 
 

@@ -21,19 +21,12 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Where both are.
+    """Where both are."""
 
-    Attributes:
-        key: of the comparison or of the figures.
-        ours: the row of the comparison, or the column of the figures.
-        stock: likewise.
-        row: the row of the figures; "" for a comparison.
-    """
-
-    key: str
-    ours: str = "ours"
-    stock: str = "stock"
-    row: str = ""
+    key: str  # of the comparison or of the figures
+    ours: str = "ours"  # the row of the comparison, or the column of the figures
+    stock: str = "stock"  # likewise
+    row: str = ""  # the row of the figures; "" for a comparison
 
     def find(self, results: Results) -> Values | None:
         """Find both; None if they were not measured."""

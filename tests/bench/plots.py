@@ -29,19 +29,12 @@ _BAR_HEIGHT: Final = 14.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A ratio in a chart of ratios.
+    """A ratio in a chart of ratios."""
 
-    Attributes:
-        label: what it is of.
-        value: the ratio.
-        must: what it has to be at most; None for nothing.
-        aim: what it is wished to be.
-    """
-
-    label: str
-    value: float
-    must: float | None
-    aim: float
+    label: str  # what it is of
+    value: float  # the ratio
+    must: float | None  # what it has to be at most; None for nothing
+    aim: float  # what it is wished to be
 
 
 def curve_chart(curve: Curve) -> str:

@@ -41,22 +41,16 @@ _COLUMNS: Final = {"stock": "runc-v2", "ours": "nvidia-v1"}
 
 @dataclass(slots=True)
 class _Side:
-    """The pods of one shim, and what they have cost so far.
+    """The pods of one shim, and what they have cost so far."""
 
-    Attributes:
-        pods: the CRI of its containerd.
-        running: those that run.
-        created: milliseconds for each pod of a batch, batch by batch.
-        removed: likewise.
-        pss: KiB of all shims and fork servers, after each batch.
-        taken: KiB that the machine had less to give away after each batch than before it.
-    """
-
-    pods: Pods
-    running: list[Pod] = field(default_factory=list)
+    pods: Pods  # the CRI of its containerd
+    running: list[Pod] = field(default_factory=list)  # those that run
+    # milliseconds for each pod of a batch, batch by batch
     created: list[float] = field(default_factory=list)
-    removed: list[float] = field(default_factory=list)
+    removed: list[float] = field(default_factory=list)  # likewise
+    # KiB of all shims and fork servers, after each batch
     pss: list[float] = field(default_factory=list)
+    # KiB that the machine had less to give away after each batch than before it
     taken: list[float] = field(default_factory=list)
 
 

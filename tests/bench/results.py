@@ -21,32 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured of one thing, in each round or at each place of a curve.
+    """What was measured of one thing, in each round or at each place of a curve."""
 
-    Attributes:
-        title: what it is called in a table.
-        values: what was measured, in the order of the rounds or places.
-        base: the key of the row that it is compared with; None for no comparison.
-    """
-
-    title: str
-    values: tuple[float, ...]
-    base: str | None = None
+    title: str  # what it is called in a table
+    values: tuple[float, ...]  # what was measured, in the order of the rounds or places
+    base: str | None = None  # the key of the row that it is compared with; None for no comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Things that were measured side by side, round by round.
+    """Things that were measured side by side, round by round."""
 
-    Attributes:
-        title: what was done.
-        unit: of the values.
-        rows: by their keys.
-    """
-
-    title: str
-    unit: str
-    rows: Mapping[str, Row]
+    title: str  # what was done
+    unit: str  # of the values
+    rows: Mapping[str, Row]  # by their keys
 
     def series(self, key: str) -> Series:
         """What was measured of one of them."""
@@ -68,34 +56,21 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of a table of figures.
+    """One line of a table of figures."""
 
-    Attributes:
-        title: what it says.
-        unit: of the values.
-        values: by the key of their column; not every column has one.
-    """
-
-    title: str
-    unit: str
-    values: Mapping[str, float]
+    title: str  # what it says
+    unit: str  # of the values
+    values: Mapping[str, float]  # by the key of their column; not every column has one
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A table of figures.
+    """A table of figures."""
 
-    Attributes:
-        title: what they are of.
-        columns: the heading of each column, by its key.
-        base: the column that others are divided by; None for no ratios.
-        rows: by their keys.
-    """
-
-    title: str
-    columns: Mapping[str, str]
-    base: str | None
-    rows: Mapping[str, Figure]
+    title: str  # what they are of
+    columns: Mapping[str, str]  # the heading of each column, by its key
+    base: str | None  # the column that others are divided by; None for no ratios
+    rows: Mapping[str, Figure]  # by their keys
 
     def ratio(self, row: str, column: str) -> float | None:
         """A figure over that of the base; None if there is nothing to divide by."""
@@ -108,38 +83,24 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What something costs, as something else grows.
+    """What something costs, as something else grows."""
 
-    Attributes:
-        title: what costs.
-        axis: what grows.
-        unit: of the values.
-        places: how much of it there is, rising.
-        lines: by their keys; each has a value for each place.
-    """
-
-    title: str
-    axis: str
-    unit: str
-    places: tuple[float, ...]
-    lines: Mapping[str, Row]
+    title: str  # what costs
+    axis: str  # what grows
+    unit: str  # of the values
+    places: tuple[float, ...]  # how much of it there is, rising
+    lines: Mapping[str, Row]  # by their keys; each has a value for each place
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that one run of the benchmark found out, or a part of it.
+    """All that one run of the benchmark found out, or a part of it."""
 
-    Attributes:
-        machine: what it ran on, and when: a word or two by their names.
-        comparisons: by their keys.
-        figures: by their keys.
-        curves: by their keys.
-    """
-
+    # what it ran on, and when: a word or two by their names
     machine: Mapping[str, str] = field(default_factory=dict)
-    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
-    figures: Mapping[str, Figures] = field(default_factory=dict)
-    curves: Mapping[str, Curve] = field(default_factory=dict)
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)  # by their keys
+    figures: Mapping[str, Figures] = field(default_factory=dict)  # by their keys
+    curves: Mapping[str, Curve] = field(default_factory=dict)  # by their keys
 
     def joined(self, other: Results) -> Results:
         """This and another part of a run; where both have something, the other's."""

@@ -37,25 +37,15 @@ HANDLER: Final = "measured"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything is measured.
+    """How much of everything is measured."""
 
-    Attributes:
-        rounds: of each comparison.
-        shims: idle at the same time.
-        many: containers that run at once, each time.
-        execs: in one shim, to see what they leave.
-        pods: on the node at once.
-        watch: seconds that idle shims are watched for wake-ups.
-        idle: seconds that the idle node agent is watched.
-    """
-
-    rounds: int
-    shims: int
-    many: tuple[int, ...]
-    execs: int
-    pods: int
-    watch: float
-    idle: float = 60
+    rounds: int  # of each comparison
+    shims: int  # idle at the same time
+    many: tuple[int, ...]  # containers that run at once, each time
+    execs: int  # in one shim, to see what they leave
+    pods: int  # on the node at once
+    watch: float  # seconds that idle shims are watched for wake-ups
+    idle: float = 60  # seconds that the idle node agent is watched
 
 
 class Stage:

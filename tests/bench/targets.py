@@ -38,21 +38,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One thing to reach.
+    """One thing to reach."""
 
-    Attributes:
-        title: what is measured.
-        must: the highest value that is good enough; None where it is only told.
-        aim: the value that is wished for.
-        seen: where the value is: a pair's ratio, or a figure itself.
-        label: what it is called in a chart of ratios; none for what is no ratio.
-    """
-
-    title: str
-    must: float | None
-    aim: float
-    seen: Pair | Figure
-    label: str = ""
+    title: str  # what is measured
+    must: float | None  # the highest value that is good enough; None where it is only told
+    aim: float  # the value that is wished for
+    seen: Pair | Figure  # where the value is: a pair's ratio, or a figure itself
+    label: str = ""  # what it is called in a chart of ratios; none for what is no ratio
 
     def found(self, results: Results) -> float | None:
         """The value; None if it was not measured."""

@@ -48,17 +48,13 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens.
+    """What happens."""
 
-    Attributes:
-        lines: of the simulated NVML's file of faults.
-        dead: the index of the GPU that is dead then; None if none is, or nobody can tell.
-        heard: whether the agent hears of it; otherwise it finds out when it asks NVML the next
-            time, which it does every five minutes.
-    """
-
-    lines: str
+    lines: str  # of the simulated NVML's file of faults
+    # the index of the GPU that is dead then; None if none is, or nobody can tell
     dead: int | None = 3
+    # whether the agent hears of it; otherwise it finds out when it asks NVML the next time, which
+    # it does every five minutes
     heard: bool = True
 
 
@@ -83,21 +79,14 @@ exec in it."""
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial ended.
+    """How a trial ended."""
 
-    Attributes:
-        told: seconds until the kubelet heard of the dead GPU; None if none was, or is told.
-        preferred: the longest GetPreferredAllocation, in seconds.
-        allocate: the longest Allocate.
-        start: the longest start of a container to its end.
-        wasted: pods that were given the dead GPU before anybody knew.
-    """
-
+    # seconds until the kubelet heard of the dead GPU; None if none was, or is told
     told: float | None
-    preferred: float
-    allocate: float
-    start: float
-    wasted: int
+    preferred: float  # the longest GetPreferredAllocation, in seconds
+    allocate: float  # the longest Allocate
+    start: float  # the longest start of a container to its end
+    wasted: int  # pods that were given the dead GPU before anybody knew
 
 
 class Machine:

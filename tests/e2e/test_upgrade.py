@@ -48,17 +48,11 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What becomes of the containerd.
+    """What becomes of the containerd."""
 
-    Attributes:
-        before: the first one.
-        after: the second one.
-        way: how the first one ends: "stop" or "kill".
-    """
-
-    before: Parts
-    after: Parts
-    way: str
+    before: Parts  # the first one
+    after: Parts  # the second one
+    way: str  # how the first one ends: "stop" or "kill"
 
     def __call__(self, containerd: PrivateContainerd, *, meanwhile: Callable[[], object]) -> None:
         """Exchange it.

@@ -70,15 +70,11 @@ _PLAN: Final = Plan(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A parser to be fuzzed.
+    """A parser to be fuzzed."""
 
-    Attributes:
-        run: tries one input; what it raises beside typed errors is a defect.
-        words: what the format is made of, for the mutations.
-    """
-
+    # tries one input; what it raises beside typed errors is a defect
     run: Callable[[bytes], object]
-    words: tuple[bytes, ...] = ()
+    words: tuple[bytes, ...] = ()  # what the format is made of, for the mutations
 
 
 def attempt(target: Target, data: bytes) -> NvshimError | None:

@@ -50,17 +50,11 @@ _STOP_TIMEOUT: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class DockerParts:
-    """The programs of a Docker, as absolute paths.
+    """The programs of a Docker, as absolute paths."""
 
-    Attributes:
-        release: of Debian, whose they are.
-        dockerd: the daemon.
-        docker: its client.
-    """
-
-    release: str
-    dockerd: str
-    docker: str
+    release: str  # of Debian, whose they are
+    dockerd: str  # the daemon
+    docker: str  # its client
 
     @classmethod
     def of_release(cls, release: str, *, say: Callable[[str], None] | None = None) -> Self:

@@ -18,15 +18,10 @@ from tests.harness.waiting import eventually
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event.
+    """One event."""
 
-    Attributes:
-        topic: "/tasks/exit" and the like.
-        fields: the message's fields, by their names in JSON.
-    """
-
-    topic: str
-    fields: dict[str, Any]
+    topic: str  # "/tasks/exit" and the like
+    fields: dict[str, Any]  # the message's fields, by their names in JSON
 
     @property
     def short(self) -> str:

@@ -13,16 +13,11 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Told(NamedTuple):
-    """A family as it was read.
+    """A family as it was read."""
 
-    Attributes:
-        name: without the ending of its kind.
-        kind: "gauge", "counter".
-        series: names of series and their labels, with the value of each.
-    """
-
-    name: str
-    kind: str
+    name: str  # without the ending of its kind
+    kind: str  # "gauge", "counter"
+    # names of series and their labels, with the value of each
     series: dict[tuple[str, Labels], float]
 
 

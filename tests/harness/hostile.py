@@ -100,21 +100,14 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of a container.
+    """What came of a container."""
 
-    Attributes:
-        refused: why it was not created or not started; "" if it was.
-        output: what it wrote.
-        spec: config.json as the low-level runtime had it; empty if it was not created.
-        record: nvidia.json; likewise.
-        mounts: mountinfo of the container's own mount namespace; likewise.
-    """
-
-    refused: str = ""
-    output: str = ""
+    refused: str = ""  # why it was not created or not started; "" if it was
+    output: str = ""  # what it wrote
+    # config.json as the low-level runtime had it; empty if it was not created
     spec: dict[str, Any] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
-    mounts: str = ""
+    record: dict[str, Any] = field(default_factory=dict)  # nvidia.json; likewise
+    mounts: str = ""  # mountinfo of the container's own mount namespace; likewise
 
 
 class Ground:

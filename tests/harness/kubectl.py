@@ -57,15 +57,10 @@ _RESOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """A kubectl.
+    """A kubectl."""
 
-    Attributes:
-        release: of Debian, whose it is.
-        program: its path.
-    """
-
-    release: str
-    program: str
+    release: str  # of Debian, whose it is
+    program: str  # its path
 
     @classmethod
     def of_release(cls, release: str, *, say: Callable[[str], None] | None = None) -> Self:
@@ -115,15 +110,11 @@ def render(kubectl: Kubectl, overlay: str, *components: str) -> list[dict[str, A
 
 @dataclass
 class Discovery:
-    """A server of the API that knows which kinds there are. As a context it runs.
+    """A server of the API that knows which kinds there are. As a context it runs."""
 
-    Attributes:
-        changes: the requests that would have changed something.
-        url: where it answers.
-    """
-
+    # the requests that would have changed something
     changes: list[str] = field(default_factory=list)
-    url: str = ""
+    url: str = ""  # where it answers
 
     _running: ExitStack = field(default_factory=ExitStack)
 

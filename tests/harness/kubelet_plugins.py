@@ -47,23 +47,14 @@ class NotEnough(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a container has been given.
+    """What a container has been given."""
 
-    Attributes:
-        pod: its name.
-        namespace: of the pod.
-        container: its name in the pod.
-        resource: of which the devices are.
-        ids: what the plugin calls them.
-        answer: what the plugin answered.
-    """
-
-    pod: str
-    namespace: str
-    container: str
-    resource: str
-    ids: tuple[str, ...]
-    answer: pb.ContainerAllocateResponse
+    pod: str  # its name
+    namespace: str  # of the pod
+    container: str  # its name in the pod
+    resource: str  # of which the devices are
+    ids: tuple[str, ...]  # what the plugin calls them
+    answer: pb.ContainerAllocateResponse  # what the plugin answered
 
 
 class Plugin:

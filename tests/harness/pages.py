@@ -29,34 +29,21 @@ __all__ = ["Block", "Command", "anchors", "blocks", "links", "pages", "read_page
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of a page.
+    """A command of a page."""
 
-    Attributes:
-        text: what is typed, on one or several lines.
-        output: the lines that it is shown to print, with ``…`` for anything.
-    """
-
-    text: str
-    output: tuple[str, ...]
+    text: str  # what is typed, on one or several lines
+    output: tuple[str, ...]  # the lines that it is shown to print, with ``…`` for anything
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of commands.
+    """A block of commands."""
 
-    Attributes:
-        page: its file, relative to the repository.
-        line: where it begins.
-        commands: of it.
-        status: with which the last one ends.
-        reason: why it is not run; "" if it is.
-    """
-
-    page: str
-    line: int
-    commands: tuple[Command, ...]
-    status: int
-    reason: str
+    page: str  # its file, relative to the repository
+    line: int  # where it begins
+    commands: tuple[Command, ...]  # of it
+    status: int  # with which the last one ends
+    reason: str  # why it is not run; "" if it is
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"

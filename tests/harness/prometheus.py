@@ -34,15 +34,10 @@ _NAMES: Final = ("prometheus", "promtool")
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where they are.
+    """Where they are."""
 
-    Attributes:
-        prometheus: the server.
-        promtool: what checks files for it.
-    """
-
-    prometheus: str
-    promtool: str
+    prometheus: str  # the server
+    promtool: str  # what checks files for it
 
     @classmethod
     def of_debian(cls, *, say: Callable[[str], None] | None = None) -> Self:

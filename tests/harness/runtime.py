@@ -46,15 +46,10 @@ def new_name(kind: str = "c") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container that runs detached.
+    """A container that runs detached."""
 
-    Attributes:
-        runtime: whose it is.
-        name: its id.
-    """
-
-    runtime: Runtime
-    name: str
+    runtime: Runtime  # whose it is
+    name: str  # its id
 
     @property
     def pid(self) -> int:

@@ -26,15 +26,10 @@ _ELSEWHERE: Final = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "12345
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release that was made.
+    """A release that was made."""
 
-    Attributes:
-        path: its directory.
-        key: that has signed it.
-    """
-
-    path: str
-    key: str
+    path: str  # its directory
+    key: str  # that has signed it
 
     def one(self, ending: str) -> str:
         """The path of the file that ends so."""

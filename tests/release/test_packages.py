@@ -140,13 +140,9 @@ def test_lintian_finds_nothing_and_needs_every_override(release: Release) -> Non
 
 @dataclass(frozen=True, slots=True)
 class DebianRoot:
-    """A root with a release of Debian, on a disk.
+    """A root with a release of Debian, on a disk."""
 
-    Attributes:
-        path: where it is.
-    """
-
-    path: str
+    path: str  # where it is
 
     def run(self, command: str, *, status: int = 0) -> str:
         """Run a shell's command in it; returns what it says, and fails if its status is another."""

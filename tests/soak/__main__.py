@@ -150,22 +150,15 @@ WORK: Final[tuple[tuple[Callable[[Runtime, Container, random.Random], None], int
 
 @dataclass
 class Worker:
-    """One that works by itself, with a long-lived container of its own.
-
-    Attributes:
-        container: that container.
-        shim: the pid of its shim.
-        done: how many pieces of work it has done.
-        failures: what was wrong.
-        sizes: memory (KiB) and descriptors of the shim, after each shift.
-    """
+    """One that works by itself, with a long-lived container of its own."""
 
     runtime: Runtime
     dice: random.Random
-    container: Container
-    shim: int = 0
-    done: int = 0
-    failures: list[str] = field(default_factory=list)
+    container: Container  # that container
+    shim: int = 0  # the pid of its shim
+    done: int = 0  # how many pieces of work it has done
+    failures: list[str] = field(default_factory=list)  # what was wrong
+    # memory (KiB) and descriptors of the shim, after each shift
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
     def work(self, until: float) -> None:

@@ -81,15 +81,11 @@ class Ended(Exception):
 
 @dataclass(slots=True)
 class _Work:
-    """Something that is done for a claim.
+    """Something that is done for a claim."""
 
-    Attributes:
-        what: "prepare" or "unprepare".
-        found: what has come of it, and why nothing has; None while that is not known.
-    """
-
-    what: str
+    what: str  # "prepare" or "unprepare"
     reference: Reference
+    # what has come of it, and why nothing has; None while that is not known
     found: tuple[Any, str] | None = None
     done: anyio.Event = field(default_factory=anyio.Event)
 

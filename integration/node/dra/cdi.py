@@ -64,19 +64,12 @@ def path_of(config: Config, driver: str, uid: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What the specs of claims are made of.
+    """What the specs of claims are made of."""
 
-    Attributes:
-        spec: without devices and their common edits.
-        devices: by UUID, each as its own edits are.
-        common: what comes with any device, as it is written down.
-        version: of the CDI specification that all of it needs.
-    """
-
-    spec: SpecFile
-    devices: Mapping[str, SpecDevice]
-    common: Mapping[str, Any]
-    version: str
+    spec: SpecFile  # without devices and their common edits
+    devices: Mapping[str, SpecDevice]  # by UUID, each as its own edits are
+    common: Mapping[str, Any]  # what comes with any device, as it is written down
+    version: str  # of the CDI specification that all of it needs
 
 
 def generate(

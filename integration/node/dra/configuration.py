@@ -64,47 +64,30 @@ _FROM_CLASS: Final = "FromClass"
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """What is asked of MPS.
+    """What is asked of MPS."""
 
-    Attributes:
-        threads: percent of the threads that a client may have.
-        memory: MiB that a client may have of each device; 0 for no limit.
-        memory_of: likewise, of one device, by its UUID or its place among those of the claim.
-        multi_user: whether clients of several users may work at the same time.
-    """
-
-    threads: int = ALL
-    memory: int = 0
+    threads: int = ALL  # percent of the threads that a client may have
+    memory: int = 0  # MiB that a client may have of each device; 0 for no limit
+    # likewise, of one device, by its UUID or its place among those of the claim
     memory_of: Mapping[str, int] = field(default_factory=dict)
-    multi_user: bool = False
+    multi_user: bool = False  # whether clients of several users may work at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked of devices.
+    """What is asked of devices."""
 
-    Attributes:
-        time_slice: of :data:`INTERVALS`; "" for nothing.
-        mps: None for nothing.
-    """
-
-    time_slice: str = ""
-    mps: Mps | None = None
+    time_slice: str = ""  # of INTERVALS; "" for nothing
+    mps: Mps | None = None  # None for nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One entry that is ours.
+    """One entry that is ours."""
 
-    Attributes:
-        kind: "GpuConfig".
-        devices: the kinds of devices that it is for.
-        requests: those that it is for; none for all.
-    """
-
-    kind: str
-    devices: frozenset[str]
-    requests: frozenset[str]
+    kind: str  # "GpuConfig"
+    devices: frozenset[str]  # the kinds of devices that it is for
+    requests: frozenset[str]  # those that it is for; none for all
     wish: Wish
 
 

@@ -103,50 +103,32 @@ _ARCHITECTURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a GPU is in the machine.
+    """Where a GPU is in the machine."""
 
-    Attributes:
-        numa: its NUMA node; None if the machine does not say.
-        root: its PCI root ("pci0000:00"); "" likewise.
-        peers: the indices of the GPUs to which it has NVLinks.
-        group: the least index of those that NVLinks connect it with, directly or not, and its own.
-    """
-
-    numa: int | None = None
-    root: str = ""
-    peers: tuple[int, ...] = ()
+    numa: int | None = None  # its NUMA node; None if the machine does not say
+    root: str = ""  # its PCI root ("pci0000:00"); "" likewise
+    peers: tuple[int, ...] = ()  # the indices of the GPUs to which it has NVLinks
+    # the least index of those that NVLinks connect it with, directly or not, and its own
     group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU or a MIG device that claims may have.
+    """A GPU or a MIG device that claims may have."""
 
-    Attributes:
-        name: as the API calls it.
-        uuid: of the device; its name if it has yet to be made.
-        gpu: UUID of the GPU that it is, or is a part of.
-        attributes: by their full names, as the API has them.
-        capacity: quantities, by their full names.
-        lost: whether it does not answer, or has no node.
-        drained: since when and why it is out of service; "" if it is in service.
-        part: where it is, or would be, on its GPU, if it is made for claims.
-        counters: what it takes of its GPU, likewise, or as a whole GPU that could be cut instead.
-        shares: how many claims may have a part of it; 0 if one has all of it.
-        taints: why no new pod is to get it.
-    """
-
-    name: str
-    uuid: str
-    gpu: str
+    name: str  # as the API calls it
+    uuid: str  # of the device; its name if it has yet to be made
+    gpu: str  # UUID of the GPU that it is, or is a part of
+    # by their full names, as the API has them
     attributes: Mapping[str, Mapping[str, str | int]] = field(hash=False)
-    capacity: Mapping[str, str] = field(hash=False)
-    lost: bool = False
-    drained: str = ""
-    part: Part | None = None
+    capacity: Mapping[str, str] = field(hash=False)  # quantities, by their full names
+    lost: bool = False  # whether it does not answer, or has no node
+    drained: str = ""  # since when and why it is out of service; "" if it is in service
+    part: Part | None = None  # where it is, or would be, on its GPU, if it is made for claims
+    # what it takes of its GPU, likewise, or as a whole GPU that could be cut instead
     counters: Counters | None = field(default=None, hash=False)
-    shares: int = 0
-    taints: tuple[Taint, ...] = ()
+    shares: int = 0  # how many claims may have a part of it; 0 if one has all of it
+    taints: tuple[Taint, ...] = ()  # why no new pod is to get it
 
     @property
     def can_be_given(self) -> bool:

@@ -40,17 +40,12 @@ _RETRY_AFTER: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What claims may have.
+    """What claims may have."""
 
-    Attributes:
-        devices: by their names.
-        specs: what the CDI specs of those that are there are made of; None for nothing.
-        parts: what NVML says of GPUs in MIG mode.
-    """
-
-    devices: Mapping[str, Device]
+    devices: Mapping[str, Device]  # by their names
+    # what the CDI specs of those that are there are made of; None for nothing
     specs: cdi.Template | None
-    parts: Parts
+    parts: Parts  # what NVML says of GPUs in MIG mode
 
 
 class Looking:

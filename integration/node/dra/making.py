@@ -64,19 +64,12 @@ _TO_ACT: Final = 12.0 * PATIENCE
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is made, or to be made, for a claim.
+    """What is made, or to be made, for a claim."""
 
-    Attributes:
-        claim: the claim's UID.
-        title: the claim, for people.
-        part: where on which GPU.
-        uuid: of the device; "" until it is known.
-    """
-
-    claim: str
-    title: str
-    part: Part
-    uuid: str = ""
+    claim: str  # the claim's UID
+    title: str  # the claim, for people
+    part: Part  # where on which GPU
+    uuid: str = ""  # of the device; "" until it is known
 
 
 def is_unmade(device: ClaimDevice) -> bool:

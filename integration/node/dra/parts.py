@@ -54,21 +54,14 @@ _PLAIN: Final = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A size that a GPU can be cut into.
+    """A size that a GPU can be cut into."""
 
-    Attributes:
-        id: the driver's number of it.
-        name: "1g.10gb".
-        most: how many of it the GPU can have.
-        places: the memory slice at which it may begin, and how many it takes.
-        figures: what it has, in the order of :data:`CAPACITIES`; memory in MiB.
-    """
-
-    id: int
-    name: str
-    most: int
+    id: int  # the driver's number of it
+    name: str  # "1g.10gb"
+    most: int  # how many of it the GPU can have
+    # the memory slice at which it may begin, and how many it takes
     places: tuple[tuple[int, int], ...]
-    figures: tuple[int, ...]
+    figures: tuple[int, ...]  # what it has, in the order of CAPACITIES; memory in MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,35 +76,25 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class GpuParts:
-    """What one GPU is cut into, and can be; nothing if it knows no MIG.
-
-    Attributes:
-        instances: none unless it is in MIG mode.
-        mode: whether it is.
-    """
+    """What one GPU is cut into, and can be; nothing if it knows no MIG."""
 
     profiles: tuple[Profile, ...] = ()
-    instances: tuple[Instance, ...] = ()
-    mode: bool = True
+    instances: tuple[Instance, ...] = ()  # none unless it is in MIG mode
+    mode: bool = True  # whether it is
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What NVML said.
+    """What NVML said."""
 
-    Attributes:
-        gpus: by UUID.
-        addressing: how a GPU sees the host's memory ("HMM"), by UUID, if NVML has told.
-        figures: of each MIG device, by its UUID, as those of a :class:`Profile`.
-        instance_of: the GPU of each MIG device and the id of its GPU instance, by its UUID.
-        failure: why there is nothing in it; "" if NVML answered.
-    """
-
-    gpus: Mapping[str, GpuParts] = field(default_factory=dict)
+    gpus: Mapping[str, GpuParts] = field(default_factory=dict)  # by UUID
+    # how a GPU sees the host's memory ("HMM"), by UUID, if NVML has told
     addressing: Mapping[str, str] = field(default_factory=dict)
+    # of each MIG device, by its UUID, as those of a Profile
     figures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # the GPU of each MIG device and the id of its GPU instance, by its UUID
     instance_of: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    failure: str = ""
+    failure: str = ""  # why there is nothing in it; "" if NVML answered
 
     def instance(self, uuid: str) -> Instance | None:
         """The GPU instance that a MIG device is of."""
@@ -144,21 +127,13 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A MIG device that could be made, or was made for a claim.
+    """A MIG device that could be made, or was made for a claim."""
 
-    Attributes:
-        gpu: the GPU's UUID.
-        profile: the driver's number of its profile.
-        start: the first of its memory slices.
-        size: how many it takes.
-        shape: its profile's name; "" if only its name is known.
-    """
-
-    gpu: str
-    profile: int
-    start: int
-    size: int
-    shape: str = ""
+    gpu: str  # the GPU's UUID
+    profile: int  # the driver's number of its profile
+    start: int  # the first of its memory slices
+    size: int  # how many it takes
+    shape: str = ""  # its profile's name; "" if only its name is known
 
     @property
     def name(self) -> str:
@@ -173,17 +148,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a part takes of its GPU, as the scheduler counts it.
+    """What a part takes of its GPU, as the scheduler counts it."""
 
-    Attributes:
-        of: the name of the set of counters.
-        takes: how much of each counter.
-        left: how much of each counter there is in all.
-    """
-
-    of: str
-    takes: Mapping[str, str]
-    left: Mapping[str, str]
+    of: str  # the name of the set of counters
+    takes: Mapping[str, str]  # how much of each counter
+    left: Mapping[str, str]  # how much of each counter there is in all
 
 
 def parse_name(name: str) -> Part | None:

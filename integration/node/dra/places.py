@@ -33,22 +33,14 @@ _UID: Final = "(-[A-Za-z0-9-]{1,63})?"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The paths.
+    """The paths."""
 
-    Attributes:
-        registry: the directory in which the kubelet looks for instances.
-        directory: the driver's.
-        registration: the socket by which the kubelet finds this instance.
-        endpoint: the socket at which it calls this instance.
-        common: the socket of whoever is at work.
-    """
-
-    registry: str
-    directory: str
+    registry: str  # the directory in which the kubelet looks for instances
+    directory: str  # the driver's
     driver: str
-    registration: str
-    endpoint: str
-    common: str
+    registration: str  # the socket by which the kubelet finds this instance
+    endpoint: str  # the socket at which it calls this instance
+    common: str  # the socket of whoever is at work
 
     def sweep(self) -> None:
         """Remove the sockets that instances have left which were killed."""

@@ -45,17 +45,11 @@ _OPTIONS: Final = ("nosuid", "nodev", "bind")
 
 
 class Result(NamedTuple):
-    """A device that was allocated to a claim.
+    """A device that was allocated to a claim."""
 
-    Attributes:
-        request: the claim's, with its subrequest ("gpu/any").
-        device: as the claim has it.
-        known: as the node has it.
-    """
-
-    request: str
-    device: ClaimDevice
-    known: Device
+    request: str  # the claim's, with its subrequest ("gpu/any")
+    device: ClaimDevice  # as the claim has it
+    known: Device  # as the node has it
 
 
 def configured(

@@ -69,19 +69,12 @@ class Counting(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose the slices are.
+    """Whose the slices are."""
 
-    Attributes:
-        driver: its name.
-        node: the Node's name, and so the pool's.
-        node_uid: the Node's UID.
-        version: of the API.
-    """
-
-    driver: str
-    node: str
-    node_uid: str
-    version: str = VERSIONS[0]
+    driver: str  # its name
+    node: str  # the Node's name, and so the pool's
+    node_uid: str  # the Node's UID
+    version: str = VERSIONS[0]  # of the API
 
 
 @dataclass(frozen=True, slots=True)

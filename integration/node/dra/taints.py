@@ -38,15 +38,11 @@ _OTHER: Final = re.compile(r"[^A-Za-z0-9._]+")
 
 
 class Taint(NamedTuple):
-    """A taint, as the API has it.
-
-    Attributes:
-        effect: of :data:`EFFECTS`.
-    """
+    """A taint, as the API has it."""
 
     key: str
     value: str
-    effect: str
+    effect: str  # of EFFECTS
 
 
 def taints_of(

@@ -57,17 +57,11 @@ _LOADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClaimDaemon:
-    """What claims need of a daemon.
+    """What claims need of a daemon."""
 
-    Attributes:
-        limits: MiB that a client may have of each device, by UUID; 0 for no limit.
-        threads: percent of the threads that a client may have.
-        multi_user: whether clients of several users may work at the same time.
-    """
-
-    limits: Mapping[str, int]
-    threads: int
-    multi_user: bool
+    limits: Mapping[str, int]  # MiB that a client may have of each device, by UUID; 0 for no limit
+    threads: int  # percent of the threads that a client may have
+    multi_user: bool  # whether clients of several users may work at the same time
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,15 +59,10 @@ def refuse_claimed(devices: Iterable[Device], claimed: Sequence[ClaimDevice]) ->
 
 
 class _Taken(NamedTuple):
-    """What claims have: there may be thousands of devices, and a hundred claims.
+    """What claims have: there may be thousands of devices, and a hundred claims."""
 
-    Attributes:
-        devices: UUIDs of what they have.
-        gpus: and of the GPUs that those are parts of.
-    """
-
-    devices: frozenset[str]
-    gpus: frozenset[str]
+    devices: frozenset[str]  # UUIDs of what they have
+    gpus: frozenset[str]  # and of the GPUs that those are parts of
 
     @classmethod
     def by(cls, claimed: Sequence[ClaimDevice]) -> Self:

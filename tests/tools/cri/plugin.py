@@ -49,19 +49,13 @@ _MODEST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CriPlugin:
-    """How the plugin is configured.
+    """How the plugin is configured."""
 
-    Attributes:
-        handlers: the tables below ``containerd.runtimes``, by the handler's name.
-        sandbox_image: the image of a pod's first container.
-        default_handler: whom a pod gets that names no handler.
-        cdi_directories: where it finds CDI specs; none for its default.
-    """
-
+    # the tables below ``containerd.runtimes``, by the handler's name
     handlers: Mapping[str, Mapping[str, Any]]
-    sandbox_image: str
-    default_handler: str = "runc"
-    cdi_directories: tuple[str, ...] = ()
+    sandbox_image: str  # the image of a pod's first container
+    default_handler: str = "runc"  # whom a pod gets that names no handler
+    cdi_directories: tuple[str, ...] = ()  # where it finds CDI specs; none for its default
 
     def tables(self, version: int, directory: str) -> dict[str, Any]:
         """The plugin's tables in containerd's configuration.

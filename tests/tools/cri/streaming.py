@@ -97,19 +97,12 @@ class Channel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process that was streamed ended.
+    """How a process that was streamed ended."""
 
-    Attributes:
-        exit_code: 0 also if an attached client was let go with success.
-        stdout: all that was written there; with a terminal, all.
-        stderr: likewise.
-        message: the server's words if it failed; else empty.
-    """
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-    message: str
+    exit_code: int  # 0 also if an attached client was let go with success
+    stdout: bytes  # all that was written there; with a terminal, all
+    stderr: bytes  # likewise
+    message: str  # the server's words if it failed; else empty
 
 
 class ProcessStream:

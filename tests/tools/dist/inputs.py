@@ -28,23 +28,14 @@ _RELEASE: Final = ("tests/tools/release", "tests/tools/images.py", "tests/tools/
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a tree is to be made of, besides packages.
+    """What a tree is to be made of, besides packages."""
 
-    Attributes:
-        source: the checkout.
-        version: of the project.
-        revision: the commit; with ``-dirty`` if what is there is not it, empty if there is none.
-        epoch: the commit's time, in seconds since 1970: that of every file.
-        architecture: Debian's name of this machine's.
-        released: whether that commit is tagged as that version.
-    """
-
-    source: str
-    version: str
-    revision: str
-    epoch: int
-    architecture: str
-    released: bool = False
+    source: str  # the checkout
+    version: str  # of the project
+    revision: str  # the commit; with ``-dirty`` if what is there is not it, empty if there is none
+    epoch: int  # the commit's time, in seconds since 1970: that of every file
+    architecture: str  # Debian's name of this machine's
+    released: bool = False  # whether that commit is tagged as that version
 
     @classmethod
     def of(cls, source: str = REPOSITORY) -> Inputs:

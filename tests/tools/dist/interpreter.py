@@ -67,14 +67,10 @@ _NEEDED: Final = re.compile(r"\(NEEDED\)\s+Shared library: \[([^]]+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Debian's packages, unpacked one by one.
+    """Debian's packages, unpacked one by one."""
 
-    Attributes:
-        roots: where each is, by the name of its file.
-        files: for each file of theirs its path below the root, and the name of the package.
-    """
-
-    roots: Mapping[str, str]
+    roots: Mapping[str, str]  # where each is, by the name of its file
+    # for each file of theirs its path below the root, and the name of the package
     files: tuple[tuple[str, str], ...]
 
     @classmethod

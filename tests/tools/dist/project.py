@@ -21,19 +21,12 @@ PLACEHOLDER: Final = "containerd-shim-nvidia.invalid"
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The project, as pyproject.toml has it.
+    """The project, as pyproject.toml has it."""
 
-    Attributes:
-        version: the next one, or that of a tagged commit.
-        summary: in one line.
-        home: the URL of its page.
-        maintainer: ``NAME <ADDRESS>``.
-    """
-
-    version: str
-    summary: str
-    home: str
-    maintainer: str
+    version: str  # the next one, or that of a tagged commit
+    summary: str  # in one line
+    home: str  # the URL of its page
+    maintainer: str  # ``NAME <ADDRESS>``
 
     @classmethod
     def of(cls, source: str = REPOSITORY) -> Self:

@@ -41,21 +41,13 @@ _UNKNOWN: Final = "NOASSERTION"
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Something that a tree has of others.
+    """Something that a tree has of others."""
 
-    Attributes:
-        name: of the package.
-        version: of it.
-        purl: where it is from, as a package URL.
-        licenses: as the package names them.
-        expression: the same in SPDX's language, if the package says it so.
-    """
-
-    name: str
-    version: str
-    purl: str
-    licenses: tuple[str, ...] = ()
-    expression: str = ""
+    name: str  # of the package
+    version: str  # of it
+    purl: str  # where it is from, as a package URL
+    licenses: tuple[str, ...] = ()  # as the package names them
+    expression: str = ""  # the same in SPDX's language, if the package says it so
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,21 +38,13 @@ SIMULATED: Final = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined.
+    """What is examined."""
 
-    Attributes:
-        containers: where containers are started.
-        inventory: what the engine found on this node.
-        config: where it looked.
-        simulated: whether there is no kernel module behind the nodes.
-        cgroups: why there are no cgroups for containers; "" if there are.
-    """
-
-    containers: Containers
-    inventory: Inventory
-    config: Config
-    simulated: bool
-    cgroups: str
+    containers: Containers  # where containers are started
+    inventory: Inventory  # what the engine found on this node
+    config: Config  # where it looked
+    simulated: bool  # whether there is no kernel module behind the nodes
+    cgroups: str  # why there are no cgroups for containers; "" if there are
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

@@ -68,15 +68,10 @@ class Container:
 
 @dataclass(slots=True)
 class Containers:
-    """A containerd, and how containers are started on it.
+    """A containerd, and how containers are started on it."""
 
-    Attributes:
-        containerd: it runs, and has the image.
-        flags: what every ``ctr run`` on this machine needs besides.
-    """
-
-    containerd: PrivateContainerd
-    flags: tuple[str, ...] = ()
+    containerd: PrivateContainerd  # it runs, and has the image
+    flags: tuple[str, ...] = ()  # what every ``ctr run`` on this machine needs besides
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_name(self, kind: str = "c") -> str:

@@ -38,17 +38,12 @@ _CONTROLLERS: Final = frozenset({"cpu", "memory", "pids"})
 
 @dataclass(slots=True)
 class Machine:
-    """What a run has to work with.
+    """What a run has to work with."""
 
-    Attributes:
-        notes: what the machine lacks, and what was done about it, for people.
-        overlay: whether snapshots can be overlays.
-        cgroups: why the machine's cgroups cannot be used; "" if they can.
-    """
-
+    # what the machine lacks, and what was done about it, for people
     notes: list[str] = field(default_factory=list)
-    overlay: bool = True
-    cgroups: str = ""
+    overlay: bool = True  # whether snapshots can be overlays
+    cgroups: str = ""  # why the machine's cgroups cannot be used; "" if they can
 
 
 @contextlib.contextmanager

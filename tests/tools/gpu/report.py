@@ -35,42 +35,26 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was to be shown.
+    """One thing that was to be shown."""
 
-    Attributes:
-        name: what, as a statement.
-        outcome: whether it is so.
-        seen: what was seen, or the reason; one line.
-        seconds: how long it took.
-        trace: where in our own code an unexpected error came from; "" for expected ones.
-    """
-
-    name: str
-    outcome: Outcome
-    seen: str
-    seconds: float
-    trace: str = ""
+    name: str  # what, as a statement
+    outcome: Outcome  # whether it is so
+    seen: str  # what was seen, or the reason; one line
+    seconds: float  # how long it took
+    trace: str = ""  # where in our own code an unexpected error came from; "" for expected ones
 
 
 @dataclass(slots=True)
 class Report:
-    """All that a run found.
+    """All that a run found."""
 
-    Attributes:
-        title: of the report.
-        say: told each check in one line as it ends.
-        checks: in the order they were made.
-        facts: tables of names and values, by their title.
-        values: measurements as JSON has them, by name.
-        deadline: on the monotonic clock; checks after it are not made.
-    """
-
-    title: str
-    say: Callable[[str], None]
-    deadline: float
-    checks: list[Check] = field(default_factory=list)
+    title: str  # of the report
+    say: Callable[[str], None]  # told each check in one line as it ends
+    deadline: float  # on the monotonic clock; checks after it are not made
+    checks: list[Check] = field(default_factory=list)  # in the order they were made
+    # tables of names and values, by their title
     facts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # measurements as JSON has them, by name
 
     def check(self, name: str, look: Callable[[], str]) -> bool:
         """Make a check, and note how it ended.

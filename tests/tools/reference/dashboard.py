@@ -29,25 +29,15 @@ _OF_MIG: Final = "{{instance}} GPU {{gpu}}:{{mig}}"
 
 
 class Panel(NamedTuple):
-    """One picture.
+    """One picture."""
 
-    Attributes:
-        title: what it shows.
-        queries: each with how its series are called.
-        unit: Grafana's name of it.
-        kind: Grafana's name of the kind of panel.
-        width: of the 24 columns.
-        bad_above: a value from which on a number is red; None for never.
-        help: what one should know of it.
-    """
-
-    title: str
-    queries: tuple[tuple[str, str], ...]
-    unit: str = "short"
-    kind: str = "timeseries"
-    width: int = 8
-    bad_above: float | None = None
-    help: str = ""
+    title: str  # what it shows
+    queries: tuple[tuple[str, str], ...]  # each with how its series are called
+    unit: str = "short"  # Grafana's name of it
+    kind: str = "timeseries"  # Grafana's name of the kind of panel
+    width: int = 8  # of the 24 columns
+    bad_above: float | None = None  # a value from which on a number is red; None for never
+    help: str = ""  # what one should know of it
 
 
 def _number(title: str, query: str, unit: str = "short", bad: float | None = None) -> Panel:

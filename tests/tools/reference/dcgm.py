@@ -18,21 +18,13 @@ __all__ = ["NAMES", "WITHOUT", "Name", "rules", "table_of_names"]
 
 
 class Name(NamedTuple):
-    """A metric of dcgm-exporter's.
+    """A metric of dcgm-exporter's."""
 
-    Attributes:
-        dcgm: its name there.
-        ours: the series that it is.
-        factor: what ours is multiplied by for its unit there.
-        unit: there.
-        minus: a series that is taken from it, if any.
-    """
-
-    dcgm: str
-    ours: str
-    factor: str
-    unit: str
-    minus: str = ""
+    dcgm: str  # its name there
+    ours: str  # the series that it is
+    factor: str  # what ours is multiplied by for its unit there
+    unit: str  # there
+    minus: str = ""  # a series that is taken from it, if any
 
     @property
     def expression(self) -> str:

@@ -19,15 +19,10 @@ ROOMS: Final = (*INSTALLED, "tests/tools")
 
 
 class Module(NamedTuple):
-    """A module of ours.
+    """A module of ours."""
 
-    Attributes:
-        path: relative to the repository.
-        tree: what it says.
-    """
-
-    path: str
-    tree: ast.Module
+    path: str  # relative to the repository
+    tree: ast.Module  # what it says
 
 
 @functools.cache

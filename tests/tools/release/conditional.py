@@ -27,15 +27,10 @@ _PLAIN: Final = re.compile(r"[A-Za-z/][\w./:-]*")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A value that a template makes.
+    """A value that a template makes."""
 
-    Attributes:
-        text: a scalar, with actions in it; or one action that begins with toYaml.
-        is_text: whether what that makes is itself text, and no part of the document.
-    """
-
-    text: str
-    is_text: bool = False
+    text: str  # a scalar, with actions in it; or one action that begins with toYaml
+    is_text: bool = False  # whether what that makes is itself text, and no part of the document
 
     @property
     def is_block(self) -> bool:
@@ -52,15 +47,11 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A value that depends on conditions.
+    """A value that depends on conditions."""
 
-    Attributes:
-        cases: conditions in Go's template language, with the value that holds if it is the first.
-        otherwise: the value if none is.
-    """
-
+    # conditions in Go's template language, with the value that holds if it is the first
     cases: tuple[tuple[str, Any], ...]
-    otherwise: Any = ABSENT
+    otherwise: Any = ABSENT  # the value if none is
 
 
 def merge(node: Any, patch: Any, condition: str) -> Any:

@@ -33,15 +33,10 @@ _ROOMS: Final = ("api", "hooks", "integration", "shim", "tests")
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where the parts of a guest are.
+    """Where the parts of a guest are."""
 
-    Attributes:
-        guest: whose.
-        directory: of all parts.
-    """
-
-    guest: Guest
-    directory: str
+    guest: Guest  # whose
+    directory: str  # of all parts
 
     @property
     def kernel(self) -> str:

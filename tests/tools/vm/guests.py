@@ -60,23 +60,15 @@ _MODULES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A release of Debian and what is installed of it.
+    """A release of Debian and what is installed of it."""
 
-    Attributes:
-        name: how people call it ("debian-12").
-        release: its codename ("bookworm").
-        python: the version of its Python ("3.11").
-        packages: what is installed, besides what each release has at least.
-        modules: the kernel modules that can be loaded.
-        memory: of the machine, in MiB.
-    """
-
-    name: str
-    release: str
-    python: str
+    name: str  # how people call it ("debian-12")
+    release: str  # its codename ("bookworm")
+    python: str  # the version of its Python ("3.11")
+    # what is installed, besides what each release has at least
     packages: tuple[str, ...] = _PACKAGES
-    modules: tuple[str, ...] = _MODULES
-    memory: int = 1024
+    modules: tuple[str, ...] = _MODULES  # the kernel modules that can be loaded
+    memory: int = 1024  # of the machine, in MiB
 
     def key(self, *more: bytes) -> str:
         """A name for what is made of this value.

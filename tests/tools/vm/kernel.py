@@ -37,15 +37,10 @@ _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An unpacked kernel.
+    """An unpacked kernel."""
 
-    Attributes:
-        directory: where it is; ``lib/modules/VERSION`` is below it.
-        version: its version, as ``uname -r`` says it.
-    """
-
-    directory: str
-    version: str
+    directory: str  # where it is; ``lib/modules/VERSION`` is below it
+    version: str  # its version, as ``uname -r`` says it
 
     @classmethod
     def fetch(cls, guest: Guest, directory: str, *, say: Callable[[str], None]) -> Kernel:

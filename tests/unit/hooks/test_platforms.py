@@ -210,19 +210,15 @@ def test_container_that_wants_every_list_says_so(environment: list[object], ever
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request on a node.
+    """A request on a node."""
 
-    Attributes:
-        node: whose copy is changed and asked.
-        more: settings of the configuration; paths are below the node's directory.
-    """
-
-    node: str
+    node: str  # whose copy is changed and asked
     devices: str = "all"
     change: Change | None = None
     capabilities: str = "all"
     environment: tuple[str, ...] = ()
     writable: bool = True
+    # settings of the configuration; paths are below the node's directory
     more: dict[str, Any] | None = None
     request: dict[str, Any] | None = None
 

@@ -79,21 +79,13 @@ def nvidia(*words: str, path: str = PROGRAM) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A spec of a device, and a request for it.
+    """A spec of a device, and a request for it."""
 
-    Attributes:
-        edits: of device 0, or of several devices by their names.
-        common: those of the spec.
-        wanted: the devices, of :data:`KIND` unless fully named.
-        config: settings that are not the usual ones.
-        more: the arguments of ``contribute``.
-    """
-
-    edits: dict[str, Any]
-    common: dict[str, Any] = field(default_factory=dict)
-    wanted: tuple[str, ...] = ("0",)
-    config: dict[str, Any] = field(default_factory=dict)
-    more: dict[str, Any] = field(default_factory=dict)
+    edits: dict[str, Any]  # of device 0, or of several devices by their names
+    common: dict[str, Any] = field(default_factory=dict)  # those of the spec
+    wanted: tuple[str, ...] = ("0",)  # the devices, of KIND unless fully named
+    config: dict[str, Any] = field(default_factory=dict)  # settings that are not the usual ones
+    more: dict[str, Any] = field(default_factory=dict)  # the arguments of ``contribute``
 
 
 def of_node(**node: Any) -> Case:
