@@ -47,6 +47,7 @@ _TO_MAKE: Final = 60.0 * PATIENCE
 _TO_END: Final = 60.0 * PATIENCE
 _TO_WRITE: Final = 5.0 * PATIENCE
 _TO_GO: Final = 3.0 * PATIENCE
+_TO_REMOVE: Final = 20.0 * PATIENCE
 _POLL: Final = 0.02
 _INSIDE: Final = f"/{NAME}"
 # What is there already: a parent that is made for a pod outlives it.
@@ -305,12 +306,23 @@ class Pods:
         Raises:
             CriError: the engine does not let it.
         """
+        deadline = time.monotonic() + _TO_REMOVE
+        while ours := self._ours():
+            for pod in ours:
+                try:
+                    self._remove(pod)
+                except CriRefused:
+                    # Somebody else removes it; or a container of it is being made still, for a
+                    # call that a signal has ended.
+                    if time.monotonic() > deadline and pod in self._ours():
+                        raise
+            time.sleep(_POLL)
+
+    def _ours(self) -> list[str]:
         known = pb.PodSandboxFilter(label_selector={LABEL: _OURS})
-        for pod in self.cri.list_pod_sandbox(pb.ListPodSandboxRequest(filter=known)).items:
-            if pod.labels.get(LABEL) != _OURS:
-                continue  # an engine that knows no filter
-            with contextlib.suppress(CriRefused):  # somebody else removes it
-                self._remove(pod.id)
+        items = self.cri.list_pod_sandbox(pb.ListPodSandboxRequest(filter=known)).items
+        # There are engines that know no filter.
+        return [pod.id for pod in items if pod.labels.get(LABEL) == _OURS]
 
     def _run(self) -> Pod:
         uid = str(uuid.uuid4())

@@ -1,0 +1,78 @@
+"""Pods of ``nvshim verify`` go, whatever was under way when it ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc  # type: ignore[import-untyped] # it ships no types
+import pytest
+
+from api.proto import cri_pb2 as pb
+from integration.cri.client import Cri
+from integration.cri.errors import CriRefused
+from integration.verify import pods
+from integration.verify.interrupts import Interrupts
+from integration.verify.pods import LABEL, Place, Pods
+from tests.harness.grpc_server import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Engine:
+    """One that has two pods, and refuses to remove ours some times."""
+
+    def __init__(self) -> None:
+        self.pods = {"theirs": {}, "ours": {LABEL: "true"}}
+        self.refusals = 0
+
+    def list(self, *_: object) -> pb.ListPodSandboxResponse:
+        items = [pb.PodSandbox(id=name, labels=labels) for name, labels in self.pods.items()]
+        return pb.ListPodSandboxResponse(items=items)
+
+    def stop(self, *_: object) -> pb.StopPodSandboxResponse:
+        return pb.StopPodSandboxResponse()
+
+    def remove(
+        self, request: pb.RemovePodSandboxRequest, context: Any
+    ) -> pb.RemovePodSandboxResponse:
+        if self.refusals:
+            self.refusals -= 1
+            context.abort(grpc.StatusCode.UNKNOWN, "a container is in starting state")
+        del self.pods[request.pod_sandbox_id]
+        return pb.RemovePodSandboxResponse()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[tuple[Engine, Pods]]:
+    it, path = Engine(), str(tmp_path / "c.sock")
+    server = serve(
+        path, "runtime.v1.RuntimeService",
+        {
+            "ListPodSandbox": (it.list, pb.ListPodSandboxRequest),
+            "StopPodSandbox": (it.stop, pb.StopPodSandboxRequest),
+            "RemovePodSandbox": (it.remove, pb.RemovePodSandboxRequest),
+        },
+    )  # fmt: skip
+    with Cri(path) as cri:
+        yield it, Pods(cri, Place("", "", "", "", str(tmp_path)), Interrupts())
+    server.stop(None).wait()
+
+
+def test_a_pod_that_cannot_be_removed_yet_is_removed_later(engine: tuple[Engine, Pods]) -> None:
+    it, ours = engine
+    it.refusals = 3
+    ours.remove_all()
+    assert list(it.pods) == ["theirs"]
+
+
+def test_a_pod_that_the_engine_keeps_is_an_error(
+    engine: tuple[Engine, Pods], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, ours = engine
+    monkeypatch.setattr(pods, "_TO_REMOVE", 0.0)
+    it.refusals = 1_000
+    with pytest.raises(CriRefused, match="in starting state"):
+        ours.remove_all()
+    assert list(it.pods) == ["theirs", "ours"]
