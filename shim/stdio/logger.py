@@ -198,6 +198,7 @@ class Logger(ProcessOutput):
                 self._child.kill()
         with loop.move_on_after(_DYING_SECONDS):
             await self._child.wait()
+            self.forget()  # before the answer to who waits for this, not after
 
     async def _end_and_release(self) -> None:
         try:
