@@ -128,7 +128,8 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
         memory = sum(each.memory for each, _ in parts)
         shares = sum(each.shares for each, _ in parts)
         if (total and memory > total) or (known.shares and shares > known.shares):
-            names = ", ".join(dict.fromkeys(who for _, who in parts if who != str(claim)))
+            # Sorted: a refusal that is repeated is the same event of the pod.
+            names = ", ".join(sorted({who for _, who in parts if who != str(claim)}))
             raise DeviceTaken(
                 f"{device.shares} shares and {device.memory}Mi of {device.device} for {claim}",
                 found=f"with {names or 'its other shares'} it would be {shares} shares and "

@@ -169,6 +169,10 @@ def test_two_claims_have_a_gpu_as_long_as_it_is_enough_for_both() -> None:
     for greedy in (part(41, share=SECOND), part(1, 4, share=SECOND)):
         with pytest.raises(DeviceTaken, match=r"with claim default/one it would be [25] shares"):
             refuse_overfull(sharing(greedy, name="two"), [one], SHARED)
+    third = sharing(part(1, 4, share=SECOND), name="three")
+    for others in ([one, two], [two, one]):  # as they came to be prepared, side by side
+        with pytest.raises(DeviceTaken, match="with claim default/one, claim default/two it would"):
+            refuse_overfull(third, others, SHARED)
     with pytest.raises(DeviceTaken, match="with its other shares"):
         refuse_overfull(sharing(part(41), part(40, share=SECOND)), [], SHARED)
     refuse_overfull(sharing(part(80, device="gpu-1"), name="two"), [one], SHARED)
