@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,13 @@ RUNC_STATE, CRUN_STATE = "state.json", "status"
 
 @pytest.fixture
 def crun(runtime: Runtime, tmp_path: Path) -> str:
-    """A crun that runs on this host."""
-    return crun_for_this_host(str(tmp_path), runtime.containerd.parts.crun)
+    """A crun that runs on this host, and takes the specs of this containerd."""
+    program = runtime.containerd.parts.crun
+    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True)
+    spec = runtime.spec("true")["ociVersion"]
+    if said.stdout.startswith("crun version 1.8.") and not spec.startswith("1.0."):
+        pytest.skip(f"crun 1.8 takes specs of version 1.0 only, and this containerd writes {spec}")
+    return crun_for_this_host(str(tmp_path), program)
 
 
 def _state(runtime: Runtime, container: str) -> set[str]:
