@@ -173,8 +173,9 @@ def _signals(handle: Callable[[int], None]) -> Iterator[None]:
     The interpreter's own handler writes the numbers into a pipe.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    before = {number: signal.signal(number, _pass) for number in _SIGNALS}
+    # Before the handlers, which would lose what arrives in between.
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _pass) for number in _SIGNALS}
 
     def read(_: int) -> None:
         for number in os.read(reading, _MANY):

@@ -255,10 +255,12 @@ STEPS: Final = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("loss", [False, True], ids=["", "and its claims are lost"])
-def test_an_agent_that_is_killed_leaves_nothing(place: Cut, step: str, loss: bool) -> None:
-    claim = place.claim("one", place.part("2g20gb", 2))
+def kill_at(step: str, claim: tuple[str, str, str], place: Cut) -> bool:
+    """Kill the agent while nvidia-smi hangs in a call of NVML, for a claim.
+
+    Returns:
+        Whether that was to undo the claim's devices, and not to make them.
+    """
     is_to_go = step.endswith("Destroy")
     if is_to_go:
         assert error_of(place.driver, claim) == ""
@@ -276,6 +278,14 @@ def test_an_agent_that_is_killed_leaves_nothing(place: Cut, step: str, loss: boo
     thread.join()
     eventually(lambda: not hanging(place), "it ends with the agent")
     place.nvml()
+    return is_to_go
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("loss", [False, True], ids=["", "and its claims are lost"])
+def test_an_agent_that_is_killed_leaves_nothing(place: Cut, step: str, loss: bool) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2))
+    is_to_go = kill_at(step, claim, place)
     if loss:
         os.unlink(f"{place.node.state}/dra.json")
     place.start_again()
@@ -454,23 +464,7 @@ def test_a_gpu_that_a_person_cuts_stays_that_persons(place: Cut) -> None:
 @pytest.mark.parametrize("step", ["nvmlDeviceSetMigMode", *STEPS])
 def test_an_agent_that_is_killed_leaves_gpus_whole(place: Cut, step: str) -> None:
     claim = place.claim("one", place.part("2g20gb", 2, gpu=0))
-    is_to_go = step.endswith("Destroy")
-    if is_to_go:
-        assert error_of(place.driver, claim) == ""
-    place.nvml(f"{step}=hang")
-    do = place.driver.unprepare if is_to_go else place.driver.prepare
-
-    def ask() -> None:
-        with pytest.raises(grpc.RpcError):
-            do(claim)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    eventually(lambda: hanging(place), "nvidia-smi hangs")
-    place.agent.kill()
-    thread.join()
-    eventually(lambda: not hanging(place), "it ends with the agent")
-    place.nvml()
+    is_to_go = kill_at(step, claim, place)
     place.start_again()
     if is_to_go:
         assert place.driver.unprepare(claim) == {claim[1]: ""}
