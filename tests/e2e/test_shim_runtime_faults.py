@@ -353,20 +353,21 @@ def _fill(directory: str) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal that nobody reads"])
 async def test_a_shim_that_has_no_descriptor_left_says_so_and_recovers(
-    start_shim: StartShim,
+    start_shim: StartShim, *, terminal: bool
 ) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1")
         before = await shim.files_at_rest()
         whole = resource.prlimit(shim.pid, resource.RLIMIT_NOFILE)
-        out = shim.fifo("out")
+        stdio = {"terminal": True} if terminal else {"stdout": shim.fifo("out")}
         refused = 0
         shim.bundle("c2", "true")
         for room in range(14):
             resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, (len(before) + room, whole[1]))
-            await shim.exec("c1", "e1", "true", stdout=out)
-            for call in (shim.call("Start", id="c1", exec_id="e1"), shim.create("c2", stdout=out)):
+            await shim.exec("c1", "e1", "true", **stdio)
+            for call in (shim.call("Start", id="c1", exec_id="e1"), shim.create("c2", **stdio)):
                 try:
                     await call
                 except RemoteError as error:
