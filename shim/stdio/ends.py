@@ -9,7 +9,7 @@ import stat
 import termios
 from typing import TYPE_CHECKING
 
-from shim.errors import StdioUnavailable
+from shim.errors import StdioUnavailable, remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ class Opening:
             raise StdioUnavailable(
                 f"{self._role} at {self._path}",
                 found=error.strerror or str(error),
-                do=self._do,
+                do=remedy_of(error, self._do),
             ) from error
 
 
