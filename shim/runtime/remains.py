@@ -255,30 +255,14 @@ def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
 
 
 def has_cgroup(path: str, container_id: str) -> bool:
-    """Whether there is something for :func:`end_cgroup` to do.
+    """Whether a container's cgroup is there.
 
     Args:
-        path: as there.
-        container_id: as there.
+        path: it, as the OCI spec names it. One that is not named after the container, as systemd's
+            are not here, does not count.
+        container_id: the container.
     """
     return bool(_named(path, container_id))
-
-
-def end_cgroup(path: str, container_id: str) -> list[str]:
-    """End what is in a container's cgroup, and remove it; nothing if there is none.
-
-    For a runtime that was killed before it had written down anything.
-
-    Args:
-        path: the cgroup as the OCI spec names it. One that is not named after the container, as
-            systemd's are not here, is left alone.
-        container_id: the container.
-
-    Returns:
-        What is left, each in one line.
-    """
-    named = _named(path, container_id)
-    return end_by_force(container_id, 0, Recorded(cgroups=named)) if named else []
 
 
 def read_state(directory: str, problems: list[str]) -> Recorded:
