@@ -31,21 +31,21 @@ Source: anyio's documentation, "Cancellation and timeouts" and "Creating and man
 
 from __future__ import annotations
 
-from shim.loop.channel import Channel
-from shim.loop.core import (
-    Cancelled,
+from shim.loop.core import Cancelled, current_time
+from shim.loop.core import running_tasks as get_running_tasks
+from shim.loop.scopes import CancelScope, TaskGroup, fail_after, move_on_after, run
+from shim.loop.waiting import (
+    Channel,
+    Event,
+    Lock,
     checkpoint,
-    current_time,
+    run_in_thread,
     sleep,
     unwatch,
     wait_readable,
     wait_writable,
     watch,
 )
-from shim.loop.core import running_tasks as get_running_tasks
-from shim.loop.groups import Event, Lock, TaskGroup, run
-from shim.loop.scopes import CancelScope, fail_after, move_on_after
-from shim.loop.threads import run_in_thread
 
 __all__ = [
     "CancelScope",
