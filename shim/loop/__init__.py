@@ -9,6 +9,7 @@ except for the points below, the meaning of anyio's.
 - :class:`Event` and :class:`Lock` are for tasks; :func:`sleep` and :func:`checkpoint` wait.
 - :func:`wait_readable` and :func:`wait_writable` wait for a descriptor. :func:`watch` calls a
   function whenever a descriptor is ready, without a task: :class:`Channel` is a socket read so.
+- :func:`handle_signals` calls a function whenever a signal arrives.
 - :func:`run_in_thread` calls a function in a thread.
 
 Differences from anyio on asyncio:
@@ -33,12 +34,21 @@ from __future__ import annotations
 
 from shim.loop.core import Cancelled, current_time
 from shim.loop.core import running_tasks as get_running_tasks
-from shim.loop.scopes import CancelScope, TaskGroup, fail_after, move_on_after, run
+from shim.loop.scopes import (
+    CancelScope,
+    GuardedTasks,
+    TaskGroup,
+    Tasks,
+    fail_after,
+    move_on_after,
+    run,
+)
 from shim.loop.waiting import (
     Channel,
     Event,
     Lock,
     checkpoint,
+    handle_signals,
     run_in_thread,
     sleep,
     unwatch,
@@ -52,13 +62,16 @@ __all__ = [
     "Cancelled",
     "Channel",
     "Event",
+    "GuardedTasks",
     "Lock",
     "TaskGroup",
+    "Tasks",
     "checkpoint",
     "create_task_group",
     "current_time",
     "fail_after",
     "get_running_tasks",
+    "handle_signals",
     "move_on_after",
     "run",
     "run_in_thread",

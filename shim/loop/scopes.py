@@ -12,7 +12,7 @@ Source: trio's documentation, "Nurseries and spawning"; anyio's, "Creating and m
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from shim.loop import core
 
@@ -226,6 +226,15 @@ def _deadline(delay: float | None) -> float:
     return math.inf if delay is None else core.now() + delay
 
 
+class Tasks(Protocol):
+    """Where a task can be started: a group, guarded or not."""
+
+    def start_soon(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
+    ) -> object:
+        """Start one, without waiting for its first step."""
+
+
 class TaskGroup:
     """Tasks that have ended when the group is left.
 
@@ -345,6 +354,38 @@ class TaskGroup:
 
     def _forget_host(self) -> None:
         self._host = None
+
+
+class GuardedTasks:
+    """Tasks in a group, none of which ends the others when it fails.
+
+    A group ends with the first exception in it. One shim serves a whole pod: a bug that one
+    container's output triggers must not end its neighbours.
+
+    Args:
+        group: the group.
+        report: called with what a task has raised.
+    """
+
+    __slots__ = ("_group", "_report")
+
+    def __init__(self, group: Tasks, report: Callable[[Exception], object]) -> None:
+        self._group = group
+        self._report = report
+
+    def start_soon(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
+    ) -> None:
+        """Start one, without waiting for its first step."""
+        self._group.start_soon(self._run, function, arguments)
+
+    async def _run(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], arguments: tuple[Any, ...]
+    ) -> None:
+        try:
+            await function(*arguments)
+        except Exception as error:  # noqa: BLE001 - no error may end the pod
+            self._report(error)
 
 
 def run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:

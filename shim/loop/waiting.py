@@ -1,23 +1,32 @@
-"""What tasks wait for: events, locks, times, descriptors, threads; a socket that needs no task."""
+"""What tasks wait for: events, locks, times, descriptors, threads.
+
+Signals and sockets need no task: the loop calls a function.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import signal
 import socket
 from _thread import start_new_thread
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from shim.loop import core
 from shim.loop.core import ENDS, READ, WRITE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from types import TracebackType
 
     from shim.loop.core import Loop, Task
 
     Result = TypeVar("Result")
+
+# The most signals that are read at once.
+_MANY: Final = 256
 
 # Of a channel: one read, below glibc's threshold for a mapping of its own.
 _READ_SIZE: Final = 64 << 10
@@ -176,6 +185,42 @@ def watch(fd: int, function: Callable[[int], object], events: int = READ) -> Non
 def unwatch(fd: int) -> None:
     """Stop that. Call this before closing the descriptor."""
     core.current().descriptors.unwatch(fd)
+
+
+@contextmanager
+def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[None]:
+    """Have the loop call a function whenever a signal arrives.
+
+    The interpreter's own handler writes the numbers into a pipe. What is called runs outside of any
+    task, as with :func:`watch`.
+
+    Args:
+        handlers: the functions, by the number of their signal.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # Before the handlers, which would lose what arrives in between.
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _pass) for number in handlers}
+
+    def read(_: int) -> None:
+        for number in os.read(reading, _MANY):
+            if number in handlers:
+                handlers[number]()
+
+    watch(reading, read)
+    try:
+        yield
+    finally:
+        unwatch(reading)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        os.close(reading)
+        os.close(writing)
+
+
+def _pass(_: int, __: object) -> None:
+    """Whoever reads the pipe does the work."""
 
 
 class _Work:

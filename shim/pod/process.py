@@ -26,8 +26,8 @@ from shim import loop
 from shim.errors import NvshimError, WrongProcessState
 
 if TYPE_CHECKING:
-    from shim.reaper import Child, Exit
-    from shim.stdio.stdio import Stdio
+    from shim.children import Child, Exit
+    from shim.stdio import Stdio
     from shim.stdio.uris import StdioUris
 
 
