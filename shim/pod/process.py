@@ -124,9 +124,8 @@ class Process:
 
     def fail_waiters(self, why: NvshimError) -> None:
         """There will be no exit: the process could not be started, or is deleted."""
-        if self.exit is None:
-            self._no_exit = why
-            self._settled.set()
+        self._no_exit = why
+        self._settled.set()
 
     def await_exit(self) -> None:
         """The process is being started, perhaps again: there may be an exit after all."""

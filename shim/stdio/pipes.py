@@ -35,8 +35,8 @@ _CHUNK: Final = 1 << 16
 _WORTH_MOVING: Final = 1 << 14
 _MOST: Final = 1 << 20
 
-# The size of both pipes, where the kernel lets us: four times its default, for a third of the
-# wake-ups.
+# The size of both pipes once there is much to pass on, where the kernel lets us: four times its
+# default, for a third of the wake-ups. Most execs print a few lines.
 _PIPE_SIZE: Final = 1 << 18
 
 # How much is passed on before other tasks get a turn, in bytes and in steps: source and sink may
@@ -155,9 +155,7 @@ class Relay:
         for fd in (source, sink):
             os.set_blocking(fd, False)
         self._moves = _is_pipe(source) and _is_pipe(sink)
-        if self._moves:
-            _enlarge(source)
-            _enlarge(sink)
+        self._enlarged = not self._moves
         self._rest = memoryview(b"")
         self._sink_is_full = False
         self._finishing = False
@@ -221,6 +219,7 @@ class Relay:
         self._sink_is_full = True  # if this blocks
         if not self._rest:
             if self._moves and waiting_bytes(self._source) >= _WORTH_MOVING:
+                self._enlarge()
                 return os.splice(self._source, self._sink, _MOST, flags=os.SPLICE_F_NONBLOCK)
             self._sink_is_full = False
             self._rest = memoryview(os.read(self._source, _CHUNK) or self._take_last())
@@ -238,7 +237,8 @@ class Relay:
     async def _until_ready(self) -> bool:
         """Wait for the side that was not ready; returns whether there can be more."""
         if self._sink_is_full:
-            await loop.wait_writable(self._sink)
+            if not self._enlarge():
+                await loop.wait_writable(self._sink)
         elif self._finishing:
             return False
         else:
@@ -247,13 +247,18 @@ class Relay:
             self._waiting = None
         return True
 
-
-def _enlarge(pipe: int) -> None:
-    try:
-        if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-    except OSError:
-        pass  # root's share of pipes is used up (pipe(7), pipe-user-pages-soft)
+    def _enlarge(self) -> bool:
+        """Enlarge both pipes, when the first much is passed on; returns whether they were not."""
+        if self._enlarged:
+            return False
+        self._enlarged = True
+        for pipe in (self._source, self._sink):
+            try:
+                if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+            except OSError:
+                pass  # root's share of pipes is used up (pipe(7), pipe-user-pages-soft)
+        return True
 
 
 def _is_pipe(fd: int) -> bool:
