@@ -16,12 +16,13 @@ import anyio
 import pytest
 
 from hooks.config import load_config
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.monitor import children as children_
 from integration.node.monitor import component, events, sampling
 from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.events import Watch
 from integration.node.monitor.sampling import NvmlSampler
+from integration.node.options import Options
 from integration.node.refresh import refresh
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE

@@ -30,8 +30,9 @@ import anyio
 from hooks.config import load_config
 from integration.inspection.procfs import Procfs
 from integration.node import backoff
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.mps import component, control, daemon, host_setup, keeper, modes
+from integration.node.options import Options
 from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import Settings, SharedResource, Sharing

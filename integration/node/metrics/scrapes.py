@@ -32,6 +32,7 @@ from integration.node.metrics.moment import Moment
 from integration.node.metrics.server import Request, Response
 from integration.node.metrics.text import Form, choose, write
 from integration.node.monitor.values import Sample, now
+from integration.node.readiness import late_after
 
 FRESH: Final = 0.5
 SHARE: Final = 0.1
@@ -46,9 +47,6 @@ LONGEST_WAIT: Final = 8.0
 _FOR_THE_REST: Final = 1.0
 _SHORTEST_WAIT: Final = 0.1
 _TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
-
-# A look that has not come for so many times the time between two is not going to come.
-_LATE: Final = 3
 
 _PART: Final = "metrics"
 
@@ -142,7 +140,7 @@ class Scrapes:
     def _ready(self) -> Response:
         # By what the agent remembers, and no file: whatever hangs, this does not wait for it.
         looked = self._context.board.counters.latest_look
-        late = _LATE * self._context.options.poll + self._context.config.nvml_timeout
+        late = late_after(self._context.config, self._context.options.poll)
         if looked is not None and now() - looked < late:
             return Response(HTTPStatus.OK, b"ok\n")
         return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"the node was not looked at lately\n")

@@ -43,10 +43,11 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
 from hooks.node.inventory import Inventory
-from integration.node.components import YES, Context
+from integration.node.components import Context
 from integration.node.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import add_client, refuse_unready, unready
+from integration.node.options import YES
 from integration.node.plugin import sockets
 from integration.node.plugin.allocation import (
     CDI,

@@ -13,12 +13,13 @@ import anyio.lowlevel
 import pytest
 
 from hooks.config import Config
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.mps import component
 from integration.node.mps.claims import CLAIMS
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.places import Places
 from integration.node.mps.plan import ClaimDaemon
+from integration.node.options import Options
 from integration.node.plugin.values import MPS, Settings, SharedResource, Sharing
 from integration.node.refresh import Seen
 from tests.unit.node.test_mps_plan import gpu, inventory_of, shared, uuid
