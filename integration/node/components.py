@@ -21,6 +21,7 @@ from integration.node.backoff import Backoff
 from integration.node.board import Board
 from integration.node.ledger.kubelet import PodResources
 from integration.node.options import NO
+from integration.node.plugin.topology import Topologies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,6 +52,11 @@ class Context:
     # what has served the kubelet since before the node was ours, if it was not at first
     serving: Serves | None = None
     kubelet: PodResources = field(default_factory=PodResources)  # says what it has given to whom
+    topologies: Topologies = field(init=False, repr=False)  # how near GPUs are to each other
+
+    def __post_init__(self) -> None:
+        """Make what is of the node."""
+        object.__setattr__(self, "topologies", Topologies(self.config))
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Post what is wrong with a part, and say it once.
