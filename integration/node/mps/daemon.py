@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from api.errors import one_line
 from hooks.config import Config
-from integration.files import read_file, replace_file
+from integration.files import read_file
 from integration.inspection.procfs import Procfs
 from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
@@ -113,8 +113,6 @@ class Daemon:
         places, programs = self._places, plan.programs
         self._refuse_strangers(plan)
         host_setup.lay(places, self._config.sys)
-        with suppress(FileNotFoundError):
-            os.unlink(places.started)
         host_setup.empty_pipe(places)
         self._rotate()
         modes.take(self._config, places, plan.gpus)
@@ -181,7 +179,6 @@ class Daemon:
 
         Raises:
             MpsDaemonFailed: it does not take them.
-            MpsStateUnusable: it cannot be said that it has.
         """
         control = self.control(plan.programs)
         for command in plan.commands(devices):
@@ -189,14 +186,6 @@ class Daemon:
         percentage = control.percentage()
         if round(percentage) != plan.percentage:
             raise self._failed(f"{percentage:g} % of threads, not {plan.percentage}")
-        try:
-            replace_file(self._places.started, b"")
-        except OSError as error:
-            raise MpsStateUnusable(
-                f"to write {self._places.started}",
-                found=str(error.strerror),
-                do="make it writable, or free some space",
-            ) from error
 
     def control(self, programs: Programs) -> Control:
         """Who speaks to it."""
