@@ -31,7 +31,7 @@ from hooks.config import load_config
 from integration.inspection.procfs import Procfs
 from integration.node import backoff
 from integration.node.components import Context
-from integration.node.mps import component, control, daemon, host_setup, keeper, modes
+from integration.node.mps import component, daemon, host_setup, keeper, modes
 from integration.node.options import Options
 from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
@@ -79,7 +79,7 @@ class Agent:
         replicas: int = 4,
         devices: tuple[str, ...] = (),
         dies: int = 0,
-        timeout: float = control.TIMEOUT,
+        timeout: float = daemon.TIMEOUT,
     ) -> None:
         """Start it; the one before has ended."""
         wish = {
@@ -237,7 +237,7 @@ async def _tell(context: Context) -> None:
 
 if __name__ == "__main__":
     _wish = json.loads(sys.argv[1])
-    control.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
+    daemon.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
     keeper._TO_START = 100.0  # type: ignore[misc]
     backoff._FIRST_PAUSE = 0.2  # type: ignore[misc]
     backoff._LONGEST_PAUSE = 0.5  # type: ignore[misc]
