@@ -36,7 +36,7 @@ from integration.node.options import Options
 from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import Settings, SharedResource, Sharing
-from integration.node.refresh import refresh
+from integration.node.refresh import look
 from integration.simulated import SimulatedNode
 from tests.harness.waiting import eventually
 from tests.harness.warm import Warm
@@ -207,7 +207,7 @@ async def _main(wish: dict[str, Any]) -> None:
     config = load_config(wish["config"])
     options = Options(spec="", poll=60, states=tuple(wish["states"]))
     context = Context(config, options, lambda *_, **__: None)
-    seen = refresh(config, "")
+    seen = look(config)
     assert seen.inventory is not None
     devices = tuple(wish["devices"]) or None
     share = SharedResource(RESOURCE, wish["replicas"], devices=devices)
