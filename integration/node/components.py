@@ -94,7 +94,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "ledger": Part("integration.node.ledger.component"),
     "health": Part("integration.node.health.component"),
     "memory-guard": Part("integration.node.causes.guard"),
-    "metrics": Part("integration.node.metrics.component", lambda options: options.metrics),
+    "metrics": Part("integration.node.metrics.scrapes", lambda options: options.metrics),
     "monitor": Part("integration.node.monitor.component"),
     "mps": Part("integration.node.mps.component"),
     "node-condition": Part(

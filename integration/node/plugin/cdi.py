@@ -144,7 +144,6 @@ def _whose(kind: str, path: str, content: bytes) -> str:
 
 
 def _unwritten(path: str, error: OSError) -> PluginSpecUnwritten:
-    do = "see who may write there, and whether there is space"
-    if isinstance(error, FileExistsError):
-        do = "remove it, or name another directory in spec-dirs"
+    is_there = isinstance(error, FileExistsError)
+    do = "" if is_there else "see who may write there, and whether there is space"
     return PluginSpecUnwritten(f"to keep {path}", found=error.strerror or str(error), do=do)
