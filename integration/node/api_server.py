@@ -31,7 +31,7 @@ from integration.node.api_connection import IDLE_TIMEOUT, TIMEOUT, Connection, K
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
-    from integration.node.components import Options
+    from integration.node.options import Options
 
 __all__ = ["TIMEOUT", "ApiServer", "Watch", "api_server_of"]
 

@@ -8,9 +8,10 @@ import pytest
 
 from hooks.config import Config
 from integration.node.api_server import ApiServer
-from integration.node.components import DRA_DRIVER, Context, Options
+from integration.node.components import Context
 from integration.node.dra.claims import Reference
 from integration.node.dra.driving import Driver
+from integration.node.options import DRA_DRIVER, Options
 from tests.unit.node.dra.test_slices import DEVICES
 
 if TYPE_CHECKING:
