@@ -2,8 +2,8 @@
 
 The new tree's own programs are executed as containerd would execute them, with us in containerd's
 place: ``start``, then Create, Start, Wait, Delete and Shutdown, under the node's own runc or crun
-and with the node's own configuration. The container is a program of a hundred bytes
-(:mod:`~integration.install.probe`) that ends with a status that nobody else has. Its events have to
+and with the node's own configuration. The container is the tree's own program for containers
+(``integration/verify/probe.c``), which ends with a status that nobody else has. Its events have to
 come, and nothing may be left.
 
 Everything that a test makes has one name in it, so that whatever becomes of it can be removed, also
@@ -29,11 +29,11 @@ from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
 from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration import traces
-from integration.install import probe
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
 from integration.install.places import SELF_TEST, SHIM
 from integration.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.timeouts import PATIENCE
+from integration.verify.program import program_of
 
 _TIMEOUT: Final = 30.0 * PATIENCE
 _CALL_TIMEOUT: Final = 15.0 * PATIENCE
@@ -41,6 +41,7 @@ _PROGRAM_TIMEOUT: Final = 10.0 * PATIENCE
 _CLEAN_TIMEOUT: Final = 5.0 * PATIENCE
 _POLL: Final = 0.01
 _ID: Final = "probe"
+_STATUS: Final = 42
 _NAMESPACE: Final = "nvshim-self-test-"
 _EVENTS: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 _CONFIGURATION: Final = (ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE)
@@ -99,7 +100,7 @@ def run(tree: str, directory: str, *, runtime: str, path: str) -> None:
     clean(directory)
     try:
         _programs_answer(tree, environment)
-        _make_bundle(directory)
+        _make_bundle(tree, directory)
         anyio.run(_run, tree, directory, runtime, environment)
         left = _left(directory)
         if left:
@@ -162,8 +163,8 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
                             id=_ID,
                             **fields,  # type: ignore[arg-type] # as the method has them
                         )
-                        if method == "Wait" and answer.exit_status != probe.STATUS:
-                            found = f"status {answer.exit_status} in place of {probe.STATUS}"
+                        if method == "Wait" and answer.exit_status != _STATUS:
+                            found = f"status {answer.exit_status} in place of {_STATUS}"
                             raise _failed(tree, "the container's end", found)
                     step = "events"
                     await events.until(_EVENTS[-1], seconds=_CALL_TIMEOUT)
@@ -217,15 +218,13 @@ def _start(tree: str, directory: str, environment: dict[str, str]) -> str:
     return done.stdout.decode()
 
 
-def _make_bundle(directory: str) -> None:
+def _make_bundle(tree: str, directory: str) -> None:
     bundle = os.path.join(directory, _ID)
     rootfs = os.path.join(bundle, "rootfs")
     for name in ("proc", "dev"):
         os.makedirs(os.path.join(rootfs, name), mode=0o755)
     os.chmod(bundle, 0o700)
-    fd = os.open(os.path.join(rootfs, _ID), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
-    with open(fd, "wb") as file:
-        file.write(probe.program())
+    shutil.copy(program_of(tree), os.path.join(rootfs, _ID))
     with open(os.path.join(bundle, "config.json"), "w", encoding="utf-8") as text:
         json.dump(_spec(_namespace(directory)), text)
     # Where the shim logs to, as containerd makes it; who writes to a fifo needs somebody who reads.
@@ -239,7 +238,7 @@ def _spec(namespace: str) -> dict[str, Any]:
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": [f"/{_ID}"],
+            "args": [f"/{_ID}", "exit", str(_STATUS)],
             "env": ["PATH=/"],
             "cwd": "/",
             "noNewPrivileges": True,
