@@ -229,7 +229,7 @@ class MountMappingInvalid(ShimError):
 
 
 class ProgramNotFound(ShimError):
-    """A program that is not there or cannot be executed. Raised by :mod:`shim.spawn`."""
+    """A program that is not there or cannot be executed. Raised by :mod:`shim.children`."""
 
     # Not NOT_FOUND: as the answer to Delete or Kill, that means that the container is gone.
     code = "NVSHIM-E1201"
@@ -237,7 +237,7 @@ class ProgramNotFound(ShimError):
 
 
 class ProgramTimeout(ShimError):
-    """A program did not end in time, and was killed. Raised by :func:`shim.spawn.run`."""
+    """A program did not end in time, and was killed. Raised by :func:`shim.children.run`."""
 
     code = "NVSHIM-E1202"
     status = Status.DEADLINE_EXCEEDED
@@ -381,7 +381,7 @@ class StdioUnsupported(ShimError):
 
 
 class InvalidLogUri(ShimError):
-    """A logger's URI that cannot be understood. Raised by :mod:`shim.stdio.uris`."""
+    """A logger's URI that cannot be understood. Raised by :mod:`shim.stdio.logger`."""
 
     code = "NVSHIM-E1403"
     status = Status.INVALID_ARGUMENT

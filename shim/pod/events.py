@@ -36,8 +36,8 @@ from shim.pod.ttrpc import Client
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from shim.context import Tasks
     from shim.log import Log
+    from shim.loop import Tasks
 
 _SERVICE: Final = "containerd.services.events.ttrpc.v1.Events"
 _NAMESPACE_KEY: Final = "containerd-namespace-ttrpc"

@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from shim.cgroup.oom import OomWatch
+    from shim.children import Exit
     from shim.context import ShimContext
     from shim.pod.causes import Ending
     from shim.pod.creation import Resources
     from shim.pod.process import Process
-    from shim.reaper import Exit
 
 # Seconds.
 LATE: Final = 5.0

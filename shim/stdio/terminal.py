@@ -21,13 +21,12 @@ import termios
 from typing import TYPE_CHECKING, Final
 
 from shim.errors import StdioUnavailable
-from shim.stdio.ends import Descriptors
-from shim.stdio.relay import Relay
-from shim.stdio.stdio import ChildStdio, Stdio
+from shim.stdio.pipes import Descriptors, Relay
+from shim.stdio.streams import ChildStdio, Stdio
 
 if TYPE_CHECKING:
     from shim import loop
-    from shim.context import Tasks
+    from shim.loop import Tasks
     from shim.stdio.streams import Input, Output
 
 _CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
