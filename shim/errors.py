@@ -18,10 +18,30 @@ The verbs load this module, so it imports nothing but the root of the tree.
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 from api.errors import NvshimError, Status
 
 # The root goes with its branch: who catches one often has to catch the other.
 __all__ = ["NvshimError", "ShimError"]
+
+SCARCE: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+)
+"""The kernel's errors of resources that may be available again a moment later."""
+
+
+def remedy_of(error: OSError, otherwise: str = "") -> str:
+    """What can be done about an error of the kernel.
+
+    Args:
+        error: it.
+        otherwise: what can be done if no resource is used up; by default the class's remedy.
+    """
+    if error.errno in SCARCE:
+        return "look at the shim's limits and at what is full, and ask again"
+    return otherwise
 
 
 class ShimError(NvshimError):

@@ -215,7 +215,7 @@ class Container:
             process.advance(Event.DELETED)
         # Its id is taken until its output has been passed on.
         if process.stdio is not None:
-            await process.stdio.drain()
+            await self._exits.best_effort(process.stdio.drain())
         process.close_stdio()
         if process.exit is None:
             process.fail_waiters(self._no_exec(exec_id))
@@ -391,7 +391,7 @@ class Container:
             if self.init.child is not None:
                 await self.init.wait()
             if self.init.stdio is not None:
-                await self.init.stdio.drain()
+                await self._exits.best_effort(self.init.stdio.drain())
             await self._resources.remove_rootfs()
             self.init.advance(Event.DELETED)
         self._report(events_pb2.TaskDelete, self.init, pid=self.init.pid)

@@ -40,7 +40,7 @@ from hooks.config import load_config
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.children import spawn
-from shim.errors import InvalidLogUri, LoggerFailed, LoggerNotAllowed, LoggerNotReady
+from shim.errors import InvalidLogUri, LoggerFailed, LoggerNotAllowed, LoggerNotReady, remedy_of
 from shim.programs import fixed_environment
 from shim.stdio.files import ProcessOutput
 from shim.stdio.pipes import Descriptors, waiting_bytes
@@ -169,7 +169,7 @@ async def start_logger(
     except BaseException as error:
         pipes.close()
         if isinstance(error, OSError):
-            raise _failed(uri, f"it could not be started: {error.strerror}") from error
+            raise _failed(uri, f"it could not be started: {error.strerror}", error) from error
         raise
     os.close(says_ready)
     logger = Logger(shim, uri.path, child, to_stdout, [stdout, stderr])
@@ -299,10 +299,13 @@ def _status(pid: int) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
-def _failed(uri: LoggerUri, found: str) -> LoggerFailed:
-    return LoggerFailed(
+def _failed(uri: LoggerUri, found: str, error: OSError | None = None) -> LoggerFailed:
+    failed = LoggerFailed(
         f"the logger {uri.path}", found=found, do="run it by hand to see what it lacks"
     )
+    if error is not None:
+        failed.do = remedy_of(error, failed.do)
+    return failed
 
 
 def _resolve(path: str) -> str:

@@ -21,7 +21,7 @@ import termios
 from typing import TYPE_CHECKING, Final
 
 from shim import loop
-from shim.errors import StdioUnavailable
+from shim.errors import StdioUnavailable, remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ class Opening:
             raise StdioUnavailable(
                 f"{self._role} at {self._path}",
                 found=error.strerror or str(error),
-                do=self._do,
+                do=remedy_of(error, self._do),
             ) from error
 
 

@@ -34,9 +34,10 @@ DRAIN_SECONDS: Final = 10.0
 _READER_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.01
 _LONGEST_POLL_SECONDS: Final = 1.0
-# Seconds to wait for a client that is reading. After so many polls without progress it is not.
-_TAKING_SECONDS: Final = 0.5
-_STALLED: Final = 5
+# Seconds to wait for a client that is reading. After so many polls without progress it is not:
+# containerd writes 32 KiB of short lines to a log before it reads on, and that disk may be slow.
+_TAKING_SECONDS: Final = 5.0
+_STALLED: Final = 100
 
 
 class Input:

@@ -84,9 +84,8 @@ class TerminalStdio(Stdio):
         if self._size is not None:
             self.resize(*self._size)
         if self._source is not None:
-            self._input = Relay(
-                self._source.take(), _duplicate(self._master), last=self._end_of_input
-            )
+            sink = _duplicate(self._master)  # first: if it fails, the source is still the input's
+            self._input = Relay(self._source.take(), sink, last=self._end_of_input)
             self._input.start(self._tasks)
         relay = self._output.relay_from(_duplicate(self._master))
         await super().started()

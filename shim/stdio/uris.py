@@ -169,9 +169,10 @@ async def open_stdio(
             source = await _open_input(shim, stdin)
         await _open_outputs(shim, process, places, bundle, outputs)
         if uris.terminal:
-            # A process must not hang for want of a reader of its terminal.
-            output = outputs.get(1) or Output(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-            return TerminalStdio(shim.tasks, source, output, bundle)
+            if 1 not in outputs:
+                # A process must not hang for want of a reader of its terminal.
+                outputs[1] = Output(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+            return TerminalStdio(shim.tasks, source, outputs[1], bundle)
         return PlainStdio(shim.tasks, source, outputs, owner)
     except BaseException:
         if source is not None:
