@@ -28,7 +28,7 @@ from shim.processes import hold, hold_descendants, may_be_alive, send_kill, star
 from shim.programs import has_ended, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 # Seconds. The runtime usually needs 0.02, and containerd allows 5 for the whole verb.
 CALLS_TIMEOUT: Final = 1.0
@@ -411,16 +411,7 @@ def _is_apart(directory: str) -> bool:
     """Whether a cgroup is one that may be killed: neither we nor containerd are in it."""
     if not os.path.realpath(directory).startswith(f"{_CGROUPS}/"):
         return False
-    return not {os.getpid(), os.getppid()}.intersection(_pids_in(directory))
-
-
-def _pids_in(directory: str) -> Iterator[int]:
-    for folder in at_and_below(directory):
-        try:
-            with open(os.path.join(folder, "cgroup.procs"), "rb") as file:
-                yield from [int(line) for line in file]
-        except OSError:
-            continue  # removed while we walked
+    return not {os.getpid(), os.getppid()}.intersection(cgroup.pids_in(directory))
 
 
 def _kill_all_in(directory: str) -> None:
@@ -431,19 +422,19 @@ def _kill_all_in(directory: str) -> None:
                 file.write(content)
         except OSError:
             continue  # this version or hierarchy of cgroups has no such file
-    for pid in _pids_in(directory):
+    for pid in cgroup.pids_in(directory):
         held = hold(pid)
         if held is None:
             continue
         try:
-            if pid in _pids_in(directory):  # still: then the pidfd is that process
+            if pid in cgroup.pids_in(directory):  # still: then the pidfd is that process
                 send_kill(held)
         finally:
             os.close(held)
 
 
 def _all_ended(cgroups: Sequence[str], init: int | None) -> bool:
-    if any(True for directory in cgroups for _ in _pids_in(directory)):
+    if any(cgroup.pids_in(directory) for directory in cgroups):
         return False
     return init is None or has_ended(init, 0)
 
