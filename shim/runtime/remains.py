@@ -319,15 +319,9 @@ def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
 
 
 def _end_family(pid: int, held: int, container_id: str) -> list[str]:
-    """Kill a process with all that it has started, and remove the container's cgroup.
+    """Kill a process, which a pidfd holds, with all that it has started; returns what is left.
 
-    Args:
-        pid: the process.
-        held: a pidfd of it.
-        container_id: whose cgroup may have been made for what it has started.
-
-    Returns:
-        What is left, each in one line.
+    A cgroup that was made for it is removed, if it is named after the container.
     """
     deadline = time.monotonic() + 2 * _REAP_TIMEOUT
     family = hold_descendants(pid)

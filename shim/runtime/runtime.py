@@ -291,12 +291,7 @@ class LowLevelRuntime:
     ) -> RuntimeFailed | ProcessFinished:
         """The error of a call that has failed.
 
-        Args:
-            verb: of the call.
-            status: its exit status.
-            log: its log.
-            stderr: what it wrote to stderr; None if that is not ours.
-            shown: whether its stderr is that of the container's process.
+        Its stderr is None if not ours, and ``shown`` if it is that of the container's process.
         """
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb} of {self._id}"
