@@ -23,7 +23,7 @@ import anyio.to_thread
 from api.errors import one_line, printable
 from hooks.config import Config
 from hooks.node.inventory import Inventory
-from integration.files import read_file, replace_file
+from integration.files import directories, read_file, replace_file
 from integration.inspection.bundles import (
     KNOWN_STATES,
     TASKS,
@@ -218,18 +218,10 @@ def interests(states: Iterable[str]) -> dict[str, Interest]:
     for state in states:
         tasks = os.path.join(state, TASKS)
         found[tasks] = _MADE_OR_REMOVED
-        for namespace in _directories(tasks):
+        for namespace in directories(tasks):
             found[namespace] = _MADE_OR_REMOVED
-            found |= dict.fromkeys(_directories(namespace), _OF_A_BUNDLE)
+            found |= dict.fromkeys(directories(namespace), _OF_A_BUNDLE)
     return found
-
-
-def _directories(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
 
 
 def _is_overtaken(ledger: Ledger) -> bool:
