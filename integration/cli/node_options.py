@@ -165,7 +165,7 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "api_timeout": click.option(
         "--api-timeout", metavar="SECONDS", type=click.FloatRange(0.1, 15), default=10,
-        show_default=True, help="How long the API server may be silent when it is asked.",
+        show_default=True, help="How long a call to the API server may take.",
     ),
     "dra": click.option(
         "--dra", is_flag=True,

@@ -20,7 +20,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,16 +74,15 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
         One for each process and tree, in the order of their pids.
     """
     known = {tree: _Known.of(tree) for tree in trees}
-    processes = Procfs(proc)
+    procfs = Procfs(proc)
     found = []
-    for pid in _pids(proc):
-        folder = os.path.join(proc, str(pid))
-        files = _files(folder)
+    for pid in procfs.pids():
+        files = _files(procfs, pid)
         for tree, its in known.items():
             if any(map(its.has, files)):
                 # Not of others: to read the words of a process can take as long as it wants.
-                role = role_of(_words(folder)) if processes.owner(pid) == 0 else Role.OTHER
-                asked_by = _asked_by(folder) if role is Role.SHIM else ""
+                role = role_of(procfs.words(pid)) if procfs.owner(pid) == 0 else Role.OTHER
+                asked_by = _asked_by(f"{proc}/{pid}/cwd") if role is Role.SHIM else ""
                 found.append(User(pid, role, tree, asked_by))
     return found
 
@@ -92,7 +91,7 @@ def role_of(words: list[str]) -> Role:
     """What a process does, by its command line.
 
     Args:
-        words: of the command line, without empty ones.
+        words: of the command line.
     """
     if not words or os.path.basename(words[0]).removesuffix(".py") != SHIM:
         return Role.OTHER
@@ -115,8 +114,9 @@ def is_blind(sockets: str = SOCKETS, *, proc: str = PROC) -> bool:
     except OSError:
         return True
     shims = [os.path.join(sockets, name) for name in names if _SOCKET.fullmatch(name)]
+    procfs = Procfs(proc)
     return any(map(_has_unseen_listener, shims)) or any(
-        _is_closed(os.path.join(proc, str(pid))) for pid in _pids(proc)
+        _is_closed(procfs, pid) for pid in procfs.pids()
     )
 
 
@@ -137,19 +137,15 @@ def _has_unseen_listener(path: str) -> bool:
     return int(_CREDENTIALS.unpack(raw)[0]) == 0
 
 
-def _is_closed(folder: str) -> bool:
+def _is_closed(procfs: Procfs, pid: int) -> bool:
     """Whether a process that is one of ours by its words does not let us see its files."""
     try:
-        os.readlink(os.path.join(folder, "exe"))
+        os.readlink(f"{procfs.path}/{pid}/exe")
     except PermissionError:
-        return any(name in word for word in _words(folder) for name in PROGRAMS)
+        return any(name in word for word in procfs.words(pid) for name in PROGRAMS)
     except OSError:
         pass  # it has gone, or is the kernel's
     return False
-
-
-def _pids(proc: str) -> list[int]:
-    return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +198,13 @@ def _identities(tree: str) -> frozenset[Identity]:
     return frozenset(found)
 
 
-def _files(folder: str) -> list[_File]:
+def _files(procfs: Procfs, pid: int) -> list[_File]:
     """The files that a process executes or maps."""
     found = set()
-    exe = os.path.join(folder, "exe")
-    with suppress(OSError):
-        path = os.readlink(exe)
-        status = os.stat(exe)
-        found.add(_File(path, (status.st_dev, status.st_ino), exe))
-    for line in _lines(os.path.join(folder, "maps")):
+    folder = f"{procfs.path}/{pid}"
+    if identity := procfs.identity(pid, "exe"):
+        found.add(_File(procfs.link(pid, "exe"), identity, f"{folder}/exe"))
+    for line in procfs.text(pid, "maps").splitlines():
         # address permissions offset device inode path
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[4] != "0":  # noqa: PLR2004 - as listed above
@@ -219,30 +213,16 @@ def _files(folder: str) -> list[_File]:
             # Which is named without the zeros before it.
             begin, _, end = fields[0].partition("-")
             link = f"{begin.lstrip('0') or '0'}-{end.lstrip('0')}"
-            found.add(_File(fields[5], identity, os.path.join(folder, "map_files", link)))
+            found.add(_File(fields[5], identity, f"{folder}/map_files/{link}"))
     return list(found)
 
 
-def _words(folder: str) -> list[str]:
-    with suppress(OSError), open(os.path.join(folder, "cmdline"), "rb") as file:
-        # A shim's line is padded with what was there before it was a shim.
-        return [word for word in os.fsdecode(file.read()).split("\0") if word]
-    return []
-
-
-def _asked_by(folder: str) -> str:
+def _asked_by(bundle: str) -> str:
     """The program that containerd has noted in the bundle, which is the shim's directory."""
     with suppress(OSError):
-        fd = os.open(
-            os.path.join(folder, "cwd", _ASKED_BY), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        )
+        fd = os.open(f"{bundle}/{_ASKED_BY}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             return os.fsdecode(os.read(fd, _LONGEST_PATH)).strip()
         finally:
             os.close(fd)
     return ""
-
-
-def _lines(path: str) -> Iterator[str]:
-    with suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
-        yield from file

@@ -42,7 +42,7 @@ class Options:
     service_account: str = "/run/containerd-shim-nvidia/service-account"
     # one that says how the API server is asked, in place of those; "" for none
     kubeconfig: str = ""
-    api_timeout: float = 10.0  # seconds that the API server may be silent when it is asked
+    api_timeout: float = 10.0  # seconds that a call to the API server may take
     dra: bool = False  # whether it is a driver of dynamic resource allocation
     dra_driver: str = DRA_DRIVER  # what that is called
     # what becomes of devices that no new pod should get: ``taint``, ``evict`` or ``omit``

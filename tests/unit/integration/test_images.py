@@ -15,7 +15,16 @@ import pytest
 
 from integration.simulated import images
 from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
-from tests.tools.images import Directory, File, Image, Link, behind_link, busybox, write_archive
+from tests.tools.images import (
+    Directory,
+    File,
+    Image,
+    Link,
+    behind_link,
+    busybox,
+    glibc,
+    write_archive,
+)
 
 TREE: images.Tree = {
     "usr/bin/tool": File(b"#!/bin/sh\n", 0o755),
@@ -115,7 +124,7 @@ def test_busybox_has_the_applets_as_links() -> None:
 
 
 def test_programs_of_the_glibc_image_run_on_its_own_libraries(tmp_path: Path) -> None:
-    root = images.unpack(images.glibc().tree, str(tmp_path / "root"))
+    root = images.unpack(glibc().tree, str(tmp_path / "root"))
 
     def inside(*argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
