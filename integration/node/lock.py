@@ -19,7 +19,6 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from integration.node.aside import aside
@@ -90,7 +89,7 @@ class NodeLock:
 
     async def wait(self) -> None:
         """Take it as soon as it is to be had."""
-        await aside(partial(fcntl.flock, self._fd, fcntl.LOCK_EX))
+        await aside(fcntl.flock, self._fd, fcntl.LOCK_EX)
         self._sign()
 
     def show_pod(self, uid: str) -> None:

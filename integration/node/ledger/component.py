@@ -15,10 +15,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
-
-import anyio
-import anyio.to_thread
+from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line, printable
 from hooks.config import Config
@@ -34,6 +31,7 @@ from integration.inspection.bundles import (
 from integration.inspection.holding import LEDGER
 from integration.inspection.processes import find_processes, states_of
 from integration.inspection.procfs import Procfs
+from integration.node.aside import aside
 from integration.node.errors import LedgerUnwritten
 from integration.node.ledger.holdings import (
     UNKNOWN_POD,
@@ -49,8 +47,6 @@ from shim.bundle import INIT_PID, RECORD
 
 if TYPE_CHECKING:
     from integration.node.components import Context
-
-R = TypeVar("R")
 
 FILE: Final = LEDGER
 _PROC: Final = "/proc"
@@ -262,12 +258,6 @@ def _tell(context: Context, before: Ledger, now: Ledger) -> None:
     for line in now.unknown:
         if line not in before.unknown:
             context.say("warning", printable(line))
-
-
-async def aside(function: Callable[..., R], *args: object) -> R:
-    """Call in a thread that nobody has to wait for at the end."""
-    call = partial(function, *args)
-    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 def _write(config: Config, ledger: Ledger) -> str:
