@@ -35,7 +35,6 @@ from typing import Final
 
 from integration.inspection.procfs import Procfs, Status
 from shim import syscalls
-from shim.mountinfo import unescape
 
 # Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
 SOCKETS: Final = "/run/containerd/s"
@@ -175,7 +174,7 @@ def fork_servers(marks: Marks) -> set[int]:
 
 def mounts(marks: Marks) -> set[Trace]:
     """Mounts of this mount namespace at, or of something below, the directory."""
-    table = _mount_table()
+    table = _PROCFS.mounts()
     # What a bind mount shows is named by its path in the file system it is of, and that file
     # system may itself be mounted from the middle (a subvolume, a root that was bound).
     home = max(
@@ -189,25 +188,6 @@ def mounts(marks: Marks) -> set[Trace]:
         if _is_below(mount.point, marks.directory)
         or (mount.device == home.device and _is_below(mount.root, inside))
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    device: str
-    root: str
-    point: str
-    kind: str
-    source: str
-
-
-def _mount_table() -> list[_Mount]:
-    """What is mounted in this mount namespace."""
-    table = []
-    for line in os.fsencode(_PROCFS.text(os.getpid(), "mountinfo")).splitlines():
-        words = [os.fsdecode(unescape(word)) for word in line.split()]
-        end = words.index("-")
-        table.append(_Mount(*words[2:5], *words[end + 1 : end + 3]))
-    return table
 
 
 def cgroups(marks: Marks) -> set[Trace]:
@@ -354,7 +334,7 @@ def _portrait(status: Status) -> str:
 
 def cgroup_hierarchies() -> list[str]:
     """Where each hierarchy of cgroups is mounted."""
-    return [mount.point for mount in _mount_table() if mount.kind in {"cgroup", "cgroup2"}]
+    return [mount.point for mount in _PROCFS.mounts() if mount.kind in {"cgroup", "cgroup2"}]
 
 
 def _is_below(path: str, directory: str) -> bool:

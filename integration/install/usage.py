@@ -19,13 +19,13 @@ import os
 import re
 import socket
 import stat
-import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from api.ttrpc.sockets import peer_credentials
 from integration.inspection.procfs import Procfs
 from integration.install.places import PROGRAMS, SHIM
 
@@ -39,7 +39,6 @@ _FORK_SERVER: Final = "fork-server"
 _SPARE: Final = "-spare"
 _VERBS: Final = frozenset({"start", "delete"})
 _ASKED_BY: Final = "shim-binary-path"
-_CREDENTIALS: Final = struct.Struct("iII")
 _SOCKET: Final = re.compile(r"[0-9a-f]{64}")
 _LONGEST_PATH: Final = 4096
 # Seconds for a listener that may be stopped.
@@ -127,14 +126,13 @@ def _has_unseen_listener(path: str) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_PATIENCE)
             probe.connect(path)
-            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            # The kernel names who has listened, dead or alive, by its pid in our namespace; 0 if
+            # it has none there.
+            return peer_credentials(probe).pid == 0
     except PermissionError:
         return True
     except OSError:
         return False  # nobody listens any more
-    # The kernel names who has listened, dead or alive, by its pid in our namespace; 0 if it has
-    # none there.
-    return int(_CREDENTIALS.unpack(raw)[0]) == 0
 
 
 def _is_closed(procfs: Procfs, pid: int) -> bool:
