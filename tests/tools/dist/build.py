@@ -30,7 +30,7 @@ import sys
 _tree = __file__.rpartition("/bin/")[0]
 sys.path += [_tree + "/lib", _tree + "/lib-node"]
 del sys.argv[0]
-from integration.cli.app import main
+from integration.cli.__main__ import main
 
 sys.exit(main())
 """
