@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.cgroup import is_v2
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Runtime, new_name
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import GLIBC
 
 NEWER: Final = "550.54.14"

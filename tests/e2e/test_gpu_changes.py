@@ -13,11 +13,11 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.simulated.layouts import Layout
 from tests.harness import api
 from tests.harness.libcuda import build_libcuda, note
 from tests.harness.runtime import Runtime
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import GLIBC, File, Link, glibc, write_archive
 
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
