@@ -19,7 +19,6 @@ import pytest
 
 from integration.compat import COMPATIBLE_WITH
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from integration.tree import Tree, verify
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.bare_root import BareRoot, bare_root
@@ -29,6 +28,7 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.node import socket_of_server, words_of
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.dist.archive import archive_name, write_tarball
 from tests.tools.dist.debian import package_name, write_package
 from tests.tools.dist.interpreter import elf_files, needed

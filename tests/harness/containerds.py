@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.leaks import Census, describe
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import Image, write_archive
 from tests.tools.parts import Parts
 
