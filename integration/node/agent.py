@@ -129,7 +129,7 @@ def _may_wait(options: Options) -> bool:
 
 async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
     """Be the driver's second instance until the node is ours; returns the context from then on."""
-    from integration.node.dra.standby import stand_by  # noqa: PLC0415 - it loads gRPC
+    from integration.node.dra.serving import stand_by  # noqa: PLC0415 - it loads gRPC
 
     return await stand_by(tasks, context, lock)
 

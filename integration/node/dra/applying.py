@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from integration.node.dra.configuration import INTERVALS
 from integration.node.dra.errors import TimeSliceFailed
 from integration.node.dra.sharing import daemons_of
+from integration.node.dra.values import INTERVALS
 from integration.node.errors import MpsDaemonFailed, MpsNotReady
 from integration.node.mps.claims import settings_of
 from integration.node.mps.containers import unready

@@ -1,4 +1,13 @@
-"""What a claim has been given, and whether it can have it here. Pure.
+"""What a claim has been given and asks for, and whether it can have it here. Pure.
+
+============================================  =============  ====================================
+apiVersion of an opaque configuration         kind           for
+============================================  =============  ====================================
+resource.nvidia.com/v1beta1                   GpuConfig      whole GPUs, as NVIDIA's driver has it
+resource.nvidia.com/v1beta1                   MigDevice-     MIG devices, likewise
+                                              Config
+gpu.containerd-shim-nvidia/v1beta1            DeviceSharing  either; the same in fewer words
+============================================  =============  ====================================
 
 Rules
 - The scheduler has chosen; the claim's ``status.allocation`` says what. Results of other drivers
@@ -6,25 +15,47 @@ Rules
 - The claim has to be the one that the kubelet means: its UID decides, not its name.
 - A device that another claim has, or is a part of what it has, is not given again: the scheduler's
   races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
-  nothing from others. Of shares of one device, their sum counts (:mod:`.shares`); what is made for
+  nothing from others. Of shares of one device, their sum counts (:mod:`.sharing`); what is made for
   a claim has none.
 - What a person has taken out of service is not given. Who has it, keeps it.
-- What is configured for our driver is read strictly (:mod:`.configuration`), and every device of
-  the claim gets its part of it (:mod:`.sharing`).
+- A configuration of another driver is none of ours. One that is not of a driver is an error. All
+  that is ours is read strictly, also what is not used: a key that is not known is an error, for it
+  would be a setting that is lost. VfioDeviceConfig is refused: no GPU goes to a virtual machine.
+- For a device, of the configurations that name its request the last one counts; what a claim says
+  comes after what its class says. One that names no requests is for all devices of its kind; one
+  that names a request for devices of another kind is an error.
+- 0 percent of the threads stands for the daemon's default, which is all: it takes no 0 itself.
 
-Source: Kubernetes, resource.k8s.io/v1 ResourceClaim; dynamic-resource-allocation/kubeletplugin.
+Source: Kubernetes, resource.k8s.io/v1 ResourceClaim; dynamic-resource-allocation/kubeletplugin;
+kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.drained import DRIVER
-from integration.node.dra.configuration import read_all
-from integration.node.dra.shares import consumed
-from integration.node.dra.sharing import Result, configured
-from integration.node.dra.values import Claim, ClaimDevice
+from integration.node.dra.sharing import (
+    OURS,
+    Configuration,
+    Mps,
+    Result,
+    Wish,
+    configured,
+    consumed,
+)
+from integration.node.dra.values import (
+    ALL,
+    GPU,
+    INTERVALS,
+    MEBI,
+    MIG,
+    Claim,
+    ClaimDevice,
+    parse_quantity,
+)
 from integration.node.errors import (
+    ClaimConfigUnknown,
     ClaimedDeviceMissing,
     DeviceDrained,
     DeviceTaken,
@@ -32,20 +63,13 @@ from integration.node.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hooks.node.drained import Drain
     from integration.node.dra.devices import Device
+    from integration.node.dra.values import Reference
 
-__all__ = ["Reference", "read_claim", "refuse_drained", "refuse_taken"]
-
-
-class Reference(NamedTuple):
-    """A claim as the kubelet names it."""
-
-    namespace: str
-    uid: str
-    name: str
+__all__ = ["read_all", "read_claim", "refuse_drained", "refuse_taken"]
 
 
 def read_claim(
@@ -170,3 +194,171 @@ def refuse_taken(
                 continue
             if device.uuid in {uuid, gpu} or uuid == device.gpu:
                 raise DeviceTaken(f"the device {device.device} of {claim}", found=f"{who} has it")
+
+
+_NVIDIA: Final = "resource.nvidia.com/v1beta1"
+
+_FROM_CLASS: Final = "FromClass"
+
+
+class _Wrong(Exception):
+    """What is wrong with a configuration, in words."""
+
+
+def read_all(
+    entries: Iterable[Mapping[str, Any]], driver: str, asked: str
+) -> tuple[Configuration, ...]:
+    """The configurations that are ours, those of the class first.
+
+    Args:
+        entries: of the claim's allocation.
+        driver: our name.
+        asked: the claim, for messages.
+
+    Raises:
+        ClaimConfigUnknown: one of them means nothing to us, or cannot be.
+    """
+    found = []
+    for each in sorted(entries, key=lambda each: each.get("source") != _FROM_CLASS):
+        where = "its DeviceClass" if each.get("source") == _FROM_CLASS else "the claim"
+        opaque = each.get("opaque")
+        if not isinstance(opaque, dict):
+            raise ClaimConfigUnknown(
+                f"a configuration of {asked}", found="it is none of a driver's (opaque)"
+            )
+        if opaque.get("driver") != driver:
+            continue
+        try:
+            kind, devices, wish = _read(opaque.get("parameters"))
+        except _Wrong as error:
+            raise ClaimConfigUnknown(
+                f"a configuration of {asked}",
+                found=str(error),
+                do=f"change or remove it in {where}",
+            ) from error
+        requests = frozenset(map(str, each.get("requests") or ()))
+        found.append(Configuration(kind, devices, requests, wish))
+    return tuple(found)
+
+
+# -- how they are read ---------------------------------------------------------------------------
+
+
+def _read(parameters: object) -> tuple[str, frozenset[str], Wish]:
+    tree = _object(parameters, "parameters")
+    kind, version = str(tree.get("kind")), str(tree.get("apiVersion"))
+    if kind == "VfioDeviceConfig":
+        raise _Wrong("VfioDeviceConfig asks for a GPU to be passed through, which is not done here")
+    reader = _READERS.get((version, kind))
+    if reader is None:
+        known = ", ".join(f"{name} of {of}" for of, name in _READERS)
+        raise _Wrong(f"{kind} of {version} is not known; known are {known}")
+    devices, read = reader
+    rest = {key: value for key, value in tree.items() if key not in {"kind", "apiVersion"}}
+    return kind, devices, read(rest, kind)
+
+
+def _gpu_config(tree: Mapping[str, Any], at: str) -> Wish:
+    sharing = _part(tree, at, "sharing", ("sharing",))
+    at = f"{at}.sharing"
+    if sharing is None:
+        return Wish()
+    strategy = sharing.get("strategy")
+    keys = {"TimeSlicing": "timeSlicingConfig", "MPS": "mpsConfig"}
+    if strategy not in keys:
+        raise _Wrong(f"{at}.strategy is {strategy!r}, and not TimeSlicing or MPS")
+    part = _part(sharing, at, keys[strategy], ("strategy", keys[strategy])) or {}
+    at = f"{at}.{keys[strategy]}"
+    if strategy == "TimeSlicing":
+        return Wish(time_slice=_interval(part, at, "interval", ("interval",)))
+    words = (
+        "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit",
+        "defaultPerDevicePinnedMemoryLimit", "multiUser",
+    )  # fmt: skip
+    return Wish(mps=_mps(part, at, words))
+
+
+def _mig_config(tree: Mapping[str, Any], at: str) -> Wish:
+    wish = _gpu_config(tree, at)
+    if wish.time_slice:
+        raise _Wrong(f"{at}.sharing.strategy is TimeSlicing, which a MIG device cannot have")
+    return wish
+
+
+def _device_sharing(tree: Mapping[str, Any], at: str) -> Wish:
+    mps = _part(tree, at, "mps", ("mps", "timeSlice"))
+    interval = _interval(tree, at, "timeSlice", ("mps", "timeSlice")) if "timeSlice" in tree else ""
+    if mps is not None and interval:
+        raise _Wrong(f"{at} has timeSlice and mps, of which one excludes the other")
+    words = ("threadPercentage", "memoryLimit", "memoryLimitOf", "multiUser")
+    return Wish(interval, None if mps is None else _mps(mps, f"{at}.mps", words))
+
+
+def _mps(tree: Mapping[str, Any], at: str, words: Sequence[str]) -> Mps:
+    _know(tree, at, words)
+    threads, memory, memory_of, multi_user = words
+    percent = tree.get(threads)
+    if percent is None:
+        percent = ALL
+    if not isinstance(percent, int) or isinstance(percent, bool) or not 0 <= percent <= ALL:
+        raise _Wrong(f"{at}.{threads} is {percent!r}, and not a whole number from 0 to {ALL}")
+    many = tree.get(multi_user)
+    if many is None:
+        many = False
+    if not isinstance(many, bool):
+        raise _Wrong(f"{at}.{multi_user} is {many!r}, and not true or false")
+    limit = tree.get(memory)
+    limits = _part(tree, at, memory_of, words) or {}
+    return Mps(
+        percent or ALL,
+        0 if limit is None else _mebibytes(limit, f"{at}.{memory}"),
+        {key: _mebibytes(value, f"{at}.{memory_of}.{key}") for key, value in limits.items()},
+        many,
+    )
+
+
+def _interval(tree: Mapping[str, Any], at: str, key: str, known: Sequence[str]) -> str:
+    _know(tree, at, known)
+    interval = tree.get(key)
+    if interval is None:
+        interval = INTERVALS[0]
+    if interval not in INTERVALS:
+        raise _Wrong(f"{at}.{key} is {interval!r}, and not one of {', '.join(INTERVALS)}")
+    return str(interval)
+
+
+def _mebibytes(value: object, at: str) -> int:
+    size = parse_quantity(value)
+    if size is None or size < MEBI:
+        raise _Wrong(f"{at} is {value!r}, and not a quantity of at least 1Mi, such as 10Gi")
+    return size // MEBI
+
+
+def _part(
+    tree: Mapping[str, Any], at: str, key: str, known: Sequence[str]
+) -> Mapping[str, Any] | None:
+    _know(tree, at, known)
+    value = tree.get(key)
+    return None if value is None else _object(value, f"{at}.{key}")
+
+
+def _know(tree: Mapping[str, Any], at: str, known: Sequence[str]) -> None:
+    for key in tree:
+        if key not in known:
+            raise _Wrong(f"{at}.{key} is not known; known are {', '.join(known)}")
+
+
+def _object(value: object, at: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(f"{at} is {value!r}, and not an object")
+    return value
+
+
+_READERS: Final[
+    Mapping[tuple[str, str], tuple[frozenset[str], Callable[[Mapping[str, Any], str], Wish]]]
+] = {
+    (_NVIDIA, "GpuConfig"): (frozenset({GPU}), _gpu_config),
+    (_NVIDIA, "MigDeviceConfig"): (frozenset({MIG}), _mig_config),
+    (OURS, "DeviceSharing"): (frozenset({GPU, MIG}), _device_sharing),
+}
+"""Who reads a configuration, and for which devices it is, by its version and kind."""

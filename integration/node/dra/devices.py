@@ -34,20 +34,33 @@ Rules
 - A device with as many attributes and capacities as the API takes has no ``memorySliceN``. A list
   of peers that is longer than an attribute may be is left out.
 - What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
-- A device that is lost, unhealthy or out of service is published with taints (:mod:`.taints`), or
-  left out. One that a device plugin has given is left out. It comes back by itself.
+- One that a device plugin has given is left out, and comes back by itself.
+
+A device that no new pod should get has taints, which go by themselves, or is left out:
+
+=================================  ================  ===========================================
+taint                              value             of a device
+=================================  ================  ===========================================
+DRIVER/unhealthy                   ``xid-79``, or    that is not healthy, until it has proven that
+                                   the reason        it is (:mod:`integration.node.health.machine`)
+DRIVER/lost                        ``no-answer``     that does not answer, or has no node
+DRIVER/out-of-service              since when, why   that a person has taken out of service
+=================================  ================  ===========================================
+
+Their effect is NoSchedule. Pods that have the device are evicted (NoExecute) only where a setting
+says so. A device that is suspect has none: an attribute says it, and it is still given.
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go, and the words of go-nvlib that it
-publishes; Kubernetes, resource.k8s.io/v1.
+publishes; Kubernetes, resource.k8s.io/v1, DeviceTaint.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from integration.node.dra.names import name_of
 from integration.node.dra.parts import (
     Counters,
     GpuParts,
@@ -58,8 +71,7 @@ from integration.node.dra.parts import (
     capacity_of,
     possible,
 )
-from integration.node.dra.quantities import quantity
-from integration.node.dra.taints import Taint, taints_of
+from integration.node.dra.values import name_of, quantity
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
@@ -69,7 +81,10 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.health.machine import Condition
 
-__all__ = ["MOST_FACTS", "NVIDIA", "SLICE", "Device", "Place", "devices_of", "publishable"]
+__all__ = [
+    "EFFECTS", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "Place", "Taint", "devices_of",
+    "publishable",
+]  # fmt: skip
 
 NVIDIA: Final = "gpu.nvidia.com"
 """The domain of the attributes that NVIDIA's driver has, and that driver's name."""
@@ -79,6 +94,12 @@ SLICE: Final = f"{NVIDIA}/memorySlice"
 
 MOST_FACTS: Final = 32
 """Attributes and capacities that a device may have."""
+
+EFFECTS: Final[Mapping[str, str]] = {"taint": "NoSchedule", "evict": "NoExecute", "omit": ""}
+"""The effect of taints by what a setting says of devices that are not well; "" for no taints."""
+
+_LONGEST_VALUE: Final = 63
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 
 _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
@@ -99,6 +120,14 @@ _ARCHITECTURES: Final = (
     ((7, 5), "Turing"), ((8, 0), "Ampere"), ((8, 9), "Ada Lovelace"), ((9, 0), "Hopper"),
     ((10, 0), "Blackwell"),
 )  # fmt: skip
+
+
+class Taint(NamedTuple):
+    """A taint, as the API has it."""
+
+    key: str
+    value: str
+    effect: str  # of EFFECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +304,39 @@ def _possible(
                 )  # fmt: skip
 
 
+def _taints_of(
+    conditions: Iterable[Condition],
+    driver: str,
+    effect: str,
+    *,
+    lost: bool = False,
+    drained: str = "",
+) -> tuple[Taint, ...]:
+    """Why a device is to be given to no new pod.
+
+    Args:
+        conditions: what is thought of it, and of its GPU.
+        driver: our name.
+        effect: of its taints.
+        lost: whether it does not answer, or has no node.
+        drained: since when and why it is out of service; "" if it is in service.
+    """
+    bad = next((each for each in conditions if not each.state.is_given), None)
+    why = {}
+    if bad is not None:
+        why["unhealthy"] = f"xid-{bad.xid}" if bad.xid else bad.reason
+    if lost:
+        why["lost"] = "no-answer"
+    if drained:
+        why["out-of-service"] = drained
+    return tuple(Taint(f"{driver}/{key}", _value(text), effect) for key, text in why.items())
+
+
+def _value(text: str) -> str:
+    """A text as the value of a label may be."""
+    return _UNFIT.sub("-", text)[:_LONGEST_VALUE].strip("-._")
+
+
 def publishable(
     devices: Iterable[Device],
     health: Mapping[str, Condition],
@@ -293,7 +355,7 @@ def publishable(
     found = []
     for device in devices:
         known = [health[uuid] for uuid in (device.uuid, device.gpu) if uuid in health]
-        taints = taints_of(known, driver, effect, lost=device.lost, drained=device.drained)
+        taints = _taints_of(known, driver, effect, lost=device.lost, drained=device.drained)
         if (effect or not taints) and not {device.uuid, device.gpu}.intersection(plugin_gave):
             states = {condition.state for condition in known}
             word = next((state for state in _WORST_FIRST if state in states), State.HEALTHY)

@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,18 +42,19 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from hooks.node.kubelet import read_checkpoint
+from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
-from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
-from integration.node.dra.devices import publishable
+from integration.node.dra.claims import read_claim, refuse_drained, refuse_taken
+from integration.node.dra.cutting import is_unmade
+from integration.node.dra.devices import EFFECTS, publishable
 from integration.node.dra.looking import Looking
-from integration.node.dra.making import is_unmade
 from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
-from integration.node.dra.reading import ClaimReader, is_away
-from integration.node.dra.shares import refuse_conflicts, refuse_overfull
-from integration.node.dra.taints import EFFECTS
-from integration.node.dra.values import Health
+from integration.node.dra.reading import ClaimReader, Stale, is_away
+from integration.node.dra.serving import Serving
+from integration.node.dra.sharing import refuse_conflicts, refuse_overfull
+from integration.node.dra.values import Health, Reference
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from integration.node.dra.devices import Device
     from integration.node.dra.values import Claim
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "drive"]
 
 _NAME: Final = "dra"
 _GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
@@ -495,3 +496,23 @@ def _of_checkpoint(content: bytes) -> dict[str, str]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+async def drive(context: Context) -> None:
+    """Be the driver, until cancelled."""
+    for part in [name for name in context.board.faults if name.startswith("dra ")]:
+        context.board.fault(part, "")
+    with closing(api_server_of(context.options)) as api:
+        async with anyio.create_task_group() as tasks:
+            driver = Driver(context, api)
+            await driver.begin()
+            tasks.start_soon(driver.keep)
+            tasks.start_soon(driver.hear_specs)
+            tasks.start_soon(driver.on_demand.tidy)
+            tasks.start_soon(driver.publisher.run)
+            tasks.start_soon(Stale(context, driver.reader, driver.unprepare).run)
+            serving = context.serving
+            if serving is None:
+                serving = Serving(context)
+                tasks.start_soon(serving.run)
+            await serving.work(driver)

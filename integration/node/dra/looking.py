@@ -21,7 +21,7 @@ from api.errors import NvshimError
 from integration.node.dra import cdi
 from integration.node.dra.devices import Place, devices_of
 from integration.node.dra.parts import Parts, parse_parts
-from integration.node.dra.shares import with_shares
+from integration.node.dra.sharing import with_shares
 from integration.node.nvml import ask_nvml
 from integration.node.plugin.topology import Topologies, numa_nodes, pci_root
 

@@ -24,10 +24,9 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
-from integration.node.dra.making import Making, is_unmade
-from integration.node.dra.names import uuid_of
+from integration.node.dra.cutting import Making, Modes, is_unmade
 from integration.node.dra.parts import parse_name
-from integration.node.dra.switching import Modes
+from integration.node.dra.values import uuid_of
 from integration.node.errors import ClaimedDeviceMissing
 
 if TYPE_CHECKING:

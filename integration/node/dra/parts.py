@@ -28,8 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
-from integration.node.dra.names import PART, gpu_of
-from integration.node.dra.quantities import MEBI, quantity
+from integration.node.dra.values import MEBI, PART, gpu_of, quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -51,8 +51,8 @@ from integration.node.dra.slices import (
     contents,
     key_of,
     lost_counters,
+    with_times,
 )
-from integration.node.dra.taints import with_times
 from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
 
 if TYPE_CHECKING:

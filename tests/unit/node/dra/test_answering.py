@@ -19,7 +19,7 @@ from integration.node.errors import ResourceClaimUnusable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from integration.node.dra.claims import Reference
+    from integration.node.dra.values import Reference
 
 pytestmark = pytest.mark.anyio
 

@@ -18,14 +18,15 @@ from integration.node.dra.claims import refuse_taken
 from integration.node.dra.devices import Device, publishable
 from integration.node.dra.errors import SharingConflict
 from integration.node.dra.parts import Counters, Part
-from integration.node.dra.shares import (
+from integration.node.dra.sharing import (
     MOST,
     consumed,
+    daemons_of,
+    edits_of,
     refuse_conflicts,
     refuse_overfull,
     with_shares,
 )
-from integration.node.dra.sharing import daemons_of, edits_of
 from integration.node.dra.slices import VERSIONS, contents
 from integration.node.dra.values import Claim, Sharing
 from integration.node.errors import ClaimConfigUnknown, DeviceTaken, ResourceClaimUnusable
