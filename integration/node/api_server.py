@@ -32,7 +32,7 @@ from integration.node.api_connection import TIMEOUT, Connection, Kept
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
-    from integration.node.components import Options
+    from integration.node.options import Options
 
 __all__ = ["TIMEOUT", "ApiServer", "Watch", "api_server_of"]
 

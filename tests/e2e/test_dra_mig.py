@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import GPU, error_of
 from tests.harness.dra_node import NODE, Place, dra_node_of
 from tests.harness.waiting import eventually

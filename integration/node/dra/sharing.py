@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from hooks.cdi.spec import Edits, SpecMount
 from hooks.sharing import limit_of
 from integration.inspection.shares import Share, variable_of
-from integration.node.components import DRA_DRIVER
 from integration.node.dra.devices import MOST_FACTS, NVIDIA, SLICE
 from integration.node.dra.errors import SharingConflict
 from integration.node.dra.values import ALL, GPU, MEBI, MIG, Sharing, parse_quantity, quantity
@@ -49,6 +48,7 @@ from integration.node.errors import ClaimConfigUnknown, DeviceTaken
 from integration.node.mps.claims import CLAIMS, SHARES
 from integration.node.mps.places import SHM, Places, shm
 from integration.node.mps.plan import ClaimDaemon
+from integration.node.options import DRA_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -11,12 +11,13 @@ import pytest
 from hooks.cdi.spec import Edits
 from hooks.config import Config
 from integration.node.api_server import ApiServer
-from integration.node.components import DRA_DRIVER, Context, Options
+from integration.node.components import Context
 from integration.node.dra import state
 from integration.node.dra.cdi import Template, keep
 from integration.node.dra.driving import Driver
 from integration.node.dra.values import Claim, ClaimDevice, Reference, Sharing
 from integration.node.errors import DraStateUnwritten, MpsNotReady
+from integration.node.options import DRA_DRIVER, Options
 from tests.unit.node.dra.test_slices import DEVICES
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import pytest
 
 from hooks.config import Config
 from integration.node.api_server import ApiServer
-from integration.node.components import DRA_DRIVER, Context, Options
+from integration.node.components import Context
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.slices import MOST_DEVICES
+from integration.node.options import DRA_DRIVER, Options
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
 from tests.unit.node.dra.test_parts import published

@@ -12,10 +12,11 @@ import pytest
 from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
 from integration.node.api_server import ApiServer
-from integration.node.components import DRA_DRIVER, Context, Options
+from integration.node.components import Context
 from integration.node.dra.reading import ClaimReader, Stale
 from integration.node.dra.values import Claim, ClaimDevice
 from integration.node.errors import MigDeviceNotUndone
+from integration.node.options import DRA_DRIVER, Options
 from tests.harness.api_server import refusal
 from tests.harness.cluster import Cluster
 from tests.harness.kubelet_plugins import KubeletPlugins
