@@ -158,11 +158,7 @@ class Answering:
     async def _all(
         self, what: str, claims: Iterable[pb.Claim]
     ) -> list[tuple[str, tuple[Any, str]]]:
-        """What has come of something for each claim, by its UID, and why nothing has.
-
-        Raises:
-            Ended: that is not known of one.
-        """
+        """What has come of something for each claim, by its UID, and why nothing has."""
         works = [_Work(what, Reference(each.namespace, each.uid, each.name)) for each in claims]
         for work in works:
             self._tasks.start_soon(self._do, work)
@@ -262,11 +258,7 @@ class Refused(Exception):
 
 
 class Relay:
-    """Leads to whoever is at work.
-
-    Args:
-        path: of the socket that whoever is at work serves.
-    """
+    """Leads to whoever is at work."""
 
     def __init__(self, path: str) -> None:
         self._target = f"unix:{path}"
@@ -275,8 +267,6 @@ class Relay:
         """Pass a call on.
 
         Args:
-            method: its full name.
-            kind: the type of the answer.
             timeout: seconds that it may take; None for any.
 
         Returns:

@@ -32,6 +32,7 @@ kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.drained import DRIVER
@@ -65,6 +66,8 @@ from integration.node.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    _Reader = Callable[[object, str], Any]
+
     from hooks.node.drained import Drain
     from integration.node.dra.devices import Device
     from integration.node.dra.values import Reference
@@ -80,13 +83,6 @@ def read_claim(
     devices: Mapping[str, Device],
 ) -> Claim:
     """What a claim is to have of us.
-
-    Args:
-        found: the claim, as the API server has it.
-        reference: as the kubelet names it.
-        driver: our name.
-        pool: ours on this node.
-        devices: by their names.
 
     Raises:
         ResourceClaimUnusable: it is another claim, or has no allocation.
@@ -172,7 +168,6 @@ def refuse_taken(
     """See that nobody else has what a claim is to have.
 
     Args:
-        others: what is prepared for other claims.
         plugin_gave: who has been given what by a device plugin, by the device's UUID.
 
     Raises:
@@ -212,8 +207,6 @@ def read_all(
 
     Args:
         entries: of the claim's allocation.
-        driver: our name.
-        asked: the claim, for messages.
 
     Raises:
         ClaimConfigUnknown: one of them means nothing to us, or cannot be.
@@ -258,73 +251,79 @@ def _read(parameters: object) -> tuple[str, frozenset[str], Wish]:
     return kind, devices, read(rest, kind)
 
 
-def _gpu_config(tree: Mapping[str, Any], at: str) -> Wish:
-    sharing = _part(tree, at, "sharing", ("sharing",))
-    at = f"{at}.sharing"
-    if sharing is None:
-        return Wish()
-    strategy = sharing.get("strategy")
-    keys = {"TimeSlicing": "timeSlicingConfig", "MPS": "mpsConfig"}
-    if strategy not in keys:
-        raise _Wrong(f"{at}.strategy is {strategy!r}, and not TimeSlicing or MPS")
-    part = _part(sharing, at, keys[strategy], ("strategy", keys[strategy])) or {}
-    at = f"{at}.{keys[strategy]}"
-    if strategy == "TimeSlicing":
-        return Wish(time_slice=_interval(part, at, "interval", ("interval",)))
-    words = (
-        "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit",
-        "defaultPerDevicePinnedMemoryLimit", "multiUser",
-    )  # fmt: skip
-    return Wish(mps=_mps(part, at, words))
+def _fields(value: object, at: str, known: Mapping[str, tuple[_Reader, Any]]) -> list[Any]:
+    """The fields of an object: of each how it is read, and what it is if it is not there."""
+    tree = _object(value, at)
+    for key in tree:
+        if key not in known:
+            raise _Wrong(f"{at}.{key} is not known; known are {', '.join(known)}")
+    return [
+        default if tree.get(key) is None else read(tree[key], f"{at}.{key}")
+        for key, (read, default) in known.items()
+    ]
 
 
-def _mig_config(tree: Mapping[str, Any], at: str) -> Wish:
+def _gpu_config(tree: object, at: str) -> Wish:
+    wish: Wish
+    (wish,) = _fields(tree, at, {"sharing": (_sharing, Wish())})
+    return wish
+
+
+def _mig_config(tree: object, at: str) -> Wish:
     wish = _gpu_config(tree, at)
     if wish.time_slice:
         raise _Wrong(f"{at}.sharing.strategy is TimeSlicing, which a MIG device cannot have")
     return wish
 
 
-def _device_sharing(tree: Mapping[str, Any], at: str) -> Wish:
-    mps = _part(tree, at, "mps", ("mps", "timeSlice"))
-    interval = _interval(tree, at, "timeSlice", ("mps", "timeSlice")) if "timeSlice" in tree else ""
+def _sharing(tree: object, at: str) -> Wish:
+    strategy = _object(tree, at).get("strategy")
+    if strategy not in ("TimeSlicing", "MPS"):  # it may be a list
+        raise _Wrong(f"{at}.strategy is {strategy!r}, and not TimeSlicing or MPS")
+    known: dict[str, tuple[_Reader, Any]] = {"strategy": (lambda *_: None, None)}
+    if strategy == "MPS":
+        _, mps = _fields(tree, at, {**known, "mpsConfig": (partial(_mps, words=_NVIDIAS), Mps())})
+        return Wish(mps=mps)
+    _, interval = _fields(tree, at, {**known, "timeSlicingConfig": (_slicing, INTERVALS[0])})
+    return Wish(time_slice=interval)
+
+
+def _slicing(tree: object, at: str) -> str:
+    (interval,) = _fields(tree, at, {"interval": (_interval, INTERVALS[0])})
+    return str(interval)
+
+
+def _device_sharing(tree: object, at: str) -> Wish:
+    mps_reader = partial(_mps, words=_WORDS)
+    mps, interval = _fields(tree, at, {"mps": (mps_reader, None), "timeSlice": (_interval, "")})
     if mps is not None and interval:
         raise _Wrong(f"{at} has timeSlice and mps, of which one excludes the other")
-    words = ("threadPercentage", "memoryLimit", "memoryLimitOf", "multiUser")
-    return Wish(interval, None if mps is None else _mps(mps, f"{at}.mps", words))
+    return Wish(interval, mps)
 
 
-def _mps(tree: Mapping[str, Any], at: str, words: Sequence[str]) -> Mps:
-    _know(tree, at, words)
-    threads, memory, memory_of, multi_user = words
-    percent = tree.get(threads)
-    if percent is None:
-        percent = ALL
-    if not isinstance(percent, int) or isinstance(percent, bool) or not 0 <= percent <= ALL:
-        raise _Wrong(f"{at}.{threads} is {percent!r}, and not a whole number from 0 to {ALL}")
-    many = tree.get(multi_user)
-    if many is None:
-        many = False
-    if not isinstance(many, bool):
-        raise _Wrong(f"{at}.{multi_user} is {many!r}, and not true or false")
-    limit = tree.get(memory)
-    limits = _part(tree, at, memory_of, words) or {}
-    return Mps(
-        percent or ALL,
-        0 if limit is None else _mebibytes(limit, f"{at}.{memory}"),
-        {key: _mebibytes(value, f"{at}.{memory_of}.{key}") for key, value in limits.items()},
-        many,
-    )
+def _mps(tree: object, at: str, words: Sequence[str]) -> Mps:
+    readers: Sequence[tuple[_Reader, Any]]
+    readers = ((_percent, ALL), (_mebibytes, 0), (_limits, {}), (_flag, False))
+    threads, *rest = _fields(tree, at, dict(zip(words, readers, strict=True)))
+    return Mps(threads or ALL, *rest)
 
 
-def _interval(tree: Mapping[str, Any], at: str, key: str, known: Sequence[str]) -> str:
-    _know(tree, at, known)
-    interval = tree.get(key)
-    if interval is None:
-        interval = INTERVALS[0]
-    if interval not in INTERVALS:
-        raise _Wrong(f"{at}.{key} is {interval!r}, and not one of {', '.join(INTERVALS)}")
-    return str(interval)
+def _percent(value: object, at: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ALL:
+        raise _Wrong(f"{at} is {value!r}, and not a whole number from 0 to {ALL}")
+    return value
+
+
+def _flag(value: object, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong(f"{at} is {value!r}, and not true or false")
+    return value
+
+
+def _interval(value: object, at: str) -> str:
+    if value not in INTERVALS:
+        raise _Wrong(f"{at} is {value!r}, and not one of {', '.join(INTERVALS)}")
+    return str(value)
 
 
 def _mebibytes(value: object, at: str) -> int:
@@ -334,18 +333,8 @@ def _mebibytes(value: object, at: str) -> int:
     return size // MEBI
 
 
-def _part(
-    tree: Mapping[str, Any], at: str, key: str, known: Sequence[str]
-) -> Mapping[str, Any] | None:
-    _know(tree, at, known)
-    value = tree.get(key)
-    return None if value is None else _object(value, f"{at}.{key}")
-
-
-def _know(tree: Mapping[str, Any], at: str, known: Sequence[str]) -> None:
-    for key in tree:
-        if key not in known:
-            raise _Wrong(f"{at}.{key} is not known; known are {', '.join(known)}")
+def _limits(value: object, at: str) -> dict[str, int]:
+    return {key: _mebibytes(size, f"{at}.{key}") for key, size in _object(value, at).items()}
 
 
 def _object(value: object, at: str) -> Mapping[str, Any]:
@@ -354,9 +343,12 @@ def _object(value: object, at: str) -> Mapping[str, Any]:
     return value
 
 
-_READERS: Final[
-    Mapping[tuple[str, str], tuple[frozenset[str], Callable[[Mapping[str, Any], str], Wish]]]
-] = {
+_WORDS: Final = ("threadPercentage", "memoryLimit", "memoryLimitOf", "multiUser")
+_NVIDIAS: Final = (
+    "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit",
+    "defaultPerDevicePinnedMemoryLimit", "multiUser",
+)  # fmt: skip
+_READERS: Final[Mapping[tuple[str, str], tuple[frozenset[str], Callable[[object, str], Wish]]]] = {
     (_NVIDIA, "GpuConfig"): (frozenset({GPU}), _gpu_config),
     (_NVIDIA, "MigDeviceConfig"): (frozenset({MIG}), _mig_config),
     (OURS, "DeviceSharing"): (frozenset({GPU, MIG}), _device_sharing),

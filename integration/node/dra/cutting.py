@@ -94,20 +94,16 @@ class Modes:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._switched: frozenset[str] = frozenset()
+        self.switched: frozenset[str] = frozenset()
+        """The UUIDs of the GPUs whose mode was switched on for claims."""
         self._one_writes = threading.Lock()
 
     def load(self) -> None:
         """Know what an agent before this one has switched on, in this boot."""
         try:
-            self._switched = frozenset(map(str, read_record(self._config, _MODES)["gpus"]))
+            self.switched = frozenset(map(str, read_record(self._config, _MODES)["gpus"]))
         except _UNREAD:
-            self._switched = frozenset()
-
-    @property
-    def switched(self) -> frozenset[str]:
-        """The UUIDs of the GPUs whose mode was switched on for claims."""
-        return self._switched
+            self.switched = frozenset()
 
     def on(self, gpu: Gpu, inventory: Inventory, whom: str) -> None:
         """Have a GPU be in MIG mode.
@@ -182,10 +178,10 @@ class Modes:
 
     def _note(self, uuid: str, *, on: bool) -> None:
         with self._one_writes:
-            switched = self._switched | {uuid} if on else self._switched - {uuid}
-            if switched != self._switched:
+            switched = self.switched | {uuid} if on else self.switched - {uuid}
+            if switched != self.switched:
                 write_record(self._config, _MODES, "gpus", json.dumps(sorted(switched)))
-                self._switched = switched
+                self.switched = switched
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +240,6 @@ class Making:
 
         Args:
             claim: as that agent, or the kubelet, has noted it.
-            parts: what NVML says.
 
         Returns:
             None if something of it was not made yet: then nobody was told of the claim.
@@ -277,7 +272,6 @@ class Making:
 
         Args:
             parts: where each of the devices that are made for claims is, by their names.
-            inventory: what the node has.
 
         Returns:
             The claim with the devices' UUIDs. Nodes of all of them are there.
@@ -347,7 +341,6 @@ class Making:
 
         Args:
             claim: its UID.
-            inventory: what the node has.
 
         Returns:
             What is no more, to be forgotten.
@@ -399,11 +392,7 @@ class Making:
             self._write({**self._notes, note.part.name: note})
 
     def _write(self, notes: dict[str, Note]) -> None:
-        """Write down what is made, and go by it then.
-
-        Raises:
-            DraStateUnwritten: it cannot be done. What was written before is there still.
-        """
+        """Write down what is made, and go by it then."""
         made = json.dumps([asdict(note) for note in notes.values()])
         write_record(self._config, _MADE, "made", made)
         self._notes = notes

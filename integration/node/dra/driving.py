@@ -28,7 +28,6 @@ Source: Kubernetes kubelet pkg/kubelet/cm/dra/manager.go; its Go helper, kubelet
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import asynccontextmanager, closing
@@ -41,7 +40,6 @@ import anyio.to_thread
 
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
-from hooks.node.kubelet import read_checkpoint
 from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
@@ -84,7 +82,6 @@ _NAME: Final = "dra"
 _GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
 _LOOK_AGAIN: Final = 30.0
 _NOTED: Final = 5.0
-_UUIDS: Final = ("GPU-", "MIG-")
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
 _LONGEST_SWARM: Final = 1.0
@@ -162,8 +159,8 @@ class Driver:
             newest: what the node has, if the look does not know it yet.
         """
         async with self._looks:
-            made, inventory = self.on_demand.made, self._board.seen.inventory
-            switched = self.on_demand.switched
+            made, inventory = self.on_demand.making.made, self._board.seen.inventory
+            switched = self.on_demand.modes.switched
             found = await self._looking.look(inventory, made, newest, switched)
             if found is None:
                 return False
@@ -241,11 +238,7 @@ class Driver:
         return claim
 
     async def _make(self, claim: Claim, before: Claim | None) -> Claim:
-        """Have what a claim is to have be made; returns it with what was made.
-
-        Raises:
-            NvshimError: it cannot be made; the claim is what it was before.
-        """
+        """Have what a claim is to have be made; returns it with what was made."""
         try:
             await self._heed_engine()
             made = await self.on_demand.make(claim, self._devices or {})
@@ -261,11 +254,7 @@ class Driver:
     async def _take(
         self, found: dict[str, Any], reference: Reference
     ) -> tuple[Claim, Claim | None]:
-        """Have devices be a claim's; returns it, and what it was before.
-
-        Raises:
-            NvshimError: it cannot have them.
-        """
+        """Have devices be a claim's; returns it, and what it was before."""
         if self._devices is None:
             raise ClaimedDeviceMissing(
                 f"the devices of the claim {reference.namespace}/{reference.name}",
@@ -293,9 +282,6 @@ class Driver:
         """Have what a claim has be ready for its containers.
 
         It may wait for an MPS control daemon: claims that are not shared so go on meanwhile.
-
-        Raises:
-            NvshimError: it cannot be; the claim is what it was before.
         """
         try:
             await self._heed_engine()
@@ -334,7 +320,7 @@ class Driver:
         """
         async with (
             self._turn(reference),
-            self.on_demand.alone(self.on_demand.gpus_of(reference.uid)),
+            self.on_demand.alone(self.on_demand.making.gpus_of(reference.uid)),
         ):
             await self._applying.release(reference.uid)  # an MPS daemon has its device open
             await self.on_demand.undo(reference.uid)
@@ -366,14 +352,8 @@ class Driver:
             raise
 
     async def _again(self, reference: Reference) -> Claim:
-        """What is prepared for a claim, with its spec.
-
-        Raises:
-            ResourceClaimUnusable: it has been taken back just now.
-            EngineReadsNoCdi: the engine would not give it.
-            MpsNotReady: its MPS control daemon does not serve now.
-        """
-        async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
+        """What is prepared for a claim, with its spec."""
+        async with self.on_demand.alone(self.on_demand.making.gpus_of(reference.uid)):
             claim = self._claims.get(reference.uid)
             if claim is None or any(map(is_unmade, claim.devices)):
                 raise ResourceClaimUnusable(
@@ -473,29 +453,13 @@ class Driver:
         allocated = await context.kubelet.allocated(context.options.pod_resources)
         gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
-            checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)
-            return {**_of_checkpoint(checkpoint.content), **gave}
+            return {**await anyio.to_thread.run_sync(state.plugin_gave, self._config), **gave}
         for (namespace, pod), containers in allocated.items():
             for given in containers.values():
                 for _, name in given:
-                    if name.startswith(_UUIDS):
+                    if name.startswith(state.UUIDS):
                         gave[name.partition("::")[0]] = f"pod {namespace}/{pod}"
         return gave
-
-
-def _of_checkpoint(content: bytes) -> dict[str, str]:
-    """What the device manager's checkpoint says; nothing if it is not as a kubelet writes it."""
-    try:
-        entries = json.loads(content or b"{}")["Data"]["PodDeviceEntries"] or ()
-        return {
-            str(name).partition("::")[0]: f"pod {each['PodUID']}"
-            for each in entries
-            for names in (each["DeviceIDs"] or {}).values()
-            for name in names
-            if str(name).startswith(_UUIDS)
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
 
 
 async def drive(context: Context) -> None:

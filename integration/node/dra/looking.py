@@ -49,11 +49,7 @@ class Found:
 
 
 class Looking:
-    """Looks, and keeps what NVML has said.
-
-    Args:
-        fault: takes what is wrong with a concern of the driver's; "" if nothing is any more.
-    """
+    """Looks, and keeps what NVML has said."""
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context

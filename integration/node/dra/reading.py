@@ -41,10 +41,14 @@ import anyio.to_thread
 from api.errors import NvshimError
 from integration.node.aside import aside
 from integration.node.dra import state
-from integration.node.dra.errors import ExtendedResourceClash
 from integration.node.dra.publishing import claim_path, class_path
 from integration.node.dra.values import Reference
-from integration.node.errors import ApiServerRefused, ApiServerSilent, ResourceClaimUnusable
+from integration.node.errors import (
+    ApiServerRefused,
+    ApiServerSilent,
+    ExtendedResourceClash,
+    ResourceClaimUnusable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -80,11 +84,7 @@ def is_away(error: Exception) -> bool:
 
 
 class ClaimReader:
-    """Reads claims.
-
-    Args:
-        version: finds out which version of the API is spoken.
-    """
+    """Reads claims."""
 
     def __init__(self, api: ApiServer, version: Callable[[], Awaitable[str]]) -> None:
         self._api = api
@@ -159,10 +159,6 @@ class ClaimReader:
         Args:
             found: the claim, as the API server has it.
             served: the resources that our device plugin serves here.
-
-        Raises:
-            ExtendedResourceClash: it is.
-            ApiServerSilent: the server does not answer.
         """
         metadata = found.get("metadata") or {}
         if not served or (metadata.get("annotations") or {}).get(_EXTENDED) != "true":
@@ -232,11 +228,7 @@ _LOOK_AGAIN: Final = 300.0
 
 
 class Stale:
-    """Looks for such claims.
-
-    Args:
-        take_back: has nothing be prepared for a claim any more.
-    """
+    """Looks for such claims."""
 
     def __init__(
         self,

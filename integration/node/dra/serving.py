@@ -106,8 +106,6 @@ def places_of(root: str, driver: str, pod: str) -> Places:
     """Where the sockets of an instance are.
 
     Args:
-        root: the kubelet's directory.
-        driver: its name.
         pod: the UID of the instance's; "" for the only one.
     """
     registry = os.path.join(root, "plugins_registry")
@@ -220,12 +218,7 @@ class Serving:
     async def _serve(
         self, whom: str, doors: Mapping[str, Mapping[str, Any]], end: Callable[[], None]
     ) -> None:
-        """Serve until a socket is gone.
-
-        Raises:
-            ServingError: it cannot begin, or a server has crashed.
-            OSError: it cannot begin.
-        """
+        """Serve until a socket is gone."""
         registry, directory = self._places.registry, self._places.directory
         servers: list[SocketServer] = []
         to_end = _TO_END
@@ -329,8 +322,6 @@ class Serving:
 
         Args:
             do: makes it, if that is us.
-            method: the full name of what is called.
-            kind: the type of the answer.
         """
         answer = None
         while answer is None:

@@ -42,9 +42,8 @@ from hooks.cdi.spec import Edits, SpecMount
 from hooks.sharing import limit_of
 from integration.inspection.shares import Share, variable_of
 from integration.node.dra.devices import MOST_FACTS, NVIDIA, SLICE
-from integration.node.dra.errors import SharingConflict
 from integration.node.dra.values import ALL, GPU, MEBI, MIG, Sharing, parse_quantity, quantity
-from integration.node.errors import ClaimConfigUnknown, DeviceTaken
+from integration.node.errors import ClaimConfigUnknown, DeviceTaken, SharingConflict
 from integration.node.mps.claims import CLAIMS, SHARES
 from integration.node.mps.places import SHM, Places, shm
 from integration.node.mps.plan import ClaimDaemon
@@ -59,21 +58,9 @@ if TYPE_CHECKING:
     from integration.node.dra.values import Claim, ClaimDevice
 
 __all__ = [
-    "MOST",
-    "OURS",
-    "Configuration",
-    "Mps",
-    "Result",
-    "Wish",
-    "configured",
-    "consumed",
-    "daemons_of",
-    "edits_of",
-    "policy_of",
-    "refuse_conflicts",
-    "refuse_overfull",
-    "with_shares",
-]
+    "OURS", "Configuration", "Mps", "Result", "Wish", "configured", "consumed", "daemons_of",
+    "edits_of", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares",
+]  # fmt: skip
 
 _HASH: Final = 5
 _OPTIONS: Final = ("nosuid", "nodev", "bind")
@@ -125,10 +112,6 @@ def configured(
 ) -> tuple[ClaimDevice, ...]:
     """The devices of a claim, each with how it is shared.
 
-    Args:
-        uid: of the claim.
-        asked: the claim, for messages.
-
     Raises:
         ClaimConfigUnknown: what is asked for cannot be had of these devices.
     """
@@ -154,11 +137,6 @@ def _chosen(
 
     Args:
         request: of the device, with its subrequest ("gpu/any").
-        kind: of the device: :data:`GPU` or :data:`MIG`.
-        asked: the claim, for messages.
-
-    Raises:
-        ClaimConfigUnknown: it is for devices of another kind.
     """
     names = {request, request.partition("/")[0]}
     for place in reversed(range(len(configurations))):
@@ -266,11 +244,7 @@ def daemons_of(claims: Iterable[Claim]) -> Mapping[str, ClaimDaemon]:
 
 
 def edits_of(device: ClaimDevice, root: str) -> Edits:
-    """What containers get beside the device itself.
-
-    Args:
-        root: the host's directory of MPS.
-    """
+    """What containers get beside the device itself."""
     how, env = device.sharing, []
     if device.share:
         env = [variable_of(Share(device.share, device.uuid, device.memory, device.shares))]
@@ -324,11 +298,7 @@ def _shared(device: Device, shares: int) -> Device:
 
 
 def policy_of(device: Device, name: str) -> dict[str, Any]:
-    """How much of a capacity a claim may ask for, as the API has it; nothing if it has no shares.
-
-    Args:
-        name: of the capacity.
-    """
+    """How much of a capacity a claim may ask for, as the API has it; nothing without shares."""
     if not device.shares:
         return {}
     if name == _SHARES:
@@ -360,7 +330,6 @@ def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str,
     """See that claims have no more of a device than it has.
 
     Args:
-        others: what is prepared for other claims.
         devices: of the node, by their names.
 
     Raises:

@@ -190,8 +190,6 @@ def changes(
     """The writes after which what is published is what is wanted; none if it is already.
 
     Args:
-        there: the driver's slices of this node.
-        wanted: as :func:`contents` makes it.
         kept: what the server has made of a content, by :func:`key_of` that.
 
     Returns:
@@ -295,12 +293,7 @@ def _delete(each: Mapping[str, Any]) -> Delete:
 
 
 def with_times(content: dict[str, Any], there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a slice has, with the times that the server has of its devices' taints.
-
-    Args:
-        content: as :func:`contents` makes it.
-        there: the slices that the server has.
-    """
+    """What a slice has, with the times that the server has of its devices' taints."""
     times = {
         (device["name"], *_taint_of(taint)): taint["timeAdded"]
         for each in there

@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.cache import boot_id_path
-from hooks.node.kubelet import read_claims
+from hooks.node.kubelet import read_checkpoint, read_claims
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file, sweep
 from integration.node.dra.values import Claim, ClaimDevice, Sharing, gpu_of, uuid_of
@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["held", "load", "read_record", "recorded", "save", "write_record"]
+__all__ = [
+    "UUIDS", "held", "load", "plugin_gave", "read_record", "recorded", "save", "write_record",
+]  # fmt: skip
+
+UUIDS: Final = ("GPU-", "MIG-")
+"""How the UUIDs of devices begin."""
 
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
@@ -47,11 +52,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def load(config: Config, driver: str) -> dict[str, Claim]:
-    """What is prepared, by the claims' UIDs.
-
-    Args:
-        driver: our name.
-    """
+    """What is prepared, by the claims' UIDs."""
     sweep(os.path.join(config.state, _FILE))
     kept = _read(config)
     if kept is None:
@@ -60,11 +61,7 @@ def load(config: Config, driver: str) -> dict[str, Claim]:
 
 
 def recorded(config: Config, driver: str) -> frozenset[str]:
-    """The UIDs of our claims in the kubelet's own record.
-
-    Args:
-        driver: our name.
-    """
+    """The UIDs of our claims in the kubelet's own record."""
     return frozenset(claim.uid for claim in _of_kubelet(read_claims(config).content, driver))
 
 
@@ -202,3 +199,22 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                 )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return
+
+
+def plugin_gave(config: Config) -> dict[str, str]:
+    """Who has been given what by a device plugin, by the device's UUID.
+
+    Nothing if the device manager's checkpoint is not as a kubelet writes it.
+    """
+    try:
+        content = read_checkpoint(config).content
+        entries = json.loads(content or b"{}")["Data"]["PodDeviceEntries"] or ()
+        return {
+            str(name).partition("::")[0]: f"pod {each['PodUID']}"
+            for each in entries
+            for names in (each["DeviceIDs"] or {}).values()
+            for name in names
+            if str(name).startswith(UUIDS)
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
