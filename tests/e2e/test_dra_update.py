@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.node.dra.places import places_of
+from integration.node.dra.serving import places_of
 from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import error_of, place, root
 from tests.harness.claim_storm import Storm
