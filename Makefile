@@ -41,9 +41,9 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 	@$(VENV)/bin/python -m tests.tools.demo
 
 # What fails once fails again: examples are the same in each run, and so is the order of sets.
-test: export PYTHONHASHSEED := 0
+test test-thorough: export PYTHONHASHSEED := 0
 # Each module is compiled once, and not by each worker and program, whatever the environment says.
-test test-matrix: export PYTHONDONTWRITEBYTECODE :=
+test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that run side by side. Those end to end wait for others half of their time.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
@@ -56,13 +56,17 @@ test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end agai
 	@$(VENV)/bin/python -m tests.harness.dist & \
 	$(VENV)/bin/python -m pytest --collect-only -q >/dev/null || true; \
 	status=0; \
-	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest' || status=$$?; \
+	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest and not thorough' || status=$$?; \
 	$(VENV)/bin/python -m pytest -m 'serial and not newest' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \
 	exit $$status
 
 .PHONY: check-more
 check-more: setup ## Run everything beyond make test, one after another, and print a table; ONLY=fuzz,soak
 	@$(VENV)/bin/python -m tests.more $(if $(ONLY),--only $(ONLY))
+
+.PHONY: test-thorough
+test-thorough: setup $(CACHE)/.parts #- Run rare combinations of what make test proves
+	@$(VENV)/bin/python -m pytest $(BESIDE) -m 'thorough and not newest' $$(grep -rl --include='test_*.py' 'mark\.thorough' tests)
 
 .PHONY: test-examples
 test-examples: export NVSHIM_TEST_EXAMPLES := random
