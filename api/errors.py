@@ -114,7 +114,9 @@ def one_line(text: str) -> str:
         Printable text of at most 600 characters, with no line break in it.
     """
     words = " ".join(text.split())
-    printable = "".join(c if c.isprintable() else "?" for c in words)
+    printable = words
+    if not words.isprintable():
+        printable = "".join(c if c.isprintable() else "?" for c in words)
     return printable if len(printable) <= _LONGEST_PART else printable[: _LONGEST_PART - 1] + "…"
 
 

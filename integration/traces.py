@@ -28,13 +28,13 @@ import posixpath
 import shutil
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from integration.inspection.procfs import Procfs, Status
 from shim import syscalls
-from shim.mountinfo import unescape
 
 # Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
 SOCKETS: Final = "/run/containerd/s"
@@ -50,6 +50,7 @@ _CNI_RESULTS: Final = "/var/lib/cni/results"
 _FORK_SERVER: Final = "fork-server"
 _TASKS: Final = "io.containerd.runtime.v2.task"
 _PROCFS: Final = Procfs()
+_POLL: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class Marks:
     pid: int = 0  # containerd's process; 0 if it does not run
     # ids of pods and their containers that the CRI has given. Too many do no harm.
     pods: frozenset[str] = field(default=frozenset())
+    # whether there are containers of strangers, who can have whoever reads their words wait: then
+    # words are read of the caller's own processes in the caller's mount namespace alone
+    wary: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -106,6 +110,30 @@ def remove(marks: Marks) -> set[Trace]:
     return find(marks)
 
 
+def clean(marks: Marks, seconds: float) -> set[Trace]:
+    """Remove all that is found, again and again until it is gone.
+
+    Args:
+        marks: of the containerd.
+        seconds: that it may take.
+
+    Returns:
+        What is still there.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := remove(marks)) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return left
+
+
+def forget(namespace: str) -> None:
+    """Remove what a namespace has of its own, once nothing is left of its containers."""
+    for hierarchy in cgroup_hierarchies():
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.join(hierarchy, namespace))
+    shutil.rmtree(os.path.join(RUNTIME_STATE, namespace), ignore_errors=True)
+
+
 def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> str:
     """The socket of the shim that serves ``group`` (a container's id, or its pod's)."""
     return _socket_path(marks.address, namespace or marks.namespace, group)
@@ -140,13 +168,13 @@ def fork_servers(marks: Marks) -> set[int]:
 
     They are no trace of a container: one stays for the next, until nobody has asked for long.
     """
-    table = ((pid, _PROCFS.words(pid)) for pid in _PROCFS.pids())
+    table = ((pid, _words(pid, marks)) for pid in _PROCFS.pids())
     return {pid for pid, words in table if words[-1:] == [_FORK_SERVER] and marks.address in words}
 
 
 def mounts(marks: Marks) -> set[Trace]:
     """Mounts of this mount namespace at, or of something below, the directory."""
-    table = _mount_table()
+    table = _PROCFS.mounts()
     # What a bind mount shows is named by its path in the file system it is of, and that file
     # system may itself be mounted from the middle (a subvolume, a root that was bound).
     home = max(
@@ -160,25 +188,6 @@ def mounts(marks: Marks) -> set[Trace]:
         if _is_below(mount.point, marks.directory)
         or (mount.device == home.device and _is_below(mount.root, inside))
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    device: str
-    root: str
-    point: str
-    kind: str
-    source: str
-
-
-def _mount_table() -> list[_Mount]:
-    """What is mounted in this mount namespace."""
-    table = []
-    for line in os.fsencode(_PROCFS.text(os.getpid(), "mountinfo")).splitlines():
-        words = [os.fsdecode(unescape(word)) for word in line.split()]
-        end = words.index("-")
-        table.append(_Mount(*words[2:5], *words[end + 1 : end + 3]))
-    return table
 
 
 def cgroups(marks: Marks) -> set[Trace]:
@@ -280,16 +289,26 @@ def temporary_files(marks: Marks) -> set[Trace]:
 
 
 def _is_marked(pid: int, marks: Marks) -> bool:
-    words = _PROCFS.words(pid)
+    words = _words(pid, marks)
     if any(marks.directory in word or word == marks.namespace for word in words):
         return True
-    if marks.directory in _PROCFS.text(pid, "environ"):
+    if not marks.wary and marks.directory in _PROCFS.text(pid, "environ"):
         return True
     if _is_below(_PROCFS.link(pid, "cwd"), marks.directory):
         return True
     paths = (line.rpartition(":")[2] for line in _PROCFS.text(pid, "cgroup").splitlines())
     places = {name for path in paths for name in path.split("/")}
     return marks.namespace in places or not marks.pods.isdisjoint(places)
+
+
+def _words(pid: int, marks: Marks) -> list[str]:
+    """The command line of a process; none if it is not to be read."""
+    if marks.wary and not (
+        _PROCFS.owner(pid) == os.geteuid()
+        and _PROCFS.link(pid, "ns/mnt") == _PROCFS.link(os.getpid(), "ns/mnt")
+    ):
+        return []
+    return _PROCFS.words(pid)
 
 
 def _process_table() -> dict[int, Status]:
@@ -315,7 +334,7 @@ def _portrait(status: Status) -> str:
 
 def cgroup_hierarchies() -> list[str]:
     """Where each hierarchy of cgroups is mounted."""
-    return [mount.point for mount in _mount_table() if mount.kind in {"cgroup", "cgroup2"}]
+    return [mount.point for mount in _PROCFS.mounts() if mount.kind in {"cgroup", "cgroup2"}]
 
 
 def _is_below(path: str, directory: str) -> bool:

@@ -5,21 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from google.protobuf.message import Message
 
+    from shim.children import Reaper
     from shim.log import Log
-    from shim.reaper import Reaper
-
-
-class Tasks(Protocol):
-    """Where background tasks of containers run: :class:`shim.pod.server.GuardedTasks`."""
-
-    def start_soon(
-        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
-    ) -> object:
-        """Start one, without waiting for its first step."""
+    from shim.loop import Tasks
 
 
 class Publisher(Protocol):

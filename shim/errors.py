@@ -18,10 +18,30 @@ The verbs load this module, so it imports nothing but the root of the tree.
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 from api.errors import NvshimError, Status
 
 # The root goes with its branch: who catches one often has to catch the other.
 __all__ = ["NvshimError", "ShimError"]
+
+SCARCE: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
+)
+"""The kernel's errors of resources that may be available again a moment later."""
+
+
+def remedy_of(error: OSError, otherwise: str = "") -> str:
+    """What can be done about an error of the kernel.
+
+    Args:
+        error: it.
+        otherwise: what can be done if no resource is used up; by default the class's remedy.
+    """
+    if error.errno in SCARCE:
+        return "look at the shim's limits and at what is full, and ask again"
+    return otherwise
 
 
 class ShimError(NvshimError):
@@ -209,7 +229,7 @@ class MountMappingInvalid(ShimError):
 
 
 class ProgramNotFound(ShimError):
-    """A program that is not there or cannot be executed. Raised by :mod:`shim.spawn`."""
+    """A program that is not there or cannot be executed. Raised by :mod:`shim.children`."""
 
     # Not NOT_FOUND: as the answer to Delete or Kill, that means that the container is gone.
     code = "NVSHIM-E1201"
@@ -217,7 +237,7 @@ class ProgramNotFound(ShimError):
 
 
 class ProgramTimeout(ShimError):
-    """A program did not end in time, and was killed. Raised by :func:`shim.spawn.run`."""
+    """A program did not end in time, and was killed. Raised by :func:`shim.children.run`."""
 
     code = "NVSHIM-E1202"
     status = Status.DEADLINE_EXCEEDED
@@ -361,7 +381,7 @@ class StdioUnsupported(ShimError):
 
 
 class InvalidLogUri(ShimError):
-    """A logger's URI that cannot be understood. Raised by :mod:`shim.stdio.uris`."""
+    """A logger's URI that cannot be understood. Raised by :mod:`shim.stdio.logger`."""
 
     code = "NVSHIM-E1403"
     status = Status.INVALID_ARGUMENT

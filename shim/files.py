@@ -14,7 +14,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from shim.errors import BundleUnusable, InvalidIdentifier
+from shim.errors import BundleUnusable, InvalidIdentifier, remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,9 +55,8 @@ def read(path: str, limit: int) -> bytes:
         # Without O_NONBLOCK, opening a fifo would wait for whoever made it.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise BundleUnusable(
-            asked, found=reason(error), do="start the container through containerd"
-        ) from error
+        do = remedy_of(error, "start the container through containerd")
+        raise BundleUnusable(asked, found=reason(error), do=do) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise BundleUnusable(asked, found="not a regular file")
@@ -68,7 +67,7 @@ def read(path: str, limit: int) -> bytes:
                 raise BundleUnusable(asked, found=f"more than {limit} bytes")
         return bytes(content)
     except OSError as error:
-        raise BundleUnusable(asked, found=reason(error)) from error
+        raise BundleUnusable(asked, found=reason(error), do=remedy_of(error)) from error
     finally:
         os.close(fd)
 
@@ -100,7 +99,9 @@ def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
         os.rename(temporary, path)
     except OSError as error:
         remove(temporary)
-        raise BundleUnusable(f"to write {path}", found=reason(error)) from error
+        raise BundleUnusable(
+            f"to write {path}", found=reason(error), do=remedy_of(error)
+        ) from error
 
 
 def remove(path: str) -> None:

@@ -2,7 +2,7 @@
 
 The verbs and the server start the same low-level runtime, so they find it alike. Nothing here
 can come from an image: PATH is containerd's own. What the server starts it starts by
-:mod:`shim.spawn`; a verb has nothing else to do meanwhile, and waits (:func:`run`).
+:mod:`shim.children`; a verb has nothing else to do meanwhile, and waits (:func:`run`).
 
 Source: posix_spawn(3), memfd_create(2), pidfd_open(2).
 """

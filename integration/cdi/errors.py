@@ -1,12 +1,4 @@
-"""What can go wrong with spec files that a person names.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    └── CdiCommandError            E253x
-        ├── CdiSpecUnwritten       E2530
-        └── CdiInputUnreadable     E2531
-"""
+"""What can go wrong with spec files that a person names: E253x."""
 
 from __future__ import annotations
 

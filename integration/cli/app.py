@@ -14,12 +14,10 @@ from click.shell_completion import shell_complete
 from api.errors import NvshimError
 from integration.cli import exits
 from integration.cli.errors import AnswerUnwritten
-from integration.cli.kinds import ERROR
 from integration.cli.lazy import LazyGroup
 from integration.cli.options import version_option
-from integration.cli.output import Format, document_of, serialized
+from integration.cli.output import Format, tell_error
 from integration.compat import NAMES
-from integration.errors import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             nvshim.invoke(context)
             sys.stdout.flush()
     except NvshimError as error:
-        _tell(error, meta.get("nvshim.format", Format.TABLE))
+        tell_error(error, meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     except click.exceptions.Exit as ended:
         return ended.exit_code
@@ -143,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is not None or error.errno not in _UNWRITTEN:
             raise
         _silence()
-        _tell(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
+        tell_error(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     return exits.OK
 
@@ -187,10 +185,3 @@ def _given(arguments: Sequence[str] | None) -> list[str]:
     name = os.path.basename(called)
     # A link of that name acts for the program whose place it takes.
     return ["compat", name, *words] if name in NAMES else words
-
-
-def _tell(error: NvshimError, form: Format) -> None:
-    if form.is_document:
-        sys.stderr.write(serialized(document_of(ERROR, {"error": fields_of(error)}), form))
-    else:
-        sys.stderr.write(f"{error}\n")

@@ -10,8 +10,8 @@ import click
 
 from api.errors import printable
 from integration.cli.options import found_if, with_listing
-from integration.cli.output import Column, Format, Output, is_coloured, width_of
-from integration.cli.tables import folded
+from integration.cli.output import Column, Format, Output, counted, is_coloured, width_of
+from integration.cli.tables import headed
 from integration.doctor.bundle import report, write_bundle
 from integration.doctor.examination import choose, examine, lasting_skips
 from integration.doctor.identity import NEEDED, identity_lines
@@ -163,7 +163,7 @@ def _tell(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None
     width = max(width_of(output.stream), _NARROWEST)
     lines: list[str] = []
     for title, text in identity_lines(document["node"]):
-        lines += _below(f"{title:<8}", text, width)
+        lines += headed(f"{title:<8}", text, width)
     coloured, was_brief = is_coloured(output.stream), False
     for finding in document["findings"]:
         is_brief = bool(finding["line"]) and not verbose
@@ -176,7 +176,7 @@ def _tell(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None
 
 def _head(finding: Mapping[str, Any], width: int, text: str, *, coloured: bool) -> Sequence[str]:
     severity, code = finding["severity"], finding["code"].removeprefix(_PREFIX)
-    head, *more = _below(f"{severity:<8}{code}  ", text, width)
+    head, *more = headed(f"{severity:<8}{code}  ", text, width)
     if coloured:
         head = click.style(severity, **_STYLES[severity]) + head[len(severity) :]
     return [head, *more]
@@ -184,24 +184,15 @@ def _head(finding: Mapping[str, Any], width: int, text: str, *, coloured: bool) 
 
 def _rest(finding: Mapping[str, Any], width: int, *, verbose: bool) -> Iterator[str]:
     indent = " " * _INDENT
-    yield from _below(indent, finding["found"], width)
-    yield from _below(indent, f"do: {finding['remedy']}", width)
+    yield from headed(indent, finding["found"], width)
+    yield from headed(indent, f"do: {finding['remedy']}", width)
     # On lines of their own, however long, so that they can be marked and copied.
     yield from (indent + text for text in finding["command"].split(" && ") if text)
     yield from (indent + text for text in (finding["reference"],) if text and verbose)
 
 
-def _below(head: str, text: str, width: int) -> Sequence[str]:
-    first, *more = folded(text, width - len(head))
-    return [f"{head}{first}", *(f"{' ' * len(head)}{line}" for line in more)]
-
-
 def _counted(document: Mapping[str, Any]) -> str:
-    counts = ", ".join(_many(count, severity) for severity, count in document["counts"].items())
+    counts = ", ".join(counted(count, severity) for severity, count in document["counts"].items())
     skipped = len(document["skipped"])
     more = f"; {skipped} skipped" if skipped else ""
-    return f"{_many(len(document['checked']), 'check')}: {counts}{more}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{counted(len(document['checked']), 'check')}: {counts}{more}"

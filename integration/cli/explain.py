@@ -13,7 +13,7 @@ from api.errors import printable
 from hooks.config import load_config
 from integration.cli.options import located, with_output
 from integration.cli.output import Output, width_of
-from integration.cli.tables import folded
+from integration.cli.tables import headed
 from integration.inspection import explaining
 from integration.inspection.codes import Meaning, code_of, explain_code
 from integration.inspection.ended import find_ends
@@ -138,10 +138,7 @@ def _summary(explanation: Explanation, width: int) -> list[str]:
 
 def _titled(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
     for title, text in rows:
-        name = title
-        for line in folded(printable(text), max(width - _TITLE, _TITLE)):
-            yield f"{name:<{_TITLE}}{line}".rstrip()
-            name = ""
+        yield from headed(f"{title:<{_TITLE}}", printable(text), max(width, 2 * _TITLE))
 
 
 def _show_code(output: Output, meaning: Meaning) -> None:

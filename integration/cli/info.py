@@ -12,7 +12,7 @@ from hooks.config import Config
 from integration.cli.install import with_place
 from integration.cli.options import configured, with_output
 from integration.cli.output import Output, plain, width_of
-from integration.cli.tables import folded
+from integration.cli.tables import headed
 from integration.inspection.node import describe_node
 from integration.install.places import Place
 from integration.install.status import status
@@ -35,17 +35,12 @@ def command(output: Output, config: Config, *, place: Place, nvml: bool) -> None
     """
     found = describe_node(config, nvml=nvml)
     found["installation"] = status(place)
-    room = width_of(output.stream) - _WIDTH - 1
-    lines = [line for title, rows in _sections(found) for line in _titled(title, rows, room)]
+    lines: list[str] = []
+    for title, rows in _sections(found):
+        for number, row in enumerate(rows):
+            head = f"{'' if number else title:<{_WIDTH}} "
+            lines += headed(head, printable(row), width_of(output.stream))
     output.text("\n".join(lines), found)
-
-
-def _titled(title: str, rows: list[str], room: int) -> Iterator[str]:
-    for row in rows:
-        first, *more = folded(printable(row), room)
-        yield f"{title:<{_WIDTH}} {first}".rstrip()
-        yield from (f"{'':<{_WIDTH}} {line}" for line in more)
-        title = ""
 
 
 def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

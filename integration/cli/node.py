@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import anyio
 import click
 
-from api.errors import printable
 from integration.cli import exits
-from integration.cli.node_options import agent_options, options_of
-from integration.cli.options import configured, with_output
-from integration.cli.output import Format, serialized
-from integration.node.agent import is_ready, serve
-from integration.node.health.policy import policy_of
-from integration.node.plugin.settings import as_document
+from integration.cli.node_options import agent_options
+from integration.cli.options import configured, found_if, with_output
+from integration.node.readiness import is_ready
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hooks.config import Config
     from integration.cli.node_options import Told
     from integration.cli.output import Output
-    from integration.node.components import Options
 
 _SPEC: Final = "nvidia.yaml"
 
@@ -88,55 +76,10 @@ def command(
             exits.OK if is_ready(config, told.others["pod_uid"]) else exits.FOUND
         )
     spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
-    options = options_of(told, spec="" if spec == "none" else spec, poll=poll)
-    policy_of(config, options.ignored_xids, options.heeded_xids)  # what is wrong is said now
-    if check_config:
-        _show_settings(output, options)
-        return
-    seen = anyio.run(functools.partial(serve, once=once), config, options, _log(log_format))
-    if once and seen.faults:
-        click.get_current_context().exit(exits.FOUND)
+    from integration.cli.node_agent import run  # noqa: PLC0415 - who asks whether it is ready does without
 
-
-def _show_settings(output: Output, options: Options) -> None:
-    if options.settings is None:
-        return
-    settings = options.settings.load()
-    for note in settings.notes:
-        click.echo(printable(note), err=True)
-    document = as_document(settings)
-    output.text(serialized(document, Format.YAML), document)
-
-
-def _encode(_logger: Any, _level: str, line: Any) -> bytes:
-    data: bytes = line.encode(errors="backslashreplace")
-    return data
-
-
-def _log(form: str) -> Callable[..., None]:
-    import structlog  # noqa: PLC0415 - readiness, which is asked all the time, writes no log
-
-    render: Any = (
-        structlog.processors.JSONRenderer()
-        if form == "json"
-        else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
-    )
-    # Without a buffer, in which a line that cannot be written would stay.
-    fd = sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    stderr = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - for as long as we are
-    logger = structlog.wrap_logger(
-        structlog.BytesLogger(stderr),
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            render,
-            _encode,
-        ],
-    )
-
-    def say(level: str, event: str, **fields: Any) -> None:
-        # A full disk, or a reader that has gone, is no reason to give nobody a GPU.
-        with suppress(OSError):
-            getattr(logger, level)(event, **fields)
-
-    return say
+    is_wrong = run(
+        output, config, told, spec="" if spec == "none" else spec, poll=poll, once=once,
+        check_config=check_config, log_format=log_format,
+    )  # fmt: skip
+    found_if(is_wrong)

@@ -8,8 +8,8 @@ import click
 
 from integration.kubernetes.entering import become
 from integration.kubernetes.host import Host
-from integration.kubernetes.installer import Stopped, heed_signals
 from integration.kubernetes.status import Log
+from integration.kubernetes.stopping import Stopped, heed_signals
 
 
 @click.command("node-exec", context_settings={"ignore_unknown_options": True})

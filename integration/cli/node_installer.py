@@ -49,7 +49,8 @@ def command(output: Output, probe: str | None, **given: Any) -> None:
         return
     # A probe needs none of it.
     from integration.kubernetes.host import Host  # noqa: PLC0415
-    from integration.kubernetes.installer import Installer, heed_signals  # noqa: PLC0415
+    from integration.kubernetes.installer import Installer  # noqa: PLC0415
+    from integration.kubernetes.stopping import heed_signals  # noqa: PLC0415
 
     log = Log()
     for name, why in ignored(os.environ).items():

@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from integration.node.api_access import of_kubeconfig
-from integration.node.components import DRA_DRIVER, NO, YES, Options
 from integration.node.metrics.address import parse_address
-from integration.node.plugin.choosing import FALLBACKS, Choice
+from integration.node.options import DRA_DRIVER
 from integration.node.plugin.readers import BOOLEAN
-from integration.node.plugin.settings import Source
 from integration.node.plugin.table import FLAGS, Given
 
 if TYPE_CHECKING:
@@ -35,11 +32,6 @@ _LONGEST_DRIVER: Final = 63
 _LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _UID: Final = re.compile("[A-Za-z0-9-]{1,63}", re.ASCII)
-
-# The options that say where the device plugin's settings come from.
-_OF_SETTINGS: Final = frozenset({
-    "config_file", "config_dir", "config_name_file", "node_label", "default_config", "fallbacks",
-})  # fmt: skip
 
 _KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -70,63 +62,6 @@ def agent_options(command: Callable[..., R]) -> Callable[..., R]:
     for option in reversed(_OTHERS.values()):
         decorated = option(decorated)
     return decorated
-
-
-def options_of(told: Told, *, spec: str, poll: float) -> Options:
-    """What the agent is to do.
-
-    Args:
-        told: by the command line.
-        spec: as :class:`Options` has it.
-        poll: likewise.
-
-    Raises:
-        SettingsError: a flag or variable says what means nothing.
-        KubeconfigUnusable: the kubeconfig is none to ask with.
-    """
-    others = {k: v for k, v in told.others.items() if k not in _OF_SETTINGS}
-    for name in ("kubelet_socket", "pod_resources"):
-        others[name] = str(others[name]).removeprefix("unix://")
-    if not others["kubelet_socket"]:
-        if others["device_plugin"] == YES:
-            raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
-        others["device_plugin"] = NO
-    for name in ("dra", "node_condition"):
-        if others[name] and not (others["api_server"] or others["kubeconfig"]):
-            flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} needs an --api-server, or a --kubeconfig")
-    if others["dra_mig"] and not others["dra"]:
-        raise click.UsageError("--dra-mig needs --dra")
-    if others["kubeconfig"]:
-        of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
-    others["node_name"] = others["node_name"] or os.uname().nodename.lower()
-    others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
-    if not others["cri_sockets"]:
-        del others["cri_sockets"]
-    return Options(spec=spec, poll=poll, settings=_source(told), **others)
-
-
-def _source(told: Told) -> Source:
-    others = told.others
-    file, directory = others["config_file"], others["config_dir"]
-    if not directory:
-        return Source(told.given, file)
-    if file:
-        raise click.UsageError("--config-file and --config-dir exclude each other")
-    fallbacks = tuple(word for each in others["fallbacks"] for word in each.split(",") if word)
-    for word in fallbacks:
-        if word not in FALLBACKS:
-            raise click.UsageError(
-                f"--fallback-strategies: {word!r} is none of {', '.join(FALLBACKS)}"
-            )
-    choice = Choice(
-        directory=directory,
-        name_file=others["config_name_file"],
-        default=others["default_config"],
-        fallbacks=fallbacks,
-        label=others["node_label"],
-    )
-    return Source(told.given, choice=choice)
 
 
 # -- NVIDIA's flags ----------------------------------------------------------------------------
@@ -230,7 +165,7 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "api_timeout": click.option(
         "--api-timeout", metavar="SECONDS", type=click.FloatRange(0.1, 15), default=10,
-        show_default=True, help="How long the API server may be silent when it is asked.",
+        show_default=True, help="How long a call to the API server may take.",
     ),
     "dra": click.option(
         "--dra", is_flag=True,

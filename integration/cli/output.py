@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from api.errors import printable
-from integration.cli.kinds import API_VERSION
+from api.errors import NvshimError, printable
+from integration.cli.kinds import API_VERSION, ERROR
 from integration.cli.tables import tabulated
+from integration.errors import fields_of
 
 if TYPE_CHECKING:
     Source = str | Callable[[Mapping[str, Any]], Any]
@@ -147,6 +148,14 @@ def document_of(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
         value: its own keys.
     """
     return {"apiVersion": API_VERSION, "kind": kind, **value}
+
+
+def tell_error(error: NvshimError, form: Format) -> None:
+    """Say on stderr what failed: in a line, or as the document that the answer was to be."""
+    if form.is_document:
+        sys.stderr.write(serialized(document_of(ERROR, {"error": fields_of(error)}), form))
+    else:
+        sys.stderr.write(f"{error}\n")
 
 
 def _value(source: Source, row: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -18,6 +18,7 @@ from integration.simulated.layouts import Layout
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import Scenario
 from integration.simulated.shelf import (
+    SHELF,
     describe,
     nodes_on,
     place_of,
@@ -26,8 +27,6 @@ from integration.simulated.shelf import (
     summary_of,
 )
 from integration.simulated.trying import run as run_on
-
-_SHELF: Final = "/var/lib/containerd-shim-nvidia/simulated"
 
 
 @click.group("simulate")
@@ -40,14 +39,14 @@ def command() -> None:
 
 
 _shelf = click.option(
-    "--in", "shelf", metavar="DIR", default=_SHELF, show_default=True,
+    "--in", "shelf", metavar="DIR", default=SHELF, show_default=True,
     type=click.Path(file_okay=False), help="Where nodes are that have a NAME and no path.",
 )  # fmt: skip
 
 
 @completing
 def _nodes(given: Mapping[str, Any]) -> list[str]:
-    return [node.directory.rpartition("/")[2] for node in nodes_on(given.get("shelf") or _SHELF)]
+    return [node.directory.rpartition("/")[2] for node in nodes_on(given.get("shelf") or SHELF)]
 
 
 _made_of = stacked(

@@ -85,6 +85,19 @@ def folded(text: str, width: int) -> list[str]:
     return [line.rstrip(" ") for line in lines if line.strip(" ")]
 
 
+def headed(head: str, text: str, width: int, *, indent: int = 0) -> list[str]:
+    """A text in lines behind a head, of which the later ones begin where the first does.
+
+    Args:
+        head: what stands before the first line.
+        width: the most characters of a line.
+        indent: of the later lines, if it is another.
+    """
+    space = indent or len(head)
+    first, *more = folded(text, width - max(space, len(head)))
+    return [f"{head}{first}".rstrip(), *(f"{'':<{space}}{line}" for line in more)]
+
+
 def _parts(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
     """Pieces that are no longer than a line, as whole as they can be."""
     if len(text.rstrip(" ")) <= width or not breaks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -12,12 +11,10 @@ import click
 from api.errors import NvshimError, printable
 from hooks.config import Config
 from integration.cli import exits
-from integration.cli.kinds import ERROR
 from integration.cli.options import configured, with_output
-from integration.cli.output import Format, Output, counted, document_of, is_coloured, serialized
+from integration.cli.output import Output, counted, is_coloured, tell_error
 from integration.cli.progress import Progress
-from integration.cli.tables import folded
-from integration.errors import fields_of
+from integration.cli.tables import headed
 from integration.verify.checks import CHECKS
 from integration.verify.outcomes import Outcome
 from integration.verify.running import Asked, verify
@@ -86,7 +83,7 @@ def command(
         with Progress(output) as progress:
             found = verify(config, asked, progress.say)
     except NvshimError as error:
-        _tell(error, output.form)
+        tell_error(error, output.form)
         click.get_current_context().exit(exits.USAGE)
     failed = found.count(Outcome.FAILED)
     document = {
@@ -104,13 +101,6 @@ def command(
 def _document(result: Mapping[str, Any]) -> dict[str, Any]:
     """A result as a program reads it: what is not told is null."""
     return {key: None if value == "" else value for key, value in result.items()}
-
-
-def _tell(error: NvshimError, form: Format) -> None:
-    if form.is_document:
-        sys.stderr.write(serialized(document_of(ERROR, {"error": fields_of(error)}), form))
-    else:
-        sys.stderr.write(f"{error}\n")
 
 
 def _lines(document: Mapping[str, Any], *, coloured: bool) -> Iterator[str]:
@@ -138,10 +128,7 @@ def _lines(document: Mapping[str, Any], *, coloured: bool) -> Iterator[str]:
 
 
 def _folded(head: str, text: str, *, indent: int = 0) -> list[str]:
-    """A text behind a head, in lines of which the later ones are indented."""
-    space = indent or len(head)
-    first, *more = folded(printable(text), _WIDTH - max(space, len(head)))
-    return [f"{head}{first}".rstrip(), *(f"{' ' * space}{line}" for line in more)]
+    return headed(head, printable(text), _WIDTH, indent=indent)
 
 
 def _gpus(node: Mapping[str, Any]) -> str:

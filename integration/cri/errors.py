@@ -1,12 +1,4 @@
-"""What can go wrong between a client of the CRI and the server.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    └── CriError             E2421-E2439  a client of the CRI
-        ├── CriRefused       E2421
-        └── CriUnreachable   E2422
-"""
+"""What can go wrong between a client of the CRI and the server: E242x."""
 
 from __future__ import annotations
 

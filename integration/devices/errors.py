@@ -1,12 +1,4 @@
-"""What can go wrong while nodes and links are made.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    └── DevicesError             E2535
-        ├── DevicesNotMade       E2536
-        └── ModulesNotLoaded     E2537
-"""
+"""What can go wrong while nodes and links are made: E253x."""
 
 from __future__ import annotations
 

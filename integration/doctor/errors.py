@@ -1,14 +1,4 @@
-"""What can go wrong with an examination as a whole. What is wrong with the node is a finding.
-
-Leaves of the tree in :mod:`integration.errors`::
-
-    IntegrationError
-    └── DoctorError
-        ├── RootNotFound      E2590
-        ├── CheckUnknown      E2591
-        ├── BundleNotWritten  E2592
-        └── ManifestUnusable  E2593
-"""
+"""What ends an examination: E259x. What is wrong with the node itself is a finding."""
 
 from __future__ import annotations
 

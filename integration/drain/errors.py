@@ -1,14 +1,4 @@
-"""What can go wrong while something is taken out of service, or returned to it.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    └── DrainError               E2640
-        ├── TargetUnknown        E2641    ├── ResetRunning       E2645
-        ├── MarkUnwritten        E2642    ├── ResetFailed        E2646
-        ├── NotDrained           E2643    └── ResetUnproven      E2647
-        └── StillHeld            E2644
-"""
+"""What can go wrong while something is taken out of service, or returned to it: E264x."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ import urllib.parse
 from enum import StrEnum
 from typing import Final
 
+from api.ttrpc.sockets import peer_credentials
 from integration.engines.errors import EngineNotInstalled, RestartFailed, RestartRefused
 from integration.engines.files import Change, Need
 from integration.engines.programs import find_program, run
-from integration.engines.running import peer_of
 from integration.timeouts import PATIENCE
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -167,8 +167,7 @@ def _unit_of(pid: int) -> str | None:
 def _listening(address: str, engine: str) -> int:
     """The process that listens on a socket."""
     with _connected(address, engine) as client:
-        pid = peer_of(client)
-    return _checked(pid, address)
+        return _checked(peer_credentials(client).pid, address)
 
 
 def _answering(address: str) -> int:

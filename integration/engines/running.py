@@ -11,21 +11,13 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from typing import Final
 
+from api.ttrpc.sockets import peer_credentials
 from integration.engines.errors import EngineElsewhere, EngineNotInstalled
 from integration.engines.programs import programs_named, version_of
 
-_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _TIMEOUT: Final = 5.0
-
-
-def peer_of(client: socket.socket) -> int:
-    """The process that listens where a socket is connected; 0 if it is of another pid namespace."""
-    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid: int = _CREDENTIALS.unpack(raw)[0]
-    return pid
 
 
 def running_program(address: str, name: str) -> str | None:
@@ -41,7 +33,7 @@ def running_program(address: str, name: str) -> str | None:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(_TIMEOUT)
             client.connect(address)
-            program = _executed_by(peer_of(client), name)
+            program = _executed_by(peer_credentials(client).pid, name)
     except OSError:
         return None
     if program is not None:

@@ -1,18 +1,4 @@
-"""What can go wrong while somebody looks at a node.
-
-Leaves of the tree in :mod:`api.errors`::
-
-    IntegrationError
-    └── InspectionError
-        ├── ContainerUnknown     E2511
-        ├── ContainerAmbiguous   E2512
-        ├── StateUnreadable      E2513
-        ├── SettingUnknown       E2514
-        ├── SettingRefused       E2515
-        ├── SettingsNotWritten   E2516
-        ├── SettingsChanged      E2517
-        └── CodeUnknown          E2518
-"""
+"""What can go wrong while somebody looks at a node: E251x."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from integration.node.errors import DeviceUnwatched, HealthUnknown
 from integration.node.health import requests
 from integration.node.health.store import read_devices
 from integration.node.health.values import State
+from integration.node.readiness import is_ready
 
 _TO_ANSWER: Final = 10.0
 
@@ -23,7 +24,6 @@ def read_health(config: Config) -> Mapping[str, Mapping[str, Any]] | None:
     devices = read_devices(config)
     if devices is None:
         return None
-    from integration.node.agent import is_ready  # noqa: PLC0415 - few nodes get so far
 
     if not is_ready(config):
         return None

@@ -29,6 +29,7 @@ from hooks.sharing import held_by_nodes, held_by_record, id_of
 from integration.files import read_file
 from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
+from integration.node.readiness import is_ready
 from shim import bundle as bundle_files
 from shim import files
 from shim.work import claims
@@ -175,7 +176,6 @@ def _by_agent(config: Config) -> dict[str, tuple[str, ...]]:
         document = json.loads(read_file(os.path.join(config.state, LEDGER)) or b"{}")
     except (OSError, ValueError):
         return {}
-    from integration.node.agent import is_ready  # noqa: PLC0415 - few nodes get so far
 
     if not is_ready(config):
         return {}  # what one that is gone has seen says nothing of now

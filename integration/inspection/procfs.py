@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from integration.memory import pss_and_uss
+from shim.mountinfo import unescape
 
 # Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
 _STATE, _PARENT, _FLAGS, _THREADS, _START_TIME, _START_STACK = 0, 1, 6, 17, 19, 25
@@ -51,6 +52,18 @@ class Status:
         return max(0.0, time.time() - self.started)
 
 
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """What is mounted somewhere."""
+
+    device: str  # "MAJOR:MINOR" of the file system
+    root: str  # which directory of that
+    point: str  # where it is mounted
+    kind: str  # of the file system
+    source: str  # as the file system calls it
+    options: tuple[str, ...]  # of the mount and of the file system
+
+
 class Procfs:
     """A procfs."""
 
@@ -76,7 +89,7 @@ class Procfs:
             is_kernel=bool(int(fields[_FLAGS]) & _PF_KTHREAD),
         )
 
-    def text(self, pid: int, name: str) -> str:
+    def text(self, pid: int | str, name: str) -> str:
         """A file of a process; "" if it cannot be read."""
         try:
             with open(f"{self.path}/{pid}/{name}", "rb") as file:
@@ -151,6 +164,18 @@ class Procfs:
         rows = (line.split(None, 5) for line in self.text(pid, "maps").splitlines())
         names = (row[5] for row in rows if len(row) > 5)  # noqa: PLR2004 - the last column
         return list(dict.fromkeys(name for name in names if name.startswith("/")))
+
+    def mounts(self, pid: int | str = "self") -> list[Mount]:
+        """What is mounted in its mount namespace, in the kernel's order."""
+        found = []
+        for line in os.fsencode(self.text(pid, "mountinfo")).splitlines():
+            words = [os.fsdecode(unescape(word)) for word in line.split()]
+            if "-" in words:
+                end = words.index("-")
+                options = {*words[5].split(","), *words[end + 3].split(",")}
+                device, root, point, kind, source = *words[2:5], *words[end + 1 : end + 3]
+                found.append(Mount(device, root, point, kind, source, tuple(sorted(options))))
+        return found
 
     def memory(self, pid: int) -> tuple[int, int] | None:
         """Its part of the memory that it shares, and what it has alone; in bytes.

@@ -2,8 +2,8 @@
 
 The new tree's own programs are executed as containerd would execute them, with us in containerd's
 place: ``start``, then Create, Start, Wait, Delete and Shutdown, under the node's own runc or crun
-and with the node's own configuration. The container is a program of a hundred bytes
-(:mod:`~integration.install.probe`) that ends with a status that nobody else has. Its events have to
+and with the node's own configuration. The container is the tree's own program for containers
+(``integration/verify/probe.c``), which ends with a status that nobody else has. Its events have to
 come, and nothing may be left.
 
 Everything that a test makes has one name in it, so that whatever becomes of it can be removed, also
@@ -16,10 +16,7 @@ import glob
 import json
 import os
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -32,25 +29,24 @@ from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
 from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
 from integration import traces
-from integration.inspection.procfs import Procfs
-from integration.install import probe
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
 from integration.install.places import SELF_TEST, SHIM
 from integration.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.timeouts import PATIENCE
-from shim import mountinfo
-from shim.rootfs import mounts
+from integration.verify.program import program_of
 
 _TIMEOUT: Final = 30.0 * PATIENCE
 _CALL_TIMEOUT: Final = 15.0 * PATIENCE
 _PROGRAM_TIMEOUT: Final = 10.0 * PATIENCE
-_KILL_TIMEOUT: Final = 5.0 * PATIENCE
+_CLEAN_TIMEOUT: Final = 5.0 * PATIENCE
 _POLL: Final = 0.01
 _ID: Final = "probe"
+_STATUS: Final = 42
 _NAMESPACE: Final = "nvshim-self-test-"
 _EVENTS: Final = ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 _CONFIGURATION: Final = (ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE)
 _RUNTIMES: Final = ("runc", "crun")
+_LEFT: Final = frozenset({"mount", "socket", "runtime state"})
 
 # Where distributions of Kubernetes have theirs.
 _MORE_PATHS: Final = (
@@ -104,7 +100,7 @@ def run(tree: str, directory: str, *, runtime: str, path: str) -> None:
     clean(directory)
     try:
         _programs_answer(tree, environment)
-        _make_bundle(directory)
+        _make_bundle(tree, directory)
         anyio.run(_run, tree, directory, runtime, environment)
         left = _left(directory)
         if left:
@@ -127,21 +123,17 @@ def clean(directory: str) -> None:
     Args:
         directory: the test's; it need not be there.
     """
-    namespace = _namespace(directory)
-    _kill_processes(namespace)
-    bundle = os.path.join(directory, _ID)
-    state = os.path.join(traces.RUNTIME_STATE, namespace)
-    _kill_init(bundle)
-    for folder in (bundle, directory):
-        if mountinfo.mount_points_below(folder):
-            mounts.unmount_rootfs(folder)
-    for path in _sockets(bundle):
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-    for cgroup in _cgroups(namespace):
-        _remove_cgroup(cgroup)
-    for folder in (state, _socket_directory(directory), directory):
+    marks = _marks(directory)
+    traces.clean(marks, _CLEAN_TIMEOUT)
+    traces.forget(marks.namespace)
+    for folder in (_socket_directory(directory), directory):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _marks(directory: str) -> traces.Marks:
+    """By what the traces of a test are told from those of containers."""
+    events = os.path.join(_socket_directory(directory), "e")
+    return traces.Marks(directory, events, _namespace(directory), frozenset({_ID}), wary=True)
 
 
 async def _run(tree: str, directory: str, runtime: str, environment: dict[str, str]) -> None:
@@ -171,8 +163,8 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
                             id=_ID,
                             **fields,  # type: ignore[arg-type] # as the method has them
                         )
-                        if method == "Wait" and answer.exit_status != probe.STATUS:
-                            found = f"status {answer.exit_status} in place of {probe.STATUS}"
+                        if method == "Wait" and answer.exit_status != _STATUS:
+                            found = f"status {answer.exit_status} in place of {_STATUS}"
                             raise _failed(tree, "the container's end", found)
                     step = "events"
                     await events.until(_EVENTS[-1], seconds=_CALL_TIMEOUT)
@@ -182,7 +174,7 @@ async def _run(tree: str, directory: str, runtime: str, environment: dict[str, s
                     with suppress(NvshimError):  # it may be gone before it has answered
                         await call(client, step, timeout=_CALL_TIMEOUT, id=_ID)
                 step = "the end of the shim"
-                while _shims(_namespace(directory)):  # noqa: ASYNC110 - seen from outside
+                while traces.processes(_marks(directory)):  # noqa: ASYNC110 - seen from outside
                     await anyio.sleep(_POLL)
                 tasks.cancel_scope.cancel()
     except TimeoutError as error:
@@ -226,15 +218,13 @@ def _start(tree: str, directory: str, environment: dict[str, str]) -> str:
     return done.stdout.decode()
 
 
-def _make_bundle(directory: str) -> None:
+def _make_bundle(tree: str, directory: str) -> None:
     bundle = os.path.join(directory, _ID)
     rootfs = os.path.join(bundle, "rootfs")
     for name in ("proc", "dev"):
         os.makedirs(os.path.join(rootfs, name), mode=0o755)
     os.chmod(bundle, 0o700)
-    fd = os.open(os.path.join(rootfs, _ID), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
-    with open(fd, "wb") as file:
-        file.write(probe.program())
+    shutil.copy(program_of(tree), os.path.join(rootfs, _ID))
     with open(os.path.join(bundle, "config.json"), "w", encoding="utf-8") as text:
         json.dump(_spec(_namespace(directory)), text)
     # Where the shim logs to, as containerd makes it; who writes to a fifo needs somebody who reads.
@@ -248,7 +238,7 @@ def _spec(namespace: str) -> dict[str, Any]:
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
-            "args": [f"/{_ID}"],
+            "args": [f"/{_ID}", "exit", str(_STATUS)],
             "env": ["PATH=/"],
             "cwd": "/",
             "noNewPrivileges": True,
@@ -281,96 +271,9 @@ def _socket_directory(directory: str) -> str:
     return os.path.join("/run", _namespace(directory))
 
 
-def _shims(namespace: str) -> list[int]:
-    wanted = {os.fsencode(namespace), b"-namespace"}
-    return [pid for pid, line in _command_lines() if wanted <= set(line.split(b"\0"))]
-
-
-def _command_lines() -> Iterator[tuple[int, bytes]]:
-    """Root's processes beside this one and their command lines; a zombie has none.
-
-    Not of those in other mount namespaces: a container can have whoever reads its own wait.
-    """
-    here = os.readlink("/proc/self/ns/mnt")
-    processes = Procfs()
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        folder = f"/proc/{name}"
-        with suppress(OSError):
-            ours = processes.owner(int(name)) == os.geteuid() and int(name) != os.getpid()
-            if ours and os.readlink(f"{folder}/ns/mnt") == here:
-                with open(f"{folder}/cmdline", "rb") as file:
-                    yield int(name), file.read()
-
-
-def _kill_processes(namespace: str) -> None:
-    """Kill the shim, and what it has called: all have the name of the test among their words.
-
-    First the shim, which would be told of the others' ends.
-    """
-    token = os.fsencode(namespace.removeprefix(_NAMESPACE))
-    deadline = time.monotonic() + _KILL_TIMEOUT
-    while time.monotonic() < deadline:
-        found = _shims(namespace) or [pid for pid, line in _command_lines() if token in line]
-        if not found:
-            return
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL)
-
-
-def _kill_init(bundle: str) -> None:
-    """Kill the container's first process, if it is still that of this bundle."""
-    try:
-        with open(os.path.join(bundle, "init.pid"), encoding="ascii") as file:
-            pid = int(file.read())
-        root = os.stat(os.path.join(bundle, "rootfs"))
-        if os.path.samestat(os.stat(f"/proc/{pid}/root"), root):
-            os.kill(pid, signal.SIGKILL)
-    except (OSError, ValueError):
-        return
-
-
-def _sockets(bundle: str) -> list[str]:
-    with suppress(OSError), open(os.path.join(bundle, "address"), encoding="utf-8") as file:
-        path = file.read().strip().removeprefix("unix://")
-        if path.startswith("/"):
-            return [path, *glob.glob(f"{glob.escape(path)}.*")]
-    return []
-
-
-def _cgroups(namespace: str) -> list[str]:
-    folders = [os.path.join(root, namespace) for root in traces.cgroup_hierarchies()]
-    return [folder for folder in folders if os.path.isdir(folder)]
-
-
-def _remove_cgroup(top: str) -> None:
-    folders = [folder for folder, _, _ in os.walk(top)]
-    for folder in reversed(folders):
-        deadline = time.monotonic() + 1.0
-        with (
-            suppress(OSError),
-            open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file,
-        ):
-            for pid in file.read().split():
-                os.kill(int(pid), signal.SIGKILL)
-        while time.monotonic() < deadline:
-            try:
-                os.rmdir(folder)
-            except FileNotFoundError:
-                break
-            except OSError:
-                time.sleep(_POLL)
-            else:
-                break
-
-
 def _left(directory: str) -> list[str]:
-    bundle = os.path.join(directory, _ID)
-    left = [f"the mount {path}" for path in mountinfo.mount_points_below(bundle)]
-    left += [f"the socket {path}" for path in _sockets(bundle) if os.path.exists(path)]
-    state = os.path.join(traces.RUNTIME_STATE, _namespace(directory), _ID)
-    return left + ([f"the state {state}"] if os.path.exists(state) else [])
+    found = sorted(traces.find(_marks(directory)))
+    return [f"the {each.kind} {each.name}" for each in found if each.kind in _LEFT]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -19,13 +19,13 @@ import os
 import re
 import socket
 import stat
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from api.ttrpc.sockets import peer_credentials
 from integration.inspection.procfs import Procfs
 from integration.install.places import PROGRAMS, SHIM
 
@@ -39,7 +39,6 @@ _FORK_SERVER: Final = "fork-server"
 _SPARE: Final = "-spare"
 _VERBS: Final = frozenset({"start", "delete"})
 _ASKED_BY: Final = "shim-binary-path"
-_CREDENTIALS: Final = struct.Struct("iII")
 _SOCKET: Final = re.compile(r"[0-9a-f]{64}")
 _LONGEST_PATH: Final = 4096
 # Seconds for a listener that may be stopped.
@@ -74,16 +73,15 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
         One for each process and tree, in the order of their pids.
     """
     known = {tree: _Known.of(tree) for tree in trees}
-    processes = Procfs(proc)
+    procfs = Procfs(proc)
     found = []
-    for pid in _pids(proc):
-        folder = os.path.join(proc, str(pid))
-        files = _files(folder)
+    for pid in procfs.pids():
+        files = _files(procfs, pid)
         for tree, its in known.items():
             if any(map(its.has, files)):
                 # Not of others: to read the words of a process can take as long as it wants.
-                role = role_of(_words(folder)) if processes.owner(pid) == 0 else Role.OTHER
-                asked_by = _asked_by(folder) if role is Role.SHIM else ""
+                role = role_of(procfs.words(pid)) if procfs.owner(pid) == 0 else Role.OTHER
+                asked_by = _asked_by(f"{proc}/{pid}/cwd") if role is Role.SHIM else ""
                 found.append(User(pid, role, tree, asked_by))
     return found
 
@@ -92,7 +90,7 @@ def role_of(words: list[str]) -> Role:
     """What a process does, by its command line.
 
     Args:
-        words: of the command line, without empty ones.
+        words: of the command line.
     """
     if not words or os.path.basename(words[0]).removesuffix(".py") != SHIM:
         return Role.OTHER
@@ -115,8 +113,9 @@ def is_blind(sockets: str = SOCKETS, *, proc: str = PROC) -> bool:
     except OSError:
         return True
     shims = [os.path.join(sockets, name) for name in names if _SOCKET.fullmatch(name)]
+    procfs = Procfs(proc)
     return any(map(_has_unseen_listener, shims)) or any(
-        _is_closed(os.path.join(proc, str(pid))) for pid in _pids(proc)
+        _is_closed(procfs, pid) for pid in procfs.pids()
     )
 
 
@@ -127,29 +126,24 @@ def _has_unseen_listener(path: str) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(_PATIENCE)
             probe.connect(path)
-            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            # The kernel names who has listened, dead or alive, by its pid in our namespace; 0 if
+            # it has none there.
+            return peer_credentials(probe).pid == 0
     except PermissionError:
         return True
     except OSError:
         return False  # nobody listens any more
-    # The kernel names who has listened, dead or alive, by its pid in our namespace; 0 if it has
-    # none there.
-    return int(_CREDENTIALS.unpack(raw)[0]) == 0
 
 
-def _is_closed(folder: str) -> bool:
+def _is_closed(procfs: Procfs, pid: int) -> bool:
     """Whether a process that is one of ours by its words does not let us see its files."""
     try:
-        os.readlink(os.path.join(folder, "exe"))
+        os.readlink(f"{procfs.path}/{pid}/exe")
     except PermissionError:
-        return any(name in word for word in _words(folder) for name in PROGRAMS)
+        return any(name in word for word in procfs.words(pid) for name in PROGRAMS)
     except OSError:
         pass  # it has gone, or is the kernel's
     return False
-
-
-def _pids(proc: str) -> list[int]:
-    return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +196,13 @@ def _identities(tree: str) -> frozenset[Identity]:
     return frozenset(found)
 
 
-def _files(folder: str) -> list[_File]:
+def _files(procfs: Procfs, pid: int) -> list[_File]:
     """The files that a process executes or maps."""
     found = set()
-    exe = os.path.join(folder, "exe")
-    with suppress(OSError):
-        path = os.readlink(exe)
-        status = os.stat(exe)
-        found.add(_File(path, (status.st_dev, status.st_ino), exe))
-    for line in _lines(os.path.join(folder, "maps")):
+    folder = f"{procfs.path}/{pid}"
+    if identity := procfs.identity(pid, "exe"):
+        found.add(_File(procfs.link(pid, "exe"), identity, f"{folder}/exe"))
+    for line in procfs.text(pid, "maps").splitlines():
         # address permissions offset device inode path
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[4] != "0":  # noqa: PLR2004 - as listed above
@@ -219,30 +211,16 @@ def _files(folder: str) -> list[_File]:
             # Which is named without the zeros before it.
             begin, _, end = fields[0].partition("-")
             link = f"{begin.lstrip('0') or '0'}-{end.lstrip('0')}"
-            found.add(_File(fields[5], identity, os.path.join(folder, "map_files", link)))
+            found.add(_File(fields[5], identity, f"{folder}/map_files/{link}"))
     return list(found)
 
 
-def _words(folder: str) -> list[str]:
-    with suppress(OSError), open(os.path.join(folder, "cmdline"), "rb") as file:
-        # A shim's line is padded with what was there before it was a shim.
-        return [word for word in os.fsdecode(file.read()).split("\0") if word]
-    return []
-
-
-def _asked_by(folder: str) -> str:
+def _asked_by(bundle: str) -> str:
     """The program that containerd has noted in the bundle, which is the shim's directory."""
     with suppress(OSError):
-        fd = os.open(
-            os.path.join(folder, "cwd", _ASKED_BY), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        )
+        fd = os.open(f"{bundle}/{_ASKED_BY}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             return os.fsdecode(os.read(fd, _LONGEST_PATH)).strip()
         finally:
             os.close(fd)
     return ""
-
-
-def _lines(path: str) -> Iterator[str]:
-    with suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
-        yield from file

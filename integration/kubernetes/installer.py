@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, Ima
 from integration.kubernetes.handlers import ask_engine
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import Log, Reporter, State
+from integration.kubernetes.stopping import Stopped
 from integration.kubernetes.validations import (
     DRIVER_READY,
     TOOLKIT_READY,
@@ -57,7 +57,6 @@ _TOLD: Final = (
     "restart", "notes", "mentioned_in",
 )  # fmt: skip
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 _CONFIGS: Final = {
     "containerd": "/etc/containerd/config.toml",
@@ -69,23 +68,6 @@ _DROP_INS: Final = {"containerd": "{}/conf.d", "crio": "{}/crio.conf.d"}
 _ALWAYS_CDI: Final = frozenset({"crio"})
 _SOCKETS: Final = {engine: SOCKETS[engine] for engine in ("containerd", "crio")}
 """Where those that serve the CRI do; dockerd does not."""
-
-
-class Stopped(BaseException):
-    """The installer was told to end, wherever it was. Raised by the handler of signals."""
-
-
-def heed_signals() -> None:
-    """Have the signals that end an installer raise :class:`Stopped`, once."""
-
-    def stop(number: int, _: object) -> None:
-        for one in _SIGNALS:
-            # What has to be done now is done once. Not SIG_IGN, which programs would inherit.
-            signal.signal(one, lambda *_: None)
-        raise Stopped(signal.Signals(number).name)
-
-    for number in _SIGNALS:
-        signal.signal(number, stop)
 
 
 class Installer:

@@ -30,13 +30,12 @@ import importlib
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 import anyio.abc
@@ -49,23 +48,22 @@ from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
 from integration.install.places import CURRENT
 from integration.inventory import STOP
+from integration.node.aside import aside
 from integration.node.changes import announced
 from integration.node.components import PARTS, Context, keep
 from integration.node.errors import AgentStateUnusable
-from integration.node.lock import NodeLock, pod_path
+from integration.node.lock import NodeLock
+from integration.node.readiness import status_path
 from integration.node.refresh import Made, Seen, keep_spec, look
 from integration.node.watcher import ANY, Interest, Watcher, first_of
 from integration.tree import own_tree
 from shim import VERSION
-from shim.causes.agent import agent_of, agent_runs, is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hooks.config import Config
-    from integration.node.components import Options
-
-_STATUS: Final = "node.json"
+    from integration.node.options import Options
 
 # What of the board is in the status file, besides what a look has seen, and the seconds after
 # which it is there: claims change with each pod, and to write all of them takes a while.
@@ -73,9 +71,6 @@ _NOTED: Final = ((0.1, ("faults", "resources", "told")), (1.0, ("claims",)))
 
 # Seconds after which a swarm of changes is over.
 _QUIET: Final = 0.3
-
-# A look that has not come for so many times the time between two is not going to come.
-_LATE: Final = 3
 
 # Seconds for a child to be killed.
 _TO_END: Final = 2.0
@@ -250,37 +245,26 @@ async def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
 
 
 async def _aside(look: Callable[[], Seen]) -> Seen:
-    """Look in a thread that nobody has to wait for: the process can end before it.
+    """Look in a thread for which nobody has to wait.
 
     Args:
         look: what it does. Once this is cancelled it asks NVML no more.
     """
-    stop = threading.Event()
-    seen: list[Seen] = []
-    failed: list[BaseException] = []
-    done, tell = socket.socketpair()
+    stop, done = threading.Event(), threading.Event()
 
-    def run() -> None:
+    def run() -> Seen:
         STOP.set(stop)
         try:
-            seen.append(look())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            failed.append(error)
+            return look()
         finally:
-            tell.close()
+            done.set()
 
-    thread = threading.Thread(target=run, name="look", daemon=True)
-    with done:
-        thread.start()
-        try:
-            await anyio.wait_readable(done)
-        except BaseException:
-            stop.set()
-            thread.join(_TO_END)
-            raise
-    if failed:
-        raise failed[0]
-    return seen[0]
+    try:
+        return await aside(run)
+    except BaseException:
+        stop.set()
+        done.wait(_TO_END)
+        raise
 
 
 def _is_in_effect() -> bool:
@@ -346,44 +330,6 @@ def _tell(say: Callable[..., None], before: Seen, now: Seen, *, first: bool) -> 
 
 
 # -- state ------------------------------------------------------------------------------------
-
-
-def status_path(config: Config) -> str:
-    """Where the agent says how it is."""
-    return os.path.join(config.state, _STATUS)
-
-
-def is_running(config: Config) -> bool:
-    """Whether an agent has this node, whatever it does."""
-    return agent_runs(config.state)
-
-
-def is_ready(config: Config, pod: str = "") -> bool:
-    """Whether an agent keeps this node, and has looked at it not long ago.
-
-    Args:
-        pod: the UID of one whose agent has to be that one, or to wait for its turn and to serve
-            beside it; "" for any.
-    """
-    path = status_path(config)
-    if pod and not is_locked(pod_path(config, pod)):
-        return False
-    try:
-        content = read_file(path)
-        age = time.time() - os.stat(path).st_mtime
-    except OSError:
-        return False
-    if not is_running(config):
-        return False
-    try:
-        status: Any = json.loads(content or b"{}")
-        poll = float(status["poll"])
-        if (agent := agent_of(config.state)) and agent != status["pid"]:
-            return False  # the one before has looked; this one has not yet
-    except (ValueError, KeyError, TypeError):
-        return False
-    # One of the future is of a clock that was set back since.
-    return abs(age) < _LATE * poll + config.nvml_timeout
 
 
 def _note(context: Context, looked: float) -> None:

@@ -2,6 +2,8 @@
 
 Rules
 - A connection is kept after a call: to make one anew takes most of a call's time.
+- A limit is for all that is waited for until then: each address of the server's name has its part
+  of it, and a server that sends a byte now and then is not waited for any longer.
 - The kernel tries every connection that is silent. A peer that is gone without a word is known
   after half a minute, also to a watch, which may be silent for long.
 - Where the authority, or the client's certificate, is another than before, no connection of before
@@ -19,21 +21,20 @@ import ssl
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 if TYPE_CHECKING:
     from integration.node.api_access import Access
 
-__all__ = ["IDLE_TIMEOUT", "TIMEOUT", "Connection", "Kept", "trusted"]
+__all__ = ["TIMEOUT", "Connection", "Kept", "trusted"]
 
 TIMEOUT: Final = 10.0
-"""Seconds that the server may be silent in a call, unless the agent is told otherwise."""
+"""Seconds that a call may take, unless the agent is told otherwise."""
 
-# How long an idle connection is believed in, and its answer waited for, in seconds.
-_IDLE: Final = 60.0
-IDLE_TIMEOUT: Final = 3.0
+_IDLE: Final = 60.0  # seconds that an idle connection is believed in
 _MOST_IDLE: Final = 2
-_PROBES: Final = (
+_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
@@ -49,6 +50,7 @@ def trusted(access: Access) -> ssl.SSLContext:
     """
     trust = ssl.create_default_context(cadata=access.authority or None)
     trust.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    trust.sslsocket_class = _Socket
     if access.certificate:
         # OpenSSL reads it from a file only. This one nobody else can open.
         with open(os.memfd_create("certificate", os.MFD_CLOEXEC), "w", encoding="ascii") as file:
@@ -58,47 +60,87 @@ def trusted(access: Access) -> ssl.SSLContext:
     return trust
 
 
+def _left(ends: float) -> float:
+    """Seconds until a moment of the monotonic clock."""
+    if (left := ends - time.monotonic()) <= 0:
+        raise TimeoutError("it takes too long")
+    return left
+
+
+class _Socket(ssl.SSLSocket):
+    """A socket that waits until one moment, however often it is read from and written to."""
+
+    ends: float
+
+    def recv_into(self, *what: Any) -> int:
+        self.settimeout(_left(self.ends))
+        return super().recv_into(*what)
+
+    def send(self, *what: Any) -> int:
+        self.settimeout(_left(self.ends))
+        return super().send(*what)
+
+
 class Connection(http.client.HTTPSConnection):
     """One connection; as a context it is closed at the end."""
 
-    plain: socket.socket
+    auto_open = 0
+    below: _Socket
     """What is below; a connection forgets its own where the server closes it after an answer."""
 
-    def __init__(self, access: Access, trust: ssl.SSLContext, timeout: float = TIMEOUT) -> None:
-        super().__init__(access.host, access.port, timeout=timeout, context=trust)
+    def __init__(self, access: Access, trust: ssl.SSLContext) -> None:
+        super().__init__(access.host, access.port, context=trust)
         self.access, self._trust = access, trust
 
-    def connect(self) -> None:
-        """Connect, as the base does, with the kernel's probes."""
-        http.client.HTTPConnection.connect(self)
-        for option in _PROBES:
-            self.sock.setsockopt(*option)
-        name = self.access.name or self.host
-        self.sock = self._trust.wrap_socket(self.sock, server_hostname=name)
-        self.plain = self.sock
-
     def asked(
-        self, method: str, target: str, data: str | None, headers: dict[str, str], timeout: float
+        self, method: str, target: str, data: str | None, headers: dict[str, str], ends: float
     ) -> http.client.HTTPResponse:
         """Ask, and have the answer's first bytes; closed if there is none.
 
         Args:
-            timeout: seconds from then on.
+            ends: when it is waited for no more, by the monotonic clock.
         """
         try:
+            if self.sock is None:
+                self._open(ends)
+            self.below.ends = ends
             self.request(method, target, data, headers)
-            answer = self.getresponse()
-            self.plain.settimeout(timeout)
+            return self.getresponse()
         except BaseException:
             self.close()
             raise
-        return answer
+
+    def _open(self, ends: float) -> None:
+        plain = _connected(self.host, self.port, ends)
+        for option in _OPTIONS:
+            plain.setsockopt(*option)
+        plain.settimeout(_left(ends))
+        name = self.access.name or self.host
+        self.below = cast("_Socket", self._trust.wrap_socket(plain, server_hostname=name))
+        self.sock = self.below
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _connected(host: str, port: int, ends: float) -> socket.socket:
+    """A connection to the first address of a name that answers in its part of the time."""
+    failed = OSError(f"{host} has no address")
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for n, (family, kind, protocol, _, address) in enumerate(found):
+        plain = socket.socket(family, kind, protocol)
+        try:
+            plain.settimeout(_left(ends) / (len(found) - n))
+            plain.connect(address)
+        except OSError as error:
+            plain.close()
+            failed = error
+        else:
+            return plain
+    raise failed
 
 
 class Kept:

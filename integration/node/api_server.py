@@ -2,8 +2,8 @@
 
 Rules
 - How it is reached, and as whom, is read for each call (:mod:`.api_access`).
-- A call is made in a thread, for it blocks. In none is the server waited for longer than a limit
-  between two bytes; a watch that is closed ends at once.
+- A call is made in a thread, for it blocks. All of it has one limit, and a watch has another; one
+  that is closed ends at once.
 - A GET on a connection that was kept and that the server has closed meanwhile, or that leads
   nowhere, is made once more on a new one. A write might be made twice so, and has a new one each
   time.
@@ -20,6 +20,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -27,15 +28,16 @@ from urllib.parse import urlencode
 
 from api.errors import one_line, printable
 from integration.node.api_access import Access, of_kubeconfig, of_pod
-from integration.node.api_connection import IDLE_TIMEOUT, TIMEOUT, Connection, Kept
+from integration.node.api_connection import TIMEOUT, Connection, Kept
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
-    from integration.node.components import Options
+    from integration.node.options import Options
 
 __all__ = ["TIMEOUT", "ApiServer", "Watch", "api_server_of"]
 
 _WATCH_LASTS: Final = 300  # seconds until the server ends it, and it is resumed
+_FOR_KEPT: Final = 1 / 4  # the part of a call's time that a connection that was kept has for it
 _LONGEST: Final = 16 << 20
 _LONGEST_REFUSAL: Final = 1 << 16
 _FIRST_REFUSAL: Final = 300
@@ -55,7 +57,7 @@ class ApiServer:
     port: int  # likewise
     service_account: str  # the directory that has the token, and the certificate of who signs
     kubeconfig: str = ""  # the path of one, in place of all of that; "" for none
-    timeout: float = TIMEOUT  # seconds that it may be silent in a call
+    timeout: float = TIMEOUT  # seconds that a call may take
     _kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
     def call(
@@ -81,7 +83,7 @@ class ApiServer:
         """
         asked = f"to {method} {path}"
         try:
-            connection, answer = self._ask(method, path, body, query or {}, self.timeout)
+            connection, answer = self._ask(method, path, body, query or {})
             is_kept = False
             try:
                 said = answer.read(_LONGEST + 1)
@@ -119,12 +121,11 @@ class ApiServer:
             "timeoutSeconds": str(_WATCH_LASTS),
         }
         try:
-            connection, answer = self._ask(
-                "GET", path, None, {**query, **more}, self.timeout + _WATCH_LASTS
-            )
+            connection, answer = self._ask("GET", path, None, {**query, **more})
             if answer.status >= _FIRST_REFUSAL:
                 with connection:
                     self._refuse(asked, answer, answer.read(_LONGEST_REFUSAL))
+            connection.below.ends += _WATCH_LASTS
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self.silent(asked, error) from error
         return Watch(self, asked, connection, answer)
@@ -134,8 +135,9 @@ class ApiServer:
         self._kept.close()
 
     def _ask(
-        self, method: str, path: str, body: Any, query: Mapping[str, str], timeout: float
+        self, method: str, path: str, body: Any, query: Mapping[str, str]
     ) -> tuple[Connection, http.client.HTTPResponse]:
+        begun = time.monotonic()
         access = self._access(f"to {method} {path}")
         target = f"{path}?{urlencode(query)}" if query else path
         headers = {
@@ -145,12 +147,15 @@ class ApiServer:
         }
         data = None if body is None else json.dumps(body)
         trust = self._kept.trust(access)
+        ends = begun + self.timeout
         while method == "GET" and (idle := self._kept.idle(access)) is not None:
+            soon = time.monotonic() + self.timeout * _FOR_KEPT
             with contextlib.suppress(OSError, http.client.HTTPException):
-                idle.plain.settimeout(min(IDLE_TIMEOUT, self.timeout))
-                return idle, idle.asked(method, target, data, headers, timeout)
-        connection = Connection(access, trust, self.timeout)
-        return connection, connection.asked(method, target, data, headers, timeout)
+                answer = idle.asked(method, target, data, headers, min(soon, ends))
+                idle.below.ends = ends
+                return idle, answer
+        connection = Connection(access, trust)
+        return connection, connection.asked(method, target, data, headers, ends)
 
     def _access(self, asked: str) -> Access:
         if not self.kubeconfig:
@@ -237,7 +242,7 @@ class Watch:
         """End it; whoever waits for a change in another thread hears that there are no more."""
         with contextlib.suppress(OSError):  # it has ended already
             # Not by TLS, which another thread is reading by.
-            socket.socket.shutdown(self._connection.plain, socket.SHUT_RDWR)
+            socket.socket.shutdown(self._connection.below, socket.SHUT_RDWR)
         with self._reading:
             self._release()
 

@@ -17,69 +17,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import anyio
 
 from api.errors import NvshimError, one_line
-from integration.cri.engine import CRI_SOCKETS
 from integration.node.backoff import Backoff
 from integration.node.board import Board
 from integration.node.ledger.kubelet import PodResources
+from integration.node.options import NO
+from integration.node.plugin.topology import Topologies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hooks.config import Config
-    from integration.node.plugin.settings import Source
-
-AUTO: Final = "auto"
-YES: Final = "yes"
-NO: Final = "no"
-
-DRA_DRIVER: Final = "gpu.containerd-shim-nvidia"
-"""Not NVIDIA's: a kubelet would take two drivers of one name for the same at its update."""
+    from integration.node.options import Options
 
 # Seconds that it has to go until it is taken to be well; one that fails at once each time is said
 # to be at fault all the while.
 _WELL: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the agent is to do."""
-
-    spec: str  # the path of the CDI spec that it keeps; "" for none
-    poll: float  # seconds between two looks that nothing gave a reason for
-    # whether it serves kubelets: AUTO (if there is one here, and no other plugin for its
-    # resources), YES, NO
-    device_plugin: str = AUTO
-    # where a kubelet registers device plugins; theirs are made beside it
-    kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
-    # the socket on which the kubelet tells what it has given to whom
-    pod_resources: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    # where the device plugin's come from; None for what NVIDIA's has by default
-    settings: Source | None = None
-    metrics: str = ""  # "ADDRESS:PORT" where /metrics is served; "" for nowhere
-    # where an engine may serve the kubelet; the first that answers is meant
-    cri_sockets: tuple[str, ...] = CRI_SOCKETS
-    api_server: str = ""  # the address of the cluster's API server; "" for none
-    api_port: int = 443  # likewise
-    # where the agent's token for it is, if it has one
-    service_account: str = "/run/containerd-shim-nvidia/service-account"
-    # one that says how the API server is asked, in place of those; "" for none
-    kubeconfig: str = ""
-    api_timeout: float = 10.0  # seconds that the API server may be silent when it is asked
-    dra: bool = False  # whether it is a driver of dynamic resource allocation
-    dra_driver: str = DRA_DRIVER  # what that is called
-    # what becomes of devices that no new pod should get: ``taint``, ``evict`` or ``omit``
-    dra_unhealthy: str = "taint"
-    # how many claims may have a part of one device; 0 for one that has all of it
-    dra_shares: int = 0
-    dra_mig: bool = False  # whether it makes MIG devices for claims
-    node_condition: bool = False  # whether the Node is told which of its GPUs no pod can have
-    node_name: str = ""  # of the Node that this is in the cluster
-    # of the pod that the agent runs in, which may run beside another's for a while; "" for none
-    pod_uid: str = ""
-    states: tuple[str, ...] = ()  # containerd's state directories; none for those that are known
-    ignored_xids: str = ""  # what ``DP_DISABLE_HEALTHCHECKS`` says
-    heeded_xids: str = ""  # what ``DP_ENABLE_HEALTHCHECKS`` says
-    kernel_log: str = "/dev/kmsg"  # where the kernel's log is read; "" for nowhere
 
 
 class Serves(Protocol):
@@ -100,6 +52,11 @@ class Context:
     # what has served the kubelet since before the node was ours, if it was not at first
     serving: Serves | None = None
     kubelet: PodResources = field(default_factory=PodResources)  # says what it has given to whom
+    topologies: Topologies = field(init=False, repr=False)  # how near GPUs are to each other
+
+    def __post_init__(self) -> None:
+        """Make what is of the node."""
+        object.__setattr__(self, "topologies", Topologies(self.config))
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
         """Post what is wrong with a part, and say it once.
@@ -137,7 +94,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "ledger": Part("integration.node.ledger.component"),
     "health": Part("integration.node.health.component"),
     "memory-guard": Part("integration.node.causes.guard"),
-    "metrics": Part("integration.node.metrics.component", lambda options: options.metrics),
+    "metrics": Part("integration.node.metrics.scrapes", lambda options: options.metrics),
     "monitor": Part("integration.node.monitor.component"),
     "mps": Part("integration.node.mps.component"),
     "node-condition": Part(

@@ -74,6 +74,8 @@ class PluginSocketUnusable(ServingError, code="NVSHIM-E2711", status=Status.FAIL
 class PluginSpecUnwritten(ServingError, code="NVSHIM-E2712", status=Status.FAILED_PRECONDITION):
     """The CDI spec that containers are to be made with cannot be put in place."""
 
+    remedy = "remove it, or name another directory in spec-dirs"
+
 
 class GrantIneffective(ServingError, code="NVSHIM-E2713", status=Status.FAILED_PRECONDITION):
     """The shim's configuration keeps it from believing the way in which devices are given."""

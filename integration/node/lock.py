@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Final, Self
 
 from integration.node.aside import aside
 from integration.node.errors import AgentRunning, AgentStateUnusable
+from integration.node.readiness import PODS, pod_path
 from shim.causes.agent import LOCK, is_locked
 
 if TYPE_CHECKING:
     from hooks.config import Config
 
-__all__ = ["NodeLock", "lock_path", "pod_path"]
+__all__ = ["NodeLock", "lock_path"]
 
-_PODS: Final = "pods"
 _MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o711
 # Seconds for one who asks for readiness.
@@ -42,11 +42,6 @@ _POLL: Final = 0.02
 def lock_path(config: Config) -> str:
     """The file that an agent holds locked, and writes its pid into."""
     return os.path.join(config.state, LOCK)
-
-
-def pod_path(config: Config, uid: str) -> str:
-    """The file that the agent of a pod holds locked."""
-    return os.path.join(config.state, _PODS, uid)
 
 
 class NodeLock:
@@ -120,7 +115,7 @@ class NodeLock:
         with suppress(OSError):  # a full disk: then it is not known which it is
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
-        pods = os.path.join(self._config.state, _PODS)
+        pods = os.path.join(self._config.state, PODS)
         with suppress(OSError):  # there are none
             for name in os.listdir(pods):
                 path = os.path.join(pods, name)

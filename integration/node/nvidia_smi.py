@@ -16,8 +16,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
-from integration.node.mps.control import launch_line
-from integration.node.mps.plan import where_programs_run
+from integration.node.mps.plan import launch_line, where_programs_run
 from integration.nvml_lock import NONE, opening
 
 if TYPE_CHECKING:

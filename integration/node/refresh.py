@@ -6,8 +6,6 @@ Rules
   not ours (Podman, CRI-O, Docker's ``--device``).
 - The spec is written when it would differ, in one step. When there is no driver any more it is
   removed: a spec of what is not there fails containers that could say why.
-- NVML that does not answer, as in the middle of a reset, takes no devices away: without it MIG
-  devices are unknown. So a spec of which everything is there still stays until NVML answers.
 - Only a file that we have made is replaced or removed; its first line says so. So does that of the
   unit that makes a spec where no agent runs.
 - While the driver is out of service nobody is asked, and what was kept counts if it is still true.
@@ -16,22 +14,19 @@ Rules
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from api.errors import NvshimError
-from hooks.cdi import files, generating, schema
+from hooks.cdi import generating, schema
 from hooks.config import Config
-from hooks.errors import CdiError
 from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import Inventory, load_inventory
 from hooks.sharing import by_name
-from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
-from integration.files import read_file, replace_file
 from integration.inventory import inventory_of
+from integration.node.spec_files import put, still_true
 
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
 """The first line of the spec; without it, a file is somebody else's."""
@@ -159,14 +154,13 @@ def keep_spec(config: Config, spec: str, seen: Seen, *, heard: bool, made: Made)
     text: bytes | None = None
     try:
         if inventory is not None:
-            text = _still_true(spec, inventory, config)
-            if text is None:
-                text = made.text(inventory, config, heard=heard)
+            kept = still_true(spec, inventory, config, _whose)
+            text = kept[0] if kept else made.text(inventory, config, heard=heard)
     except NvshimError as error:
         faults.insert(0, str(error))
     written = False
     try:
-        written = _put(spec, text)
+        written = put(spec, text, _whose)
     except OSError as error:
         faults.insert(0, f"{error.filename or spec}: {error.strerror}")
     return replace(
@@ -177,57 +171,11 @@ def keep_spec(config: Config, spec: str, seen: Seen, *, heard: bool, made: Made)
     )
 
 
-def refresh(config: Config, spec: str, *, heard: bool = False) -> Seen:
-    """Look at the node, and bring the spec up to date.
-
-    Args:
-        spec: the path of the CDI spec; "" for none.
-        heard: something has changed, so that NVML is asked again even if it has just failed.
-
-    Returns:
-        What was seen. Whatever is wrong is one of its faults.
-    """
-    return keep_spec(config, spec, look(config, heard=heard), heard=heard, made=Made())
-
-
-def _still_true(path: str, inventory: Inventory, config: Config) -> bytes | None:
-    """The spec that is there, if NVML does not answer, and nothing of it is gone."""
-    if not inventory.nvml_failure:
-        return None
-    try:
-        there = read_file(path)
-        if there is None or not there.startswith(_MARKS):
-            return None
-        spec = schema.parse(files.tree_of(there, path), path)
-    except (OSError, CdiError):
-        return None
-    gpus = {device.name for device in spec.devices if device.name.startswith("GPU-")}
-    gone = gpus.difference(gpu.uuid for gpu in inventory.gpus)
-    if gone or any(each.weight == ERROR for each in check_spec(spec, config)):
-        return None
-    return there
-
-
 def _text(inventory: Inventory, config: Config) -> bytes:
     tree = schema.to_tree(generating.generate(_WISH, inventory, config))
     return MARK + text_of(tree, "yaml").encode()
 
 
-def _put(path: str, text: bytes | None) -> bool:
-    """Write the spec, or remove it; whether that was needed.
-
-    Raises:
-        OSError: it could not be done; also if the file there is somebody else's.
-    """
-    there = read_file(path)
-    if there == text:
-        return False
-    if there is not None and not there.startswith(_MARKS):
-        raise FileExistsError(
-            errno.EEXIST, "is not ours: remove it, or name another with --cdi-spec", path
-        )
-    if text is None:
-        os.unlink(path)
-    else:
-        replace_file(path, text)
-    return True
+def _whose(content: bytes) -> str:
+    is_ours = content.startswith(_MARKS)
+    return "" if is_ours else "is not ours: remove it, or name another with --cdi-spec"

@@ -1,8 +1,8 @@
-"""The archive that this machine's packages come from, for its own release or another.
+"""The archive that this machine's packages come from.
 
 Rules
 - It is what the machine's apt configuration names for its own release, with its proxy, credentials
-  and keys. Only the component is added, or the release exchanged. No mirror is written down here.
+  and keys. Only components are added. No mirror is written down here.
 - Other entries (a vendor's, backports) are left out: their packages would not fit, and one that is
   out of order would stop us.
 
@@ -29,23 +29,15 @@ _OURS: Final = frozenset({
     *(f"{name}{sign}" for name in ("arch", "lang", "target") for sign in ("", "+", "-")),
 })  # fmt: skip
 
-# The release that is never released has neither updates nor security fixes of its own.
-_UNRELEASED: Final = frozenset({"sid", "unstable"})
-
-
 # An entry of an apt configuration: its fields by lower-case name, as deb822 has them, verbatim.
 Archive = dict[str, str]
 
 
-def machine_sources(
-    components: Sequence[str] = COMPONENTS, *, release: str | None = None, keyring: str = ""
-) -> str:
+def machine_sources(components: Sequence[str] = COMPONENTS) -> str:
     """The archives of this machine's own release, with ``components`` added.
 
     Args:
         components: what to add to each entry that has ``main``.
-        release: the release to exchange the machine's own for; None to keep it.
-        keyring: see :func:`in_release`.
 
     Returns:
         deb822 text for a ``.sources`` file.
@@ -66,16 +58,13 @@ def machine_sources(
             entries += read_deb822(read(path))
         elif path.endswith(".list"):
             entries += read_one_line(read(path))
-    codename = _codename(read("/etc/os-release"))
-    own = own_release(entries, codename)
+    own = own_release(entries, machine_release())
     if not own:
         raise ArchiveNotFound(
             asked,
             found=f"no entry for this release with component main in {where['LIST']} or {parts}",
             do="add Debian's archive to the apt configuration",
         )
-    if release is not None:
-        own = in_release(own, codename, release, keyring)
     return write_deb822(own, components)
 
 
@@ -153,41 +142,6 @@ def own_release(archives: Iterable[Archive], codename: str) -> list[Archive]:
     return own
 
 
-def in_release(
-    archives: Iterable[Archive], codename: str, release: str, keyring: str = ""
-) -> list[Archive]:
-    """The same archives for another release.
-
-    Args:
-        archives: those of one release, as :func:`own_release` gives them.
-        codename: that release; empty where the machine does not say.
-        release: the one to have instead. Its updates and security fixes are taken from where
-            the machine takes its own.
-        keyring: what an archive that Debian signs is to be checked with, in place of a keyring
-            of Debian's that the machine has; empty to keep that.
-
-    Returns:
-        Values whose suites are only those of the other release.
-    """
-    exchanged = []
-    for archive in archives:
-        # A machine that does not say what it is has one entry for all: the release's.
-        suites = archive["suites"].split()
-        parts = [suite.removeprefix(codename) if codename else "" for suite in suites]
-        if release in _UNRELEASED:
-            parts = [part for part in parts if not part]
-        if parts:
-            changed = {**archive, "suites": " ".join(dict.fromkeys(release + p for p in parts))}
-            if keyring and _is_debians(archive.get("signed-by", "")):
-                changed["signed-by"] = keyring
-            exchanged.append(changed)
-    return exchanged
-
-
-def _is_debians(signed_by: str) -> bool:
-    return os.path.basename(signed_by).startswith("debian-archive-") and "\n" not in signed_by
-
-
 def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
     """The text of a ``.sources`` file with ``components`` added to each archive.
 
@@ -204,7 +158,9 @@ def write_deb822(archives: Iterable[Archive], components: Sequence[str]) -> str:
     return "\n".join(stanzas)
 
 
-def _codename(os_release: str) -> str:
+def machine_release() -> str:
+    """The release of this machine ("bookworm"); empty where it does not say."""
+    os_release = read("/etc/os-release")
     match = re.search(r"^VERSION_CODENAME=[\"']?([\w-]+)", os_release, re.MULTILINE)
     return match[1] if match else ""
 

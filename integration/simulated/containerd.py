@@ -395,12 +395,7 @@ class PrivateContainerd:
         Returns:
             What could not be removed in time.
         """
-        deadline = time.monotonic() + _CLEANUP_TIMEOUT
-        while True:
-            left = traces.remove(self.marks)
-            if not left or time.monotonic() > deadline:
-                return left
-            time.sleep(_POLL)
+        return traces.clean(self.marks, _CLEANUP_TIMEOUT)
 
     def end_fork_servers(self) -> None:
         """End the processes that fork our shims; each removes its own socket."""
@@ -426,10 +421,7 @@ class PrivateContainerd:
                 f"to remove the containerd in {self.directory}",
                 found="still there: " + ", ".join(str(trace) for trace in sorted(left)),
             )
-        for hierarchy in traces.cgroup_hierarchies():
-            with contextlib.suppress(OSError):
-                os.rmdir(os.path.join(hierarchy, self.namespace))
-        shutil.rmtree(os.path.join(traces.RUNTIME_STATE, self.namespace), ignore_errors=True)
+        traces.forget(self.namespace)
         shutil.rmtree(self.directory, ignore_errors=True)
         if os.path.lexists(self.directory):
             raise CleanupIncomplete(f"to remove {self.directory}", found="it is still there")

@@ -1,33 +1,4 @@
-"""What can go wrong with simulated nodes, and with what containers run on them with.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    ├── PackagesError               E20xx  packages that are only data
-    │   ├── ArchiveNotFound         E2001
-    │   ├── ArchiveUnreachable      E2002
-    │   ├── PackageNotFound         E2003
-    │   ├── DownloadFailed          E2004
-    │   └── UnpackFailed            E2005
-    ├── SimulatedError              E21xx  the simulated GPU node
-    │   ├── ScenarioInvalid         E2101
-    │   ├── NodeExists              E2102
-    │   ├── NodeNotFound            E2103
-    │   ├── DriverIncomplete        E2104
-    │   ├── LibraryNotBuilt         E2105
-    │   ├── DevicesForbidden        E2106
-    │   └── ShimNotFound            E2107
-    ├── ContainerdError             E22xx  a private containerd
-    │   ├── ContainerdNotInstalled  E2201
-    │   ├── ContainerdExited        E2202
-    │   ├── ContainerdNotReady      E2203
-    │   ├── CtrFailed               E2204
-    │   ├── CtrTimeout              E2205
-    │   └── CleanupIncomplete       E2206
-    └── ImagesError                 E23xx  images made of the host's files
-        ├── SourceNotInstalled      E2301
-        └── ImageBuildFailed        E2302
-"""
+"""What can go wrong with simulated nodes, and with what runs containers on them: E20xx to E23xx."""
 
 from __future__ import annotations
 

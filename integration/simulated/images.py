@@ -38,7 +38,6 @@ from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
 GLIBC: Final = "nvshim.local/glibc:latest"
 
 _SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PROBE_SOURCE: Final = os.path.join(os.path.dirname(__file__), "probe.c")
 
 # The names that Go, and so the image specification, has for machines.
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -104,12 +103,11 @@ class Image:
 def glibc() -> Image:
     """An image like those that CUDA programs come in: glibc, its loader, a shell, ldconfig.
 
-    It has an ld.so.cache as ldconfig makes it, and ``probe`` (see probe.c), which tells what it
-    can load and open.
+    It has an ld.so.cache as ldconfig makes it.
 
     Raises:
-        SourceNotInstalled: a program, a library or the compiler is missing.
-        ImageBuildFailed: the compiler or ldconfig failed.
+        SourceNotInstalled: a program or a library is missing.
+        ImageBuildFailed: ldconfig failed.
     """
     libraries = _multiarch_directory()
     tree = skeleton()
@@ -121,8 +119,6 @@ def glibc() -> Image:
     tree["usr/bin/sh"] = Link("dash")
     for path in glibc_libraries():
         tree.update(_library(path))
-    probe = compile_program(_PROBE_SOURCE)
-    tree["usr/bin/probe"] = File(probe, 0o755)
     tree["etc/ld.so.conf"] = File(b"include /etc/ld.so.conf.d/*.conf\n")
     tree["etc/ld.so.conf.d/libc.conf"] = File(b"/usr/local/lib\n")
     tree["etc/ld.so.conf.d/multiarch.conf"] = File(
@@ -336,26 +332,6 @@ def _loader_cache(tree: Mapping[str, Node]) -> File:
         # -X: the links by soname are in the tree already, and it is not to be changed.
         output_of([find_program("ldconfig", package="libc-bin"), "-X", "-r", root])
         return read_file(os.path.join(root, "etc/ld.so.cache"))
-
-
-def compile_program(source: str, *flags: str) -> bytes:
-    """A program for an image.
-
-    Raises:
-        SourceNotInstalled: there is no compiler.
-        ImageBuildFailed: it refused the source.
-    """
-    with tempfile.TemporaryDirectory(prefix="nvshim-image-") as directory:
-        program = os.path.join(directory, "program")
-        # No build id and no path of this machine in it: the same source gives the same bytes.
-        output_of(
-            [
-                find_program("gcc"), "-O1", "-Wall", "-s", "-Wl,--build-id=none",
-                f"-ffile-prefix-map={os.path.dirname(source)}=.",
-                *flags, "-o", program, source, "-ldl",
-            ]
-        )  # fmt: skip
-        return read_file(program).content
 
 
 def output_of(argv: list[str], *, may_fail: bool = False) -> str:

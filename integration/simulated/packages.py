@@ -1,15 +1,11 @@
 """Debian packages that are only data: downloaded and unpacked, never installed.
 
 The simulated node is made of NVIDIA's own driver files, which Debian has in its component
-``non-free``; the images of tests are made of others. Installing them would change the machine
-(and a driver package would ask for a kernel module), so they are fetched beside the system:
+``non-free``. Installing them would change the machine (and a driver package would ask for a kernel
+module), so they are fetched beside the system:
 
     debs = fetch(["libcuda1", "nvidia-smi"])
     unpack(debs, "/somewhere/driver-files")
-
-Programs of another release of Debian are had the same way, with the libraries they need::
-
-    debs = fetch(["containerd"], "/somewhere/trixie", release="trixie", dependencies=True)
 
 Rules
 - The archive is the machine's own (:mod:`integration.simulated.archive`).
@@ -19,7 +15,6 @@ Rules
   checked its hash. If all that is asked for is there, nothing is asked of the network.
 - Packages that are asked for together come from one state of the archive: when one is missing,
   those that have been superseded meanwhile are fetched anew.
-- A cache directory holds packages of one release.
 
 Source: apt.conf(5), apt-get(8).
 """
@@ -44,9 +39,6 @@ from integration.simulated.errors import (
     PackageNotFound,
     UnpackFailed,
 )
-
-_KEYRING_PACKAGE: Final = "debian-archive-keyring"
-_KEYRING: Final = "usr/share/keyrings/debian-archive-keyring.gpg"
 
 _APT_CONF: Final = """\
 Dir::Etc::sourcelist "{root}/archive.sources";
@@ -83,8 +75,6 @@ def fetch(
     names: Iterable[str],
     into: str | None = None,
     *,
-    release: str | None = None,
-    dependencies: bool = False,
     sources: str | None = None,
     architecture: str = "",
     say: Callable[[str], None] | None = None,
@@ -92,17 +82,13 @@ def fetch(
     """Have the packages ``names`` as files, downloading those that are not there yet.
 
     Args:
-        into: the cache directory, made if missing; if not given, :func:`default_cache`, or a
-            directory in it that is named after the release or architecture.
-        release: the release to take them from ("trixie"); the machine's own if not given.
-        dependencies: whether to have what they depend on too, as on a machine that has nothing.
+        into: the cache directory, made if missing; if not given, :func:`default_cache`.
         sources: deb822 text of the archive to use in place of the machine's own.
         architecture: Debian's name of theirs ("i386"); the machine's own if empty.
         say: told in one line what is being downloaded, when something is.
 
     Returns:
-        The path of one .deb for each name, in the order of the names; then those of what they
-        depend on.
+        The path of one .deb for each name, in the order of the names.
 
     Raises:
         ArchiveNotFound: the machine's apt configuration names no archive.
@@ -111,58 +97,24 @@ def fetch(
         DownloadFailed: a package did not come whole.
     """
     wanted = list(dict.fromkeys(names))
-    into = os.path.abspath(into or os.path.join(default_cache(), release or architecture))
+    into = os.path.abspath(into or default_cache())
     os.makedirs(into, exist_ok=True)
-    # What the archive said that they depend on: the question first, then the answer.
-    note, question = os.path.join(into, "dependencies"), f"{' '.join(wanted)}\n"
-    with _locked(into):
-        known = wanted
-        if dependencies:
-            asked, _, answer = read(note).partition("\n")
-            known = answer.split() if f"{asked}\n" == question else []
-        present = {name: _in_cache(name, into) for name in known}
-        if not known or None in present.values():
-            if sources is None:
-                sources = sources_of(release, say)
-            apt = _Apt.prepare(into, sources, wanted, architecture)
-            files = apt.resolve(wanted, dependencies=dependencies)
-            present = {
-                name: _in_cache(name, into) if os.path.exists(os.path.join(into, file)) else None
-                for name, file in files.items()
-            }
-            missing = [name for name, path in present.items() if path is None]
+    with locked(into):
+        present = {name: in_cache(name, into) for name in wanted}
+        if None in present.values():
+            apt = Apt.prepare(into, sources or machine_sources(), wanted, architecture)
+            files = apt.resolve(wanted)
+            missing = [
+                name
+                for name in wanted
+                if present[name] is None or not os.path.exists(os.path.join(into, files[name]))
+            ]
             if missing:
                 if say is not None:
-                    of = f" of {release}" if release else ""
-                    say(f"downloading {len(missing)} package{'s' * (len(missing) > 1)}{of}")
+                    say(f"downloading {len(missing)} package{'s' * (len(missing) > 1)}")
                 apt.download(missing, into)
-            present = {name: _in_cache(name, into) for name in files}
-            if dependencies:
-                _write(note, question + "".join(f"{name}\n" for name in files))
+            present = {name: in_cache(name, into) for name in wanted}
     return [path for path in present.values() if path is not None]
-
-
-def sources_of(release: str | None, say: Callable[[str], None] | None = None) -> str:
-    """The machine's archive, for its own or for another release.
-
-    Args:
-        release: the release ("trixie"); None for the machine's own, with all components.
-        say: told in one line what is being downloaded, when something is.
-
-    Returns:
-        deb822 text for a ``.sources`` file.
-
-    Raises:
-        PackagesError: there is no archive, or the keys of that release cannot be had.
-    """
-    if release is None:
-        return machine_sources()
-    # A machine that was installed before that release does not know its keys; the newest
-    # keyring of the machine's own release does, and comes signed with keys that it knows.
-    cache = os.path.join(default_cache(), "keyring")
-    keyring = os.path.join(cache, "unpacked")
-    unpack(fetch([_KEYRING_PACKAGE], cache, say=say), keyring)
-    return machine_sources((), release=release, keyring=os.path.join(keyring, _KEYRING))
 
 
 def unpack(
@@ -186,7 +138,7 @@ def unpack(
     parent, stamp = os.path.dirname(directory), directory + ".from"
     contents = "".join(f"{os.path.basename(deb)}\n" for deb in debs)
     os.makedirs(parent, exist_ok=True)
-    with _locked(parent):
+    with locked(parent):
         if os.path.isdir(directory) and read(stamp) == contents:
             return
         with _workplace(".unpack-", parent) as work:
@@ -214,13 +166,24 @@ def unpack(
 
 
 @dataclass(frozen=True, slots=True)
-class _Apt:
+class Apt:
     """apt-get with a private configuration and fresh lists."""
 
-    conf: str
+    conf: str  # where its configuration is
 
     @classmethod
-    def prepare(cls, cache: str, sources: str, names: Sequence[str], architecture: str) -> _Apt:
+    def prepare(cls, cache: str, sources: str, names: Sequence[str], architecture: str = "") -> Apt:
+        """Have the lists of an archive.
+
+        Args:
+            cache: the directory of packages, which nobody else uses meanwhile.
+            sources: deb822 text of the archive.
+            names: what is going to be asked for.
+            architecture: as of :func:`fetch`.
+
+        Raises:
+            ArchiveUnreachable: the lists cannot be read.
+        """
         root = os.path.join(cache, "apt")
         for directory in ("lists/partial", "cache/archives/partial"):
             os.makedirs(os.path.join(root, directory), exist_ok=True)
@@ -242,14 +205,20 @@ class _Apt:
         return apt
 
     def run(self, *arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run apt-get to its end."""
         return run(["apt-get", "-c", self.conf, "-q", *arguments], cwd=cwd)
 
-    def resolve(self, names: Sequence[str], *, dependencies: bool) -> dict[str, str]:
-        """The file name of the newest version of each package, in the order of the names."""
-        verb = ["download"]
-        if dependencies:  # nothing is installed, says our status file
-            verb = ["install", "--yes", "--no-install-recommends"]
-        done = self.run(*verb, "--print-uris", *names)
+    def resolve(self, names: Sequence[str], *verb: str) -> dict[str, str]:
+        """The file name of the newest version of each package, by its name.
+
+        Args:
+            names: of packages.
+            verb: what apt-get would be to do with them; "download" if nothing.
+
+        Raises:
+            PackageNotFound: there is none of a name.
+        """
+        done = self.run(*(verb or ("download",)), "--print-uris", *names)
         if done.returncode:
             raise PackageNotFound(
                 f"fetch {_some(names)}",
@@ -260,10 +229,14 @@ class _Apt:
         files = [
             line.split("' ")[1].split()[0] for line in done.stdout.splitlines() if "' " in line
         ]
-        by_name = {file.split("_")[0]: file for file in files}
-        return {name: by_name[name] for name in (*names, *sorted(by_name))}
+        return {file.split("_")[0]: file for file in files}
 
     def download(self, names: Sequence[str], into: str) -> None:
+        """Download packages, in place of other versions of them.
+
+        Raises:
+            DownloadFailed: one did not come whole.
+        """
         with _workplace(".download-", into) as work:
             done = self.run("download", *names, cwd=work)
             if done.returncode:
@@ -285,7 +258,8 @@ def _versions(name: str, cache: str) -> list[str]:
     return glob.glob(os.path.join(glob.escape(cache), f"{glob.escape(name)}_*.deb"))
 
 
-def _in_cache(name: str, cache: str) -> str | None:
+def in_cache(name: str, cache: str) -> str | None:
+    """The file of a package that is there; None if there is none."""
     # There are two only if we were killed while one took the other's place.
     found = _versions(name, cache)
     return found[0] if len(found) == 1 else None
@@ -313,7 +287,7 @@ def _workplace(prefix: str, directory: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _locked(directory: str) -> Iterator[None]:
+def locked(directory: str) -> Iterator[None]:
     """Hold ``directory`` against other processes that fetch or unpack into it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -44,6 +44,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hooks.node.roots import cuda_of_branch
 from integration.simulated.beside import BESIDE
 from integration.simulated.catalogue import MODELS, Model
 from integration.simulated.errors import ScenarioInvalid, invalid
@@ -65,17 +66,10 @@ _BUSES: Final = (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)
 
 _PCI: Final = re.compile(r"([0-9a-f]{4}):([0-9a-f]{2}):([01][0-9a-f])\.0", re.ASCII)
 _DRIVER: Final = re.compile(r"\d{3}\.\d{1,3}(\.\d{2})?", re.ASCII)
+_OLDEST_CUDA: Final = (9, 0)
 _CUDA: Final = re.compile(r"(\d{1,2})\.(\d)", re.ASCII)
 _UUID: Final = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _FUNCTION: Final = re.compile(r"nvml[A-Z][A-Za-z0-9]*(_v\d)?", re.ASCII)
-
-# The newest CUDA that each branch of the driver offers.
-_CUDA_OF_BRANCH: Final = (
-    (580, (13, 0)), (575, (12, 9)), (570, (12, 8)), (565, (12, 7)), (560, (12, 6)),
-    (555, (12, 5)), (550, (12, 4)), (545, (12, 3)), (535, (12, 2)), (530, (12, 1)),
-    (525, (12, 0)), (520, (11, 8)), (515, (11, 7)), (510, (11, 6)), (470, (11, 4)),
-    (450, (11, 0)),
-)  # fmt: skip
 
 _TOP_KEYS: Final = frozenset({
     "gpus", "model", "driver", "cuda", "drm", "imex-channels", "beside", "compat32", "gpu",
@@ -250,10 +244,7 @@ class Scenario:
         Returns:
             (major, minor).
         """
-        if self.cuda is not None:
-            return self.cuda
-        branch = int(driver.split(".", maxsplit=1)[0])
-        return next((cuda for first, cuda in _CUDA_OF_BRANCH if branch >= first), (10, 2))
+        return self.cuda or _cuda(cuda_of_branch(driver)) or _OLDEST_CUDA
 
     def to_toml(self) -> str:
         """The scenario as a file with nothing left to defaults; parsing it gives it back."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.errors import ShimNotFound
-from integration.simulated.images import GLIBC, glibc, write_archive
+from integration.simulated.images import GLIBC, Image, glibc, write_archive
 from shim import PROGRAM, RUNTIME_NAME
 
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -50,13 +50,16 @@ def shim_directory() -> str:
 
 @contextmanager
 def private_containerd(
-    config_path: str | None, say: Callable[[str], None] = lambda _: None
+    config_path: str | None,
+    say: Callable[[str], None] = lambda _: None,
+    image: Callable[[], Image] = glibc,
 ) -> Iterator[PrivateContainerd]:
     """A containerd of one's own that runs, with an image that has glibc and a shell.
 
     Args:
         config_path: the shim's configuration; None for that of this machine.
         say: told in one line what is being done; "" once it is done.
+        image: makes the image.
 
     Raises:
         IntegrationError: something is not installed, or it does not start. Nothing is left.
@@ -64,7 +67,7 @@ def private_containerd(
     containerd = PrivateContainerd(shim_directory=shim_directory(), shim_config=config_path)
     try:
         say("writing an image with glibc and a shell")
-        archive = write_archive(os.path.join(containerd.directory, "image.tar"), [glibc()])
+        archive = write_archive(os.path.join(containerd.directory, "image.tar"), [image()])
         say("starting a containerd, and copying the image into it")
         containerd.start()
         containerd.ctr("images", "import", archive)

@@ -1,16 +1,4 @@
-"""What keeps a node from being verified at all.
-
-Leaves of the tree in :mod:`api.errors`, beside those in :mod:`integration.errors`::
-
-    IntegrationError
-    └── VerifyError          E267x  a node that is tried out
-        ├── EngineMissing    E2670
-        ├── ImageMissing     E2671
-        ├── ProbeMissing     E2672
-        ├── VerifyRunning    E2673
-        ├── VerifyUnusable   E2674
-        └── NothingVerified  E2675
-"""
+"""What keeps a node from being verified at all: E267x."""
 
 from __future__ import annotations
 

@@ -39,11 +39,15 @@ def find_program() -> str:
         ProbeMissing: it is not there.
     """
     tree = own_tree()
-    directory = os.path.join(tree, "runtime", "bin") if tree else f"{_CHECKOUT}/.cache/bin"
-    path = os.path.join(directory, NAME)
+    path = program_of(tree) if tree else f"{_CHECKOUT}/.cache/bin/{NAME}"
     if not os.access(path, os.X_OK):
         raise ProbeMissing("the program for the containers", found=f"no {path}")
     return path
+
+
+def program_of(tree: str) -> str:
+    """Where the program is in an installed tree; it is linked to nothing."""
+    return os.path.join(tree, "runtime", "bin", NAME)
 
 
 def parse(lines: Iterable[str]) -> Report:

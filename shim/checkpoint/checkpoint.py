@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shim.errors import ShimError
     from shim.runtime.options import RuntimeOptions
     from shim.runtime.runtime import LowLevelRuntime
-    from shim.stdio.stdio import ChildStdio
+    from shim.stdio import ChildStdio
 
 _LOGS: Final = {"checkpoint": images.DUMP_LOG, "restore": criu.RESTORE_LOG}
 

@@ -22,12 +22,12 @@ from google.protobuf.empty_pb2 import Empty
 from api.errors import NvshimError
 from api.proto import runc_options_pb2, task_pb2
 from shim import bundle, files, loop, sockets
+from shim.children import Reaper
 from shim.forkserver.spares import VerbRequest
 from shim.log import Log
 from shim.pod import server
 from shim.pod.service import OwnSocket
 from shim.pod.ttrpc import Client
-from shim.reaper import Reaper
 from shim.verbs import invocation, start
 from shim.verbs.warmstart import LENGTH, process_context
 

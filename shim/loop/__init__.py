@@ -9,6 +9,7 @@ except for the points below, the meaning of anyio's.
 - :class:`Event` and :class:`Lock` are for tasks; :func:`sleep` and :func:`checkpoint` wait.
 - :func:`wait_readable` and :func:`wait_writable` wait for a descriptor. :func:`watch` calls a
   function whenever a descriptor is ready, without a task: :class:`Channel` is a socket read so.
+- :func:`handle_signals` calls a function whenever a signal arrives.
 - :func:`run_in_thread` calls a function in a thread.
 
 Differences from anyio on asyncio:
@@ -31,34 +32,46 @@ Source: anyio's documentation, "Cancellation and timeouts" and "Creating and man
 
 from __future__ import annotations
 
-from shim.loop.channel import Channel
-from shim.loop.core import (
-    Cancelled,
+from shim.loop.core import Cancelled, current_time
+from shim.loop.core import running_tasks as get_running_tasks
+from shim.loop.scopes import (
+    CancelScope,
+    GuardedTasks,
+    TaskGroup,
+    Tasks,
+    fail_after,
+    move_on_after,
+    run,
+)
+from shim.loop.waiting import (
+    Channel,
+    Event,
+    Lock,
     checkpoint,
-    current_time,
+    handle_signals,
+    run_in_thread,
     sleep,
     unwatch,
     wait_readable,
     wait_writable,
     watch,
 )
-from shim.loop.core import running_tasks as get_running_tasks
-from shim.loop.groups import Event, Lock, TaskGroup, run
-from shim.loop.scopes import CancelScope, fail_after, move_on_after
-from shim.loop.threads import run_in_thread
 
 __all__ = [
     "CancelScope",
     "Cancelled",
     "Channel",
     "Event",
+    "GuardedTasks",
     "Lock",
     "TaskGroup",
+    "Tasks",
     "checkpoint",
     "create_task_group",
     "current_time",
     "fail_after",
     "get_running_tasks",
+    "handle_signals",
     "move_on_after",
     "run",
     "run_in_thread",

@@ -14,49 +14,40 @@ Invariants, by which each wait ends exactly once:
   next wait in place of the one that ended.
 - An ended task leaves no reference cycle: the shim runs the collector seldom.
 
-Source: eventfd(2).
+Source: eventfd(2); epoll_ctl(2); epoll(7), "Will closing a file descriptor cause
+it to be removed from all epoll interest lists?".
 """
 
 from __future__ import annotations
 
-import math
 import os
+import select
 import time
 from _thread import allocate_lock
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from shim.loop.descriptors import READ, Descriptors
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Coroutine, Generator
 
 
+READ: Final = select.EPOLLIN | select.EPOLLRDHUP
+WRITE: Final = select.EPOLLOUT
+# An end of file and an error wake readers and writers alike.
+ENDS: Final = select.EPOLLHUP | select.EPOLLERR
+
+# Seconds. epoll takes a timeout of at most 2**31 milliseconds.
+_LONGEST: Final = 2e6
+
 # The heap is cleaned when it has this many stopped timers, and more than half as many as all.
 _STALE: Final = 64
-
 
 now = time.monotonic
 
 
 class Cancelled(BaseException):
     """Raised in a task that is cancelled. Let it through."""
-
-
-class Scope(Protocol):
-    """What a task needs of its innermost :class:`~shim.loop.scopes.CancelScope`."""
-
-    @property
-    def effectively_cancelled(self) -> bool:
-        """Whether waits inside are cancelled."""
-
-    def add(self, task: Task) -> None:
-        """A task enters."""
-
-    def remove(self, task: Task) -> None:
-        """A task leaves."""
 
 
 class Timer:
@@ -143,12 +134,12 @@ class Task:
         self,
         coro: Coroutine[Any, Any, Any],
         name: str,
-        scope: Any,
+        scope: Any,  # a CancelScope
         ended: Callable[[BaseException | None], None],
     ) -> None:
         self.coro = coro
         self.name = name
-        self.scope: Any = scope  # a Scope; CancelScope has more for those who enter it
+        self.scope = scope
         self.park: Callable[[], object] | None = None
         self.ended = ended
         self.result: Any = None
@@ -167,13 +158,141 @@ class _Park:
         yield self._remove
 
 
+class Descriptors:
+    """Which task waits for which descriptor, and which function is called for which.
+
+    A task waits once: its descriptor is registered with EPOLLONESHOT, which leaves it in epoll but
+    silent afterwards. A watched descriptor stays armed, level-triggered, until it is unwatched;
+    its owner unwatches it before closing it.
+
+    Descriptors that tasks wait for may be closed and reused by other code without notice, so what
+    epoll was told about them is never trusted:
+
+    - A number that was closed and is another file now is unknown to epoll; it is registered anew.
+    - A description that another process or a duplicate keeps open stays in epoll when its number
+      is closed here. It may fire once more under a number that means another file by then: a task
+      that waits for that file may be woken once without cause.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._readers: dict[int, Task] = {}
+        self._writers: dict[int, Task] = {}
+        # The numbers that epoll has seen; perhaps as other files.
+        self._seen: set[int] = set()
+        self.watched: dict[int, Callable[[int], object]] = {}
+
+    def close(self) -> None:
+        """Close the epoll descriptor."""
+        self._epoll.close()
+
+    def watch(self, fd: int, function: Callable[[int], object], events: int = READ) -> None:
+        """Call a function with the events whenever a descriptor is ready.
+
+        Args:
+            fd: if it is watched already, the function and the events change.
+            function: called once per turn while the descriptor is ready.
+            events: of epoll. Errors and hangups are always among them.
+
+        Raises:
+            OSError: it cannot be polled.
+        """
+        if fd in self.watched:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self.watched[fd] = function
+
+    def unwatch(self, fd: int) -> None:
+        """Stop calling the function. Call this before closing the descriptor."""
+        if self.watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def poll(self, patience: float | None) -> list[tuple[int, int]]:
+        """Wait until some descriptors are ready; returns them, each with its events.
+
+        Args:
+            patience: the timeout in seconds; None for no timeout. Very long ones are cut short.
+        """
+        return self._epoll.poll(None if patience is None else min(patience, _LONGEST))
+
+    def wait(self, fd: int, task: Task, *, writing: bool) -> None:
+        """Have :meth:`ready` return a task once when a descriptor is ready.
+
+        Raises:
+            OSError: it is closed, or (EPERM) a regular file, which is always ready.
+            RuntimeError: another task waits for the same side.
+            ValueError: it is negative, as that of a closed socket is.
+        """
+        if fd < 0:
+            message = "wait for a descriptor that is closed"
+            raise ValueError(message)
+        waiting = self._writers if writing else self._readers
+        if fd in waiting:
+            message = f"two tasks wait for descriptor {fd}"
+            raise RuntimeError(message)
+        waiting[fd] = task
+        try:
+            self._arm(fd)
+        except OSError:
+            del waiting[fd]
+            raise
+
+    def forget(self, fd: int, *, writing: bool) -> None:
+        """Remove the task that waits for one side."""
+        del (self._writers if writing else self._readers)[fd]
+        try:
+            if fd in self._readers or fd in self._writers:
+                self._arm(fd)
+            else:
+                self._seen.discard(fd)
+                self._epoll.unregister(fd)
+        except OSError:
+            pass  # closed meanwhile
+
+    def ready(self, fd: int, events: int) -> list[Task]:
+        """Remove and return the tasks that an event of :meth:`poll` wakes."""
+        woken, left = [], []
+        for side, waiting in ((READ, self._readers), (WRITE, self._writers)):
+            if fd in waiting:
+                if events & (side | ENDS):
+                    woken.append(waiting.pop(fd))
+                else:
+                    left.append(waiting)
+        if left:
+            try:
+                self._arm(fd)
+            except OSError:  # closed meanwhile: the waiter finds out when it tries
+                woken += [waiting.pop(fd) for waiting in left]
+        return woken
+
+    def _arm(self, fd: int) -> None:
+        wanted = select.EPOLLONESHOT
+        if fd in self._readers:
+            wanted |= READ
+        if fd in self._writers:
+            wanted |= WRITE
+        if fd in self._seen:
+            try:
+                self._epoll.modify(fd, wanted)
+            except FileNotFoundError:
+                pass  # another file has the number now
+            else:
+                return
+        try:
+            self._epoll.register(fd, wanted)
+        except FileExistsError:  # closed without being unregistered, and open again
+            self._epoll.modify(fd, wanted)
+        self._seen.add(fd)
+
+
 class Loop:
     """See the module."""
 
     def __init__(self) -> None:
         self.current: Task | None = None
         self.tasks: set[Task] = set()
-        self.descriptors: Descriptors[Task] = Descriptors()
+        self.descriptors: Descriptors = Descriptors()
         self.timers = Timers()
         self._ready: deque[tuple[Task, BaseException | None]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
@@ -255,7 +374,7 @@ class Loop:
         except BaseException as raised:  # noqa: BLE001 - its group decides
             self._end(task, raised)
         else:
-            if remove is _another_turn:
+            if remove is another_turn:
                 self._ready.append((task, None))
             else:
                 task.park = remove
@@ -309,7 +428,7 @@ def unyielding() -> None:
     """Parks a task where it cannot be cancelled."""
 
 
-def _another_turn() -> None:
+def another_turn() -> None:
     """Does not park a task: its next turn comes after the other tasks'."""
 
 
@@ -372,68 +491,6 @@ def raise_if_cancelled() -> None:
 def current_time() -> float:
     """The loop's clock, in seconds."""
     return now()
-
-
-async def checkpoint() -> None:
-    """Yield to the other tasks once. A cancellation point."""
-    raise_if_cancelled()
-    await _Park(_another_turn)
-    raise_if_cancelled()
-
-
-async def sleep(delay: float) -> None:
-    """Wait for some seconds.
-
-    Raises:
-        ValueError: the delay is negative or not a number.
-    """
-    if delay == 0:
-        await checkpoint()
-        return
-    if delay == math.inf:
-        await _Park(_nothing)
-        return
-    if not delay > 0:
-        message = "sleep for a negative time"
-        raise ValueError(message)
-    loop, task = current(), current_task()
-    timer = loop.timers.at(now() + delay, lambda: loop.schedule(task))
-    await _Park(lambda: loop.timers.stop(timer))
-
-
-def _nothing() -> None:
-    """A task that sleeps for ever is not registered anywhere."""
-
-
-async def wait_readable(what: socket.socket | int) -> None:
-    """Wait until a descriptor is readable, at its end, or in error."""
-    await _wait(what, writing=False)
-
-
-async def wait_writable(what: socket.socket | int) -> None:
-    """Wait until a descriptor is writable, or in error."""
-    await _wait(what, writing=True)
-
-
-def _wait(what: socket.socket | int, *, writing: bool) -> _Park:
-    raise_if_cancelled()
-    fd = what if isinstance(what, int) else what.fileno()
-    descriptors = current().descriptors
-    descriptors.wait(fd, current_task(), writing=writing)
-    return _Park(lambda: descriptors.forget(fd, writing=writing))
-
-
-def watch(fd: int, function: Callable[[int], object], events: int = READ) -> None:
-    """Call a function whenever a descriptor is ready; see :meth:`Descriptors.watch`.
-
-    The function runs outside of any task: it must not wait, and what it raises ends the loop.
-    """
-    current().descriptors.watch(fd, function, events)
-
-
-def unwatch(fd: int) -> None:
-    """Stop that. Call this before closing the descriptor."""
-    current().descriptors.unwatch(fd)
 
 
 def running_tasks() -> list[Task]:

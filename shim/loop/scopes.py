@@ -1,21 +1,28 @@
-"""Cancel scopes.
+"""Cancel scopes; the groups that tasks start in; :func:`run`.
 
 Scopes form a tree; each contains tasks and further scopes. Cancelling a scope ends all waits
 below it, except those below a shield, until the scope is left. The outermost cancelled scope that
 a :class:`Cancelled` can reach catches it; it cannot pass a shield.
+
+A group has a scope, is left when all of its tasks have ended, and raises what they raised.
+
+Source: trio's documentation, "Nurseries and spawning"; anyio's, "Creating and managing tasks".
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from shim.loop import core
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from shim.loop.core import Task, Timer
+
+Result = TypeVar("Result")
 
 
 class CancelScope:
@@ -217,3 +224,213 @@ def fail_after(delay: float | None) -> _FailAfter:
 
 def _deadline(delay: float | None) -> float:
     return math.inf if delay is None else core.now() + delay
+
+
+class Tasks(Protocol):
+    """Where a task can be started: a group, guarded or not."""
+
+    def start_soon(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
+    ) -> object:
+        """Start one, without waiting for its first step."""
+
+
+class TaskGroup:
+    """Tasks that have ended when the group is left.
+
+    The first exception of a task cancels the others; leaving the group raises it in an exception
+    group.
+
+    Attributes:
+        cancel_scope: everything in it, including the task that has entered it.
+    """
+
+    def __init__(self) -> None:
+        self.cancel_scope = CancelScope()
+        self._active = False
+        self._count = 0
+        self._errors: list[BaseException] = []
+        self._host: Task | None = None
+
+    async def __aenter__(self) -> Self:
+        self.cancel_scope.__enter__()
+        self._active = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        ends_by = raised
+        if raised is not None:
+            self.cancel_scope.cancel()
+            if not isinstance(raised, core.Cancelled):
+                self._errors.append(raised)
+        while self._count:
+            self._host = core.current_task()
+            try:
+                await core.park(self._forget_host if ends_by is None else core.unyielding)
+            except core.Cancelled as error:
+                self.cancel_scope.cancel()
+                ends_by = error
+        self._active = False
+        if self._errors:
+            errors, self._errors = self._errors, []
+            ends_by = BaseExceptionGroup("unhandled errors in a TaskGroup", errors)
+        try:
+            if self.cancel_scope.__exit__(None, ends_by, None):
+                return True
+            if ends_by is not raised and ends_by is not None:
+                raise ends_by from None  # the exceptions in it say everything
+            return False
+        finally:
+            del ends_by, raised, traceback  # their tracebacks have this frame
+
+    def start_soon(
+        self,
+        function: Callable[..., Coroutine[Any, Any, Any]],
+        /,
+        *arguments: Any,
+        name: str | None = None,
+    ) -> None:
+        """Start a task; its first turn comes later.
+
+        Args:
+            function: a coroutine function.
+            arguments: what it is called with.
+            name: what it does, for people.
+
+        Raises:
+            RuntimeError: the group is not entered.
+        """
+        self._require_active()
+        coro = function(*arguments)
+        self._start(core.Task(coro, name or _name_of(function), self.cancel_scope, self._end))
+
+    def start_in(
+        self,
+        scope: CancelScope,
+        coro: Coroutine[Any, Any, Any],
+        ended: Callable[[BaseException | None], BaseException | None],
+        *,
+        name: str,
+    ) -> None:
+        """Start a task in a scope of its own.
+
+        Args:
+            scope: made by :meth:`CancelScope.below`, in the group's scope or below it.
+            coro: the coroutine.
+            ended: called with what the task raised, or None; returns what the group is to raise.
+            name: what it does, for people.
+
+        Raises:
+            RuntimeError: the group is not entered.
+        """
+        self._require_active()
+        self._start(core.Task(coro, name, scope, lambda raised: self._end(ended(raised))))
+
+    def _require_active(self) -> None:
+        if not self._active:
+            message = "tasks are started in a group while it is entered"
+            raise RuntimeError(message)
+
+    def _start(self, task: Task) -> None:
+        self._count += 1
+        core.current().start(task)
+
+    def _end(self, raised: BaseException | None) -> None:
+        """A task has ended."""
+        self._count -= 1
+        if raised is not None:
+            if not isinstance(raised, core.Cancelled):
+                self._errors.append(raised)
+            if not self.cancel_scope.effectively_cancelled:
+                self.cancel_scope.cancel()
+        if not self._count and self._host is not None:
+            host, self._host = self._host, None
+            core.current().schedule(host)
+
+    def _forget_host(self) -> None:
+        self._host = None
+
+
+class GuardedTasks:
+    """Tasks in a group, none of which ends the others when it fails.
+
+    A group ends with the first exception in it. One shim serves a whole pod: a bug that one
+    container's output triggers must not end its neighbours.
+
+    Args:
+        group: the group.
+        report: called with what a task has raised.
+    """
+
+    __slots__ = ("_group", "_report")
+
+    def __init__(self, group: Tasks, report: Callable[[Exception], object]) -> None:
+        self._group = group
+        self._report = report
+
+    def start_soon(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
+    ) -> None:
+        """Start one, without waiting for its first step."""
+        self._group.start_soon(self._run, function, arguments)
+
+    async def _run(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], arguments: tuple[Any, ...]
+    ) -> None:
+        try:
+            await function(*arguments)
+        except Exception as error:  # noqa: BLE001 - no error may end the pod
+            self._report(error)
+
+
+def run(function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
+    """Run a coroutine function in a new loop, until it returns.
+
+    Args:
+        function: the function; called here.
+        arguments: what it is called with.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        RuntimeError: a loop is running already.
+        BaseException: what it raises. What a signal handler raises while all tasks wait
+            (KeyboardInterrupt) is raised after everything was cancelled and has ended.
+    """
+    if core.running():
+        message = "a loop is running already"
+        raise RuntimeError(message)
+    loop = core.Loop()
+    core.set_current(loop)
+    try:
+        everything = CancelScope()
+        main = core.Task(function(*arguments), "main", everything, _ignore)
+        loop.start(main)
+        try:
+            result: Result = loop.run(main)
+        except BaseException:
+            if main in loop.tasks:
+                everything.cancel()
+                try:
+                    loop.run(main)
+                except core.Cancelled:
+                    pass
+            raise
+        return result
+    finally:
+        core.set_current(None)
+        loop.close()
+
+
+def _ignore(_: BaseException | None) -> None:
+    """Until a loop runs the task."""
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", function))

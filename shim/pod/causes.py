@@ -24,9 +24,9 @@ from shim.work.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shim.children import Exit
     from shim.context import ShimContext
     from shim.pod.process import Process
-    from shim.reaper import Exit
     from shim.work.worker import Answer, Link
 
 LOOKING: Final = 1.0

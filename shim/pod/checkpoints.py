@@ -13,7 +13,7 @@ from shim.pod.operations import LATE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shim.context import Tasks
+    from shim.loop import Tasks
     from shim.pod.creation import Resources
     from shim.pod.operations import Exits
     from shim.pod.process import Process

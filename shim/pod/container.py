@@ -215,9 +215,10 @@ class Container:
             process.advance(Event.DELETED)
         # Its id is taken until its output has been passed on.
         if process.stdio is not None:
-            await process.stdio.drain()
+            await self._exits.best_effort(process.stdio.drain())
         process.close_stdio()
-        process.fail_waiters(self._no_exec(exec_id))
+        if process.exit is None:
+            process.fail_waiters(self._no_exec(exec_id))
         del self._execs[exec_id]
         return process
 
@@ -390,12 +391,13 @@ class Container:
             if self.init.child is not None:
                 await self.init.wait()
             if self.init.stdio is not None:
-                await self.init.stdio.drain()
+                await self._exits.best_effort(self.init.stdio.drain())
             await self._resources.remove_rootfs()
             self.init.advance(Event.DELETED)
         self._report(events_pb2.TaskDelete, self.init, pid=self.init.pid)
         for process in (self.init, *self._execs.values()):
-            process.fail_waiters(self._no_exec(process.exec_id))
+            if process.exit is None:
+                process.fail_waiters(self._no_exec(process.exec_id))
             # A fifo whose names are gone ends with its last descriptor, on its disk. No client
             # has to wait for that.
             if process.stdio is not None:

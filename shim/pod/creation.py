@@ -55,12 +55,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from shim.cgroup.cgroup import Cgroup
-    from shim.context import ShimContext, Tasks
+    from shim.children import Child
+    from shim.context import ShimContext
+    from shim.loop import Tasks
     from shim.pod.process import Process
-    from shim.reaper import Child
     from shim.rootfs.mounts import Mount
     from shim.runtime.options import RuntimeOptions
-    from shim.stdio.stdio import Stdio
+    from shim.stdio import Stdio
 
     Result = TypeVar("Result")
 

@@ -7,6 +7,8 @@ Rules
   again, with growing pauses, whatever the error, for as long as this process lives: containerd may
   be restarting. A shim without tasks gives up after a while (:mod:`shim.pod.service`).
   (The stock shim gives up after five tries, and the task is shown as running for ever.)
+- An answer is waited for as long as the connection stands. A containerd that is stopped or has too
+  much to do reads what it was sent when it goes on: what was sent again would be told twice.
 - An event that containerd refuses as malformed is logged and dropped, so that those behind it
   arrive.
 - Running out of memory can repeat without end while containerd is away: one such event at the
@@ -34,14 +36,13 @@ from shim.pod.ttrpc import Client
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from shim.context import Tasks
     from shim.log import Log
+    from shim.loop import Tasks
 
 _SERVICE: Final = "containerd.services.events.ttrpc.v1.Events"
 _NAMESPACE_KEY: Final = "containerd-namespace-ttrpc"
 
-# Seconds: one call, the first pause after a failure, and the longest.
-_CALL: Final = 5.0
+# Seconds: the first pause after a failure, and the longest.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 5.0
 
@@ -162,7 +163,6 @@ class Publisher:
             "Forward",
             events_service_pb2.ForwardRequest(envelope=envelope),
             Empty,
-            timeout=_CALL,
             metadata=((_NAMESPACE_KEY, self._namespace),),
         )
 

@@ -11,8 +11,8 @@ from shim.errors import KilledWhileStarting
 from shim.pod.process import Process
 
 if TYPE_CHECKING:
+    from shim.children import Reaper
     from shim.pod.creation import Resources
-    from shim.reaper import Reaper
     from shim.stdio.uris import StdioUris
 
 

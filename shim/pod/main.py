@@ -11,10 +11,9 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
+from shim.children import Reaper, reserve_numbers
 from shim.log import Log
 from shim.pod import spare
-from shim.reaper import Reaper
-from shim.spawn import reserve_numbers
 from shim.work.injection import look_ahead
 
 if TYPE_CHECKING:

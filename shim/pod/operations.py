@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from shim.cgroup.oom import OomWatch
+    from shim.children import Exit
     from shim.context import ShimContext
     from shim.pod.causes import Ending
     from shim.pod.creation import Resources
     from shim.pod.process import Process
-    from shim.reaper import Exit
 
 # Seconds.
 LATE: Final = 5.0
@@ -290,7 +290,7 @@ class Exits:
                 self._publish_out_of_memory()
         self._publish_exit(process)
         if process.stdio is not None:
-            await self._best_effort(process.stdio.let_go())
+            await self.best_effort(process.stdio.let_go())
 
     async def _publish_exit_of_init(self) -> None:
         out_of_memory = killed = False
@@ -313,7 +313,7 @@ class Exits:
         if self._resources.has_gpus and not (killed and self.by_checkpoint):
             ending = await self._exit_with_cause(out_of_memory=out_of_memory)
         if self._init.stdio is not None:
-            await self._best_effort(self._init.stdio.ended())
+            await self.best_effort(self._init.stdio.ended())
         self._publish_exit(self._init, ending.exit if ending else None)
         if ending is not None:
             remember_end(self._shim, self._init.container_id, ending)
@@ -365,8 +365,8 @@ class Exits:
             self._resources.runtime.end_calls(*POINTLESS)
             await self._operations.ended(kind)
 
-    async def _best_effort(self, output: Awaitable[None]) -> None:
-        """Errors of output must not delay an exit (no descriptor is free)."""
+    async def best_effort(self, output: Awaitable[None]) -> None:
+        """Errors of output must not delay an exit or a Delete (no descriptor is free)."""
         try:
             await output
         except OSError as error:

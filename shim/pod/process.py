@@ -26,8 +26,8 @@ from shim import loop
 from shim.errors import NvshimError, WrongProcessState
 
 if TYPE_CHECKING:
-    from shim.reaper import Child, Exit
-    from shim.stdio.stdio import Stdio
+    from shim.children import Child, Exit
+    from shim.stdio import Stdio
     from shim.stdio.uris import StdioUris
 
 
@@ -124,9 +124,8 @@ class Process:
 
     def fail_waiters(self, why: NvshimError) -> None:
         """There will be no exit: the process could not be started, or is deleted."""
-        if self.exit is None:
-            self._no_exit = why
-            self._settled.set()
+        self._no_exit = why
+        self._settled.set()
 
     def await_exit(self) -> None:
         """The process is being started, perhaps again: there may be an exit after all."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import describe_bug
 from shim import loop, resident, sockets, syscalls
@@ -22,11 +21,11 @@ from shim.pod.service import Lifetime, OwnSocket, TaskService
 from shim.pod.ttrpc import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable
 
+    from shim.children import Reaper
     from shim.log import Log
     from shim.pod.container import Container
-    from shim.reaper import Reaper
 
 # Seconds of each step of the shutdown: containerd waits 3 s for it.
 _GRACE: Final = 1.0
@@ -35,9 +34,6 @@ _HANGING: Final = 1.5
 _EVENTS: Final = 2.0
 # Seconds between attempts to remove a socket that a start is just using.
 _PAUSE: Final = 0.01
-
-_MANY: Final = 256
-_SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def run(
@@ -88,22 +84,36 @@ async def serve(
         leave: ends the process.
     """
     namespace, ttrpc_address = addressed
+    ended = loop.Event()
+
+    def report(error: Exception) -> None:
+        log.error("a task of a container failed", traceback=describe_bug(error))
+
+    def end(name: str) -> None:
+        log.info("ends by signal", signal=name)
+        ended.set()
+
     async with loop.create_task_group() as tasks:
         publisher = Publisher(ttrpc_address, namespace, tasks, log)
         context = ShimContext(
             namespace=namespace,
             reaper=reaper,
             publisher=publisher,
-            tasks=GuardedTasks(tasks, log),
+            tasks=loop.GuardedTasks(tasks, report),
             log=log,
         )
-        ended = loop.Event()
         containers: dict[str, Container] = {}
         lifetime = Lifetime(context, own_socket, containers, ended.set)
         service = TaskService(context, containers, lifetime)
         services = [*service.services(), SandboxService(context, service).service()]
         server = Server(services, log=lambda event, fields: log.warning(event, **fields))
-        with _signals(lambda number: _handle(number, context, service, ended)):
+        handlers: dict[int, Callable[[], object]] = {
+            signal.SIGCHLD: reaper.reap,
+            signal.SIGTERM: lambda: end("SIGTERM"),
+            signal.SIGINT: lambda: end("SIGINT"),
+            signal.SIGUSR1: lambda: context.tasks.start_soon(_tell_what_runs, service, log),
+        }
+        with loop.handle_signals(handlers):
             reaper.reap()  # a worker may have ended before
             tasks.start_soon(_serve_until, server, listener, ended)
             context.tasks.start_soon(lifetime.end_when_unused)
@@ -127,84 +137,10 @@ async def serve(
             leave()
 
 
-class GuardedTasks:
-    """Background tasks of containers, none of which ends the others when it fails.
-
-    A task group ends with the first exception in it. One shim serves a whole pod: a bug that one
-    container's output triggers must not end its neighbours.
-
-    Args:
-        group: the group.
-        log: where a failure is logged, with its traceback.
-    """
-
-    __slots__ = ("_group", "_log")
-
-    def __init__(self, group: loop.TaskGroup, log: Log) -> None:
-        self._group = group
-        self._log = log
-
-    def start_soon(
-        self, function: Callable[..., Coroutine[Any, Any, Any]], /, *arguments: Any
-    ) -> None:
-        """Start one, without waiting for its first step."""
-        self._group.start_soon(self._run, function, arguments)
-
-    async def _run(
-        self, function: Callable[..., Coroutine[Any, Any, Any]], arguments: tuple[Any, ...]
-    ) -> None:
-        try:
-            await function(*arguments)
-        except Exception as error:  # noqa: BLE001 - no error may end the pod
-            self._log.error("a task of a container failed", traceback=describe_bug(error))
-
-
 async def _serve_until(server: Server, listener: socket.socket, ended: loop.Event) -> None:
     try:
         await server.serve(listener)
     finally:
-        ended.set()
-
-
-@contextmanager
-def _signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """Have the loop call a function with the number of each signal that arrives.
-
-    The interpreter's own handler writes the numbers into a pipe.
-    """
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # Before the handlers, which would lose what arrives in between.
-    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _pass) for number in _SIGNALS}
-
-    def read(_: int) -> None:
-        for number in os.read(reading, _MANY):
-            if number in _SIGNALS:
-                handle(number)
-
-    loop.watch(reading, read)
-    try:
-        yield
-    finally:
-        loop.unwatch(reading)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(wakeup)
-        os.close(reading)
-        os.close(writing)
-
-
-def _pass(_: int, __: object) -> None:
-    """Whoever reads the pipe does the work."""
-
-
-def _handle(number: int, shim: ShimContext, service: TaskService, ended: loop.Event) -> None:
-    if number == signal.SIGCHLD:
-        shim.reaper.reap()
-    elif number == signal.SIGUSR1:
-        shim.tasks.start_soon(_tell_what_runs, service, shim.log)
-    else:
-        shim.log.info("ends by signal", signal=signal.Signals(number).name)
         ended.set()
 
 

@@ -21,7 +21,6 @@ Source: containerd api/runtime/task/v2/shim.proto, docs/runtime-v2.md.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +32,14 @@ from api.errors import Status
 from api.proto import runc_options_pb2, task_pb2, task_types_pb2
 from api.ttrpc import Service, ShuttingDown
 from shim import loop, sockets
-from shim.errors import InvalidInvocation, NvshimError, SystemRefused, TaskExists, TaskNotFound
+from shim.errors import (
+    SCARCE,
+    InvalidInvocation,
+    NvshimError,
+    SystemRefused,
+    TaskExists,
+    TaskNotFound,
+)
 from shim.files import check_id
 from shim.pod.container import Container
 from shim.pod.process import State, fill_exit
@@ -45,11 +51,6 @@ if TYPE_CHECKING:
 
     from api.ttrpc import Context, Handler, ImmediateHandler
     from shim.context import ShimContext
-
-# Errors of resources that may be available again a moment later.
-_SCARCE: Final = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT}
-)
 
 _STATUS: Final = {
     State.CREATED: task_types_pb2.CREATED,
@@ -439,7 +440,7 @@ def refused_by_system(error: BaseException, context: Context, request: Any) -> N
     if not isinstance(error, OSError):
         return None
     where = f" ({error.filename})" if error.filename else ""
-    scarce = error.errno in _SCARCE
+    scarce = error.errno in SCARCE
     return SystemRefused(
         f"{context.method} of {getattr(request, 'id', '') or request.sandbox_id}",
         found=f"{os.strerror(error.errno).lower() if error.errno else error}{where}",

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Final
 from api.errors import Status, one_line
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
+from shim.children import run, spawn
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.processes import kill_family
 from shim.runtime.standins import StandIns
-from shim.spawn import run, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shim.reaper import Child, Exit, Reaper
+    from shim.children import Child, Exit, Reaper
     from shim.runtime.options import RuntimeOptions
-    from shim.stdio.stdio import ChildStdio
+    from shim.stdio import ChildStdio
 
 # What runc and crun say of a process that has already ended: containerd expects NOT_FOUND.
 _GONE: Final = (
@@ -102,11 +102,9 @@ class LowLevelRuntime:
         self._bundle = bundle
         self._mapped = mapped
         self._under_way: dict[Child, str] = {}
-        self._stand_ins = StandIns(
-            options.binary_name,
-            os.path.join(root, container_id),
-            systemd_cgroup=options.systemd_cgroup,
-        )
+        # Those for calls about the container, once its init process has been made.
+        self._init: Child | None = None
+        self._made: StandIns | None = None
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
         """Make the container and its init process, which waits for :meth:`start`."""
@@ -123,12 +121,24 @@ class LowLevelRuntime:
         Args:
             init: its init process, which waits for :meth:`start`.
         """
-        self._stand_ins.recognise(init)
+        self._init = init
 
     async def start(self) -> None:
         """Let the init process execute its program."""
-        if not await self._stand_ins.start():
+        stand_ins = self._stand_ins()
+        if stand_ins is None or not await stand_ins.start():
             await self._call("start", [self._id])
+
+    def _stand_ins(self) -> StandIns | None:
+        """What may stand in for calls: made before init executes its program, by :meth:`start`."""
+        if self._made is None and self._init is not None:
+            self._made = StandIns(
+                self._options.binary_name,
+                os.path.join(self._root, self._id),
+                self._init,
+                systemd_cgroup=self._options.systemd_cgroup,
+            )
+        return self._made
 
     async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
         """Run a further process in the container; returns when it runs."""
@@ -137,7 +147,8 @@ class LowLevelRuntime:
 
     async def kill(self, signal: int, *, everyone: bool = False) -> None:
         """Signal the init process, or every process of the container."""
-        if not everyone and self._stand_ins.kill(signal):
+        stand_ins = None if everyone else self._stand_ins()
+        if stand_ins is not None and stand_ins.kill(signal):
             return
         arguments = ["--all"] if everyone else []
         await self._call("kill", [*arguments, self._id, str(signal)])
@@ -200,7 +211,8 @@ class LowLevelRuntime:
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""
-        if not force and await self._stand_ins.delete():
+        stand_ins = None if force else self._stand_ins()
+        if stand_ins is not None and await stand_ins.delete():
             return
         arguments = ["--force"] if force else []
         await self._call("delete", [*arguments, self._id])

@@ -42,7 +42,7 @@ from shim.runtime.statedir import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shim.reaper import Child
+    from shim.children import Child
     from shim.runtime.statedir import RuntimeState
 
 VARIABLE: Final = "NVSHIM_STAND_INS"
@@ -67,34 +67,25 @@ _CHILDLESS: Final = 2
 
 
 class StandIns:
-    """What stands in for a runtime's calls about one container.
+    """What stands in for a runtime's calls about one container; to be made while its init waits.
 
     Args:
         binary: the runtime, as it would be called.
         directory: its state directory of the container.
+        init: the container's.
         systemd_cgroup: whether it is told that systemd makes the cgroup.
     """
 
-    def __init__(self, binary: str, directory: str, *, systemd_cgroup: bool) -> None:
-        self._binary = binary
+    def __init__(self, binary: str, directory: str, init: Child, *, systemd_cgroup: bool) -> None:
         self._directory = directory
+        self._init = init
         self._systemd_cgroup = systemd_cgroup
-        self._init: Child | None = None
-        self._kind: Kind | None = None
         self._start_time: int | None = None
-
-    def recognise(self, init: Child) -> None:
-        """Look which program waits to be started. To be called when init has just been made.
-
-        Args:
-            init: the container's.
-        """
-        if os.environ.get(VARIABLE) == "0":
-            return
-        program = programs.find(self._binary)
+        program = programs.find(binary)
         kind = _NAMES.get(os.path.basename(program or "").partition(".")[0].partition("-")[0])
-        if program is not None and kind is not None and _executes(init.pid, program):
-            self._init, self._kind = init, kind
+        stands_in = os.environ.get(VARIABLE) != "0" and program and _executes(init.pid, program)
+        # None if each call is to be made.
+        self._kind = kind if stands_in else None
 
     async def start(self) -> bool:
         """Let init execute its program.
@@ -102,9 +93,8 @@ class StandIns:
         Returns:
             Whether it does; otherwise nothing has been done, and the runtime has to be asked.
         """
-        init = self._init
-        state = self._state()
-        if init is None or state is None or init.exit is not None or state.hooks & _OF_START:
+        init, state = self._init, self._state()
+        if state is None or init.exit is not None or state.hooks & _OF_START:
             return False
         # runc refuses, and whoever waits for init would wait until somebody thaws it.
         if _is_frozen(state.cgroups):
@@ -126,9 +116,8 @@ class StandIns:
         Returns:
             Whether it was; otherwise the runtime has to be asked.
         """
-        init = self._init
-        state = self._state()
-        if init is None or state is None or not state.own_pids or not init.runs():
+        init, state = self._init, self._state()
+        if state is None or not state.own_pids or not init.runs():
             return False
         # A process that version 1 has frozen does not die before it is thawed; and some releases
         # of runc signal none that is.
@@ -146,7 +135,7 @@ class StandIns:
             Whether nothing is left; otherwise the runtime has to be asked.
         """
         state = self._state()
-        if self._init is None or self._init.exit is None or state is None:
+        if self._init.exit is None or state is None:
             return False
         if self._systemd_cgroup or not state.plain or state.hooks & _OF_DELETE:
             return False
@@ -159,7 +148,7 @@ class StandIns:
         return True
 
     def _state(self) -> RuntimeState | None:
-        if self._init is None:
+        if self._kind is None:
             return None
         state = statedir.read(self._directory)
         if state is None or state.kind is not self._kind or state.pid != self._init.pid:

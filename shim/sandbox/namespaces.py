@@ -38,7 +38,7 @@ from shim.sandbox.pod import sysctl_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shim.reaper import Child, Reaper
+    from shim.children import Child, Reaper
     from shim.sandbox.pod import IdMapping, Pod
 
 # Seconds that both may take together; they take some milliseconds.

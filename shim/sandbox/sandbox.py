@@ -50,8 +50,8 @@ from shim.sandbox.errors import PodFilesUnusable, WrongSandboxState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shim.children import Child, Exit
     from shim.context import RuntimeCall, ShimContext
-    from shim.reaper import Child, Exit
     from shim.sandbox.pod import Pod
 
 # What containerd's own sandboxes have.

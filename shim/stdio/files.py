@@ -1,4 +1,4 @@
-"""Log files, and input from a file: a child of the shim opens the file and copies.
+"""Output that a process of ours reads; log files and input files, which a child opens and copies.
 
 Opening, writing and even closing a file can take for ever when its file system hangs (NFS, FUSE).
 Nothing tells beforehand, and every program that the shim started would have to close a copy of the
@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from shim import forked, loop
 from shim.errors import StdioTimeout, StdioUnavailable
-from shim.stdio.ends import Opening
-from shim.stdio.streams import Input, ProcessOutput
+from shim.stdio.pipes import Descriptors, Opening, Relay, state_of
+from shim.stdio.streams import Input, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from shim.children import Child, Exit
     from shim.context import ShimContext
-    from shim.reaper import Child, Exit
 
 OPENING: Final = 10.0
 """Seconds that a file may take to be opened."""
@@ -46,6 +46,104 @@ _LONGEST_MESSAGE: Final = 1 << 12
 _OPENED: Final = b"opened"
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class ProcessOutput(Output):
+    """Output that a process of ours reads from pipes.
+
+    Read ends are kept. If the process dies before those that write, what they write is dropped:
+    they are not killed by SIGPIPE, and do not wait for a reader.
+
+    Args:
+        shim: where it is watched, and whose log is told if it dies too early.
+        name: what is logged as its name.
+        child: the process.
+        fd: the write end to take.
+        sources: the read ends of all its pipes; ours from now on.
+    """
+
+    lost: str
+    """What is logged if it dies too early."""
+
+    def __init__(
+        self, shim: ShimContext, name: str, child: Child, fd: int, sources: Sequence[int]
+    ) -> None:
+        super().__init__(fd)
+        self._shim = shim
+        self._name = name
+        self._child = child
+        self._reading = Descriptors()
+        self._sources = [self._reading.keep(source) for source in sources]
+        self._dropping: list[Relay] = []
+        self._ending = False
+
+    def watch(self) -> None:
+        """Drop what it would have read, and log that, if it dies before it is to end."""
+        self._shim.tasks.start_soon(self._drop_after_death)
+
+    def finish(self) -> None:
+        """From now on it may end."""
+        self._ending = True
+        super().finish()
+
+    def close(self) -> None:
+        """Release what is ours; the process ends when it has read what was written."""
+        self._ending = True
+        super().close()
+        for relay in self._dropping:
+            relay.stop()
+
+    def discard(self) -> None:
+        """Kill it, and release everything."""
+        self._child.kill()
+        self.close()
+        self._stop_reading()
+
+    def forget(self) -> None:
+        """It has ended."""
+
+    def _is_at_end(self) -> bool:
+        """Whether nothing is left in its pipes, and nobody can write to them any more."""
+        return all(state_of(fd, select.POLLIN) == select.POLLHUP for fd in self._sources)
+
+    def _stop_reading(self) -> None:
+        # Their numbers are other files' soon, and somebody may be waiting for what is in them.
+        self._sources.clear()
+        self._reading.close()
+
+    async def _drop_after_death(self) -> None:
+        exit_ = await self._child.wait()
+        self.forget()
+        if self._ending:
+            return
+        if self._is_at_end():
+            self._stop_reading()
+            return
+        self._report(exit_)
+        for source in self._sources:
+            try:
+                relay = _drop_from(source)
+            except OSError as error:
+                # Not the whole pod's end for it: the container will wait when the pipe is full.
+                self._shim.log.error("output is not dropped", logger=self._name, why=str(error))
+                continue
+            self._dropping.append(relay)
+            relay.start(self._shim.tasks)
+
+    def _report(self, exit_: Exit) -> None:
+        self._shim.log.error(self.lost, logger=self._name, status=exit_.status)
+
+
+def _drop_from(source: int) -> Relay:
+    """A relay that drops what comes out of a pipe."""
+    ours = Descriptors()
+    try:
+        reading = ours.keep(os.dup(source))
+        null = ours.keep(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        return Relay(reading, null)
+    except OSError:
+        ours.close()
+        raise
 
 
 class FileOutput(ProcessOutput):

@@ -15,12 +15,16 @@ Rules
   A directory with the sticky bit is refused too: nobody can replace root's files there, but anybody
   can take the name of a missing one, and nobody keeps programs in /tmp on purpose.
 - Loggers run as the shim does, with the environment of every program that it starts.
+- A URI's arguments are each key and the first of its values, also if that is empty, in the order of
+  the URI. (Go forgets the order; one key and its value stay together there too.) A key ``env.NAME``
+  is not an argument but a variable of the logger's environment.
 - With a list, a URI may give arguments but no environment (``env.NAME``): LD_PRELOAD and the like
   would turn any program on the list into another one.
 - A logger is the process that was started, not a daemon that it leaves behind. Its exit is
   reaped, and is no event.
 
-Source: containerd core/runtime/v2/logging, cmd/containerd-shim-runc-v2/process/io.go.
+Source: containerd core/runtime/v2/logging, cmd/containerd-shim-runc-v2/process/io.go, io_util.go;
+net/url ParseQuery.
 """
 
 from __future__ import annotations
@@ -29,23 +33,24 @@ import os
 import signal
 import stat
 from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+from api.values import dataclass
 from hooks.config import load_config
 from shim import bundle as bundle_files
 from shim import files, loop
-from shim.errors import LoggerFailed, LoggerNotAllowed, LoggerNotReady
+from shim.children import spawn
+from shim.errors import InvalidLogUri, LoggerFailed, LoggerNotAllowed, LoggerNotReady, remedy_of
 from shim.programs import fixed_environment
-from shim.spawn import spawn
-from shim.stdio.ends import Descriptors, waiting_bytes
-from shim.stdio.streams import DRAIN_SECONDS, Output, ProcessOutput
-from shim.stdio.uris import CONTAINER_ID, CONTAINER_NAMESPACE
+from shim.stdio.files import ProcessOutput
+from shim.stdio.pipes import Descriptors, waiting_bytes
+from shim.stdio.streams import DRAIN_SECONDS, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shim.children import Child
     from shim.context import ShimContext
-    from shim.reaper import Child
-    from shim.stdio.uris import LoggerUri
 
 # Seconds to become ready; to end by itself once it has read all; to end after SIGTERM, as
 # long as with containerd's own shim; to die of SIGKILL.
@@ -54,6 +59,11 @@ _OWN_END_SECONDS: Final = 2.0
 _TERM_SECONDS: Final = 12.0
 _DYING_SECONDS: Final = 5.0
 
+# What the shim itself tells a logger; a URI cannot say otherwise.
+_CONTAINER_ID: Final = "CONTAINER_ID"
+_CONTAINER_NAMESPACE: Final = "CONTAINER_NAMESPACE"
+_VARIABLE: Final = "env."
+
 _POLL_SECONDS: Final = 0.005
 _MOST_LINKS: Final = 40
 
@@ -61,6 +71,57 @@ _MOST_LINKS: Final = 40
 _FLAGS: Final = 6
 _PF_EXITING: Final = 0x4
 _START_TIME: Final = 19
+
+
+@dataclass(frozen=True, slots=True)
+class LoggerUri:
+    """A program that takes output."""
+
+    path: str  # the program, absolute
+    arguments: tuple[str, ...]  # what follows its name
+    variables: tuple[tuple[str, str], ...]  # what is added to its environment: names and values
+    # whether it writes a byte when it is ready (binary-v2), and does not only close the descriptor
+    speaks: bool
+
+
+def parse_logger(uri: str, *, speaks: bool) -> LoggerUri:
+    """The logger that a URI names.
+
+    Raises:
+        InvalidLogUri: it cannot be understood.
+    """
+    try:
+        parts = urlsplit(uri)
+        pairs = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError as error:
+        raise _invalid(uri, str(error)) from error
+    path = unquote(parts.path)
+    if parts.netloc or not path.startswith("/"):
+        raise _invalid(uri, "not an absolute path")
+    first: dict[str, str] = {}
+    for key, value in pairs:
+        first.setdefault(key, value)
+    if any("\0" in text for text in (path, *first, *first.values())):
+        raise _invalid(uri, "a zero byte")
+    arguments: list[str] = []
+    variables: list[tuple[str, str]] = []
+    for key, value in first.items():
+        name = key.removeprefix(_VARIABLE)
+        if name == key:
+            arguments += [key, value]
+        elif not name or "=" in name:
+            raise _invalid(uri, f"a variable of the name {name!r}")
+        elif name not in {_CONTAINER_ID, _CONTAINER_NAMESPACE}:
+            variables.append((name, value))
+    return LoggerUri(path, tuple(arguments), tuple(variables), speaks)
+
+
+def _invalid(uri: str, found: str) -> InvalidLogUri:
+    return InvalidLogUri(
+        f"a logger at {uri!r}",
+        found=found,
+        do="write binary:///absolute/path?key=value&key=value",
+    )
 
 
 async def start_logger(
@@ -91,7 +152,7 @@ async def start_logger(
             found=f"the variable {uri.variables[0][0]} for its environment",
             do="give it arguments: with a list of loggers, their environment is not the URI's",
         )
-    variables = {CONTAINER_ID: process_id, CONTAINER_NAMESPACE: shim.namespace}
+    variables = {_CONTAINER_ID: process_id, _CONTAINER_NAMESPACE: shim.namespace}
     pipes = Descriptors()
     fds: list[int] = []
     try:
@@ -108,7 +169,7 @@ async def start_logger(
     except BaseException as error:
         pipes.close()
         if isinstance(error, OSError):
-            raise _failed(uri, f"it could not be started: {error.strerror}") from error
+            raise _failed(uri, f"it could not be started: {error.strerror}", error) from error
         raise
     os.close(says_ready)
     logger = Logger(shim, uri.path, child, to_stdout, [stdout, stderr])
@@ -238,10 +299,13 @@ def _status(pid: int) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
-def _failed(uri: LoggerUri, found: str) -> LoggerFailed:
-    return LoggerFailed(
+def _failed(uri: LoggerUri, found: str, error: OSError | None = None) -> LoggerFailed:
+    failed = LoggerFailed(
         f"the logger {uri.path}", found=found, do="run it by hand to see what it lacks"
     )
+    if error is not None:
+        failed.do = remedy_of(error, failed.do)
+    return failed
 
 
 def _resolve(path: str) -> str:

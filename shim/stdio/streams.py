@@ -1,11 +1,11 @@
-"""Where a process's input comes from and where its output goes.
+"""A process's stdio: where input comes from and output goes, and what can be asked of the three.
 
-=======================  ==================================================================
+=======================  ====================================================================
 :class:`Input`           a fifo, or a pipe that is filled from a file
 :class:`Output`          a descriptor to write to, as /dev/null is for a terminal
-:class:`FifoOutput`      a fifo that a client of containerd reads
-:class:`ProcessOutput`   a pipe that a process of ours reads: a logger, or what writes a log file
-=======================  ==================================================================
+:class:`FifoOutput`      a fifo that a client of containerd reads; others: :mod:`shim.stdio.files`
+:class:`PlainStdio`      all three without a terminal; with one: :mod:`shim.stdio.terminal`
+=======================  ====================================================================
 
 The life of an output: opened, taken by the process or by a relay, started, then ``ended`` or
 ``let_go`` when the process has ended, ``finish`` and ``drain`` for Delete, and closed.
@@ -14,19 +14,17 @@ The life of an output: opened, taken by the process or by a relay, started, then
 from __future__ import annotations
 
 import os
-import select
 from typing import TYPE_CHECKING, Final
 
+from api.values import dataclass
 from shim import loop
-from shim.stdio import ends
-from shim.stdio.ends import Descriptors, waiting_bytes
-from shim.stdio.relay import Relay
+from shim.stdio.pipes import Descriptors, Relay, open_fifo, state_of, waiting_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping
 
-    from shim.context import ShimContext, Tasks
-    from shim.reaper import Child, Exit
+    from shim.children import Child
+    from shim.loop import Tasks
 
 # The longest that Delete waits for output that was written and not yet taken.
 DRAIN_SECONDS: Final = 10.0
@@ -36,9 +34,10 @@ DRAIN_SECONDS: Final = 10.0
 _READER_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.01
 _LONGEST_POLL_SECONDS: Final = 1.0
-# Seconds to wait for a client that is reading. After so many polls without progress it is not.
-_TAKING_SECONDS: Final = 0.5
-_STALLED: Final = 5
+# Seconds to wait for a client that is reading. After so many polls without progress it is not:
+# containerd writes 32 KiB of short lines to a log before it reads on, and that disk may be slow.
+_TAKING_SECONDS: Final = 5.0
+_STALLED: Final = 100
 
 
 class Input:
@@ -161,7 +160,7 @@ class FifoOutput(Output):
     """
 
     def __init__(self, path: str, *, relayed: bool = False) -> None:
-        reading, writing = ends.open_fifo(path)
+        reading, writing = open_fifo(path)
         super().__init__(writing)
         self._kept = reading
         self._writes = False
@@ -274,7 +273,7 @@ class FifoOutput(Output):
             writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             self._close_kept()
             self._kept, self._writes = writing, True
-        return not ends.state_of(self._kept)
+        return not state_of(self._kept)
 
     def _close_write_end(self) -> None:
         """Let a client that has come have the end."""
@@ -287,99 +286,185 @@ class FifoOutput(Output):
             self._kept = -1
 
 
-class ProcessOutput(Output):
-    """Output that a process of ours reads from pipes.
+@dataclass(frozen=True, slots=True)
+class ChildStdio:
+    """The three descriptors that a container's process gets, and its console socket.
 
-    Read ends are kept. If the process dies before those that write, what they write is dropped:
-    they are not killed by SIGPIPE, and do not wait for a reader.
-
-    Args:
-        shim: where it is watched, and whose log is told if it dies too early.
-        name: what is logged as its name.
-        child: the process.
-        fd: the write end to take.
-        sources: the read ends of all its pipes; ours from now on.
+    Attributes:
+        stdin, stdout, stderr: our descriptors; None is /dev/null.
+        console_socket: where the runtime sends the terminal's master; None without terminal.
     """
 
-    lost: str
-    """What is logged if it dies too early."""
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+    console_socket: str | None = None
 
-    def __init__(
-        self, shim: ShimContext, name: str, child: Child, fd: int, sources: Sequence[int]
-    ) -> None:
-        super().__init__(fd)
-        self._shim = shim
-        self._name = name
-        self._child = child
-        self._reading = Descriptors()
-        self._sources = [self._reading.keep(source) for source in sources]
-        self._dropping: list[Relay] = []
-        self._ending = False
+    def fds(self) -> dict[int, int]:
+        """The descriptors by the number that the process knows them under."""
+        three = {0: self.stdin, 1: self.stdout, 2: self.stderr}
+        return {number: fd for number, fd in three.items() if fd is not None}
 
-    def watch(self) -> None:
-        """Drop what it would have read, and log that, if it dies before it is to end."""
-        self._shim.tasks.start_soon(self._drop_after_death)
 
-    def finish(self) -> None:
-        """From now on it may end."""
-        self._ending = True
-        super().finish()
+class Stdio:
+    """A process's stdio, with or without a terminal.
+
+    Args:
+        tasks: where it passes on.
+        source: the input; None for /dev/null.
+        outputs: where output goes.
+    """
+
+    def __init__(self, tasks: Tasks, source: Input | None, outputs: Iterable[Output]) -> None:
+        self._tasks = tasks
+        self._source = source
+        self._outputs = list(dict.fromkeys(outputs))
+        self._child = ChildStdio()
+        self._started = False
+
+    def child(self) -> ChildStdio:
+        """What the runtime hands to the process."""
+        return self._child
+
+    async def started(self) -> None:
+        """The process has its descriptors: start to pass on.
+
+        Raises:
+            StdioUnavailable: the runtime has sent no terminal.
+        """
+        self._started = True
+        for output in self._outputs:
+            output.start(self._tasks)
+
+    def close_stdin(self) -> None:
+        """End the input (CloseIO) when its client closes it; no other client may attach."""
+        if self._source is not None:
+            self._source.end()
+
+    def keep_stderr(self) -> None:
+        """Keep stderr open beyond the process's end, for :meth:`tell`. Nothing with a terminal."""
+
+    def tell(self, line: str) -> bool:
+        """Write a line to stderr, once, behind all that the process has written. Never waits.
+
+        Returns:
+            Whether it was written: there is a stderr of its own that was kept, with room.
+        """
+        del line
+        return False
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the terminal's size in characters; nothing without a terminal."""
+
+    async def ended(self) -> None:
+        """The process has ended, and its exit is about to be published.
+
+        A client that is reading its output has a moment for the rest. What is left then is held
+        until somebody comes.
+        """
+        for output in self._outputs:
+            await output.ended(self._tasks)
+
+    async def let_go(self) -> None:
+        """The process has ended, and may never be deleted: keep open only what is still needed.
+
+        A client that was cut off does not delete its exec, and nobody else does.
+        """
+        if self._source is not None:
+            self._source.close()
+        for output in self._outputs:
+            await output.let_go()
+
+    async def drain(self) -> None:
+        """Wait until what the process wrote has been taken, but not for a daemon, nor for ever."""
+        if not self._started:
+            return
+        for output in self._outputs:
+            output.finish()
+        deadline = loop.current_time() + DRAIN_SECONDS
+        for output in self._outputs:
+            await output.drain(deadline)
 
     def close(self) -> None:
-        """Release what is ours; the process ends when it has read what was written."""
-        self._ending = True
-        super().close()
-        for relay in self._dropping:
-            relay.stop()
+        """Release everything. May be called more than once, and in any state."""
+        if self._source is not None:
+            self._source.close()
+        for output in self._outputs:
+            output.close()
 
-    def discard(self) -> None:
-        """Kill it, and release everything."""
-        self._child.kill()
-        self.close()
-        self._stop_reading()
 
-    def forget(self) -> None:
-        """It has ended."""
+class PlainStdio(Stdio):
+    """Stdio without a terminal.
 
-    def _is_at_end(self) -> bool:
-        """Whether nothing is left in its pipes, and nobody can write to them any more."""
-        return all(ends.state_of(fd, select.POLLIN) == select.POLLHUP for fd in self._sources)
+    Args:
+        tasks: where it passes on.
+        source: the input; None for /dev/null.
+        outputs: stdout and stderr, by descriptor; the same one twice if they are one.
+        owner: the uid and gid that own what the process gets (options IoUid, IoGid).
+    """
 
-    def _stop_reading(self) -> None:
-        # Their numbers are other files' soon, and somebody may be waiting for what is in them.
-        self._sources.clear()
-        self._reading.close()
+    def __init__(
+        self,
+        tasks: Tasks,
+        source: Input | None,
+        outputs: Mapping[int, Output],
+        owner: tuple[int, int],
+    ) -> None:
+        super().__init__(tasks, source, outputs.values())
+        self._for_child = Descriptors()
+        self._kept_stderr = Descriptors()
+        fds = {output: self._for_child.keep(output.take()) for output in self._outputs}
+        stdout, stderr = (fds[outputs[n]] if n in outputs else None for n in (1, 2))
+        stdin = None
+        if source is not None:
+            stdin = self._for_child.keep(source.take())
+            os.set_blocking(stdin, True)
+        self._child = ChildStdio(stdin, stdout, stderr)
+        try:
+            for fd in set(self._child.fds().values()) if owner != (0, 0) else ():
+                os.fchown(fd, *owner)
+        except BaseException:
+            self.close()
+            raise
 
-    async def _drop_after_death(self) -> None:
-        exit_ = await self._child.wait()
-        self.forget()
-        if self._ending:
-            return
-        if self._is_at_end():
-            self._stop_reading()
-            return
-        self._report(exit_)
-        for source in self._sources:
+    def keep_stderr(self) -> None:
+        """Keep stderr open; to be called before :meth:`started`.
+
+        Its reader sees no end before :meth:`ended`. Without it, what takes the output would be gone
+        before the shim knows why the process ended.
+        """
+        if self._child.stderr is not None:
+            # Opened anew: that writing does not wait must not hold for the process, too.
+            path = f"/proc/self/fd/{self._child.stderr}"
             try:
-                relay = _drop_from(source)
-            except OSError as error:
-                # Not the whole pod's end for it: the container will wait when the pipe is full.
-                self._shim.log.error("output is not dropped", logger=self._name, why=str(error))
-                continue
-            self._dropping.append(relay)
-            relay.start(self._shim.tasks)
+                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                return  # no descriptor is free: the container does not need it
+            self._kept_stderr.keep(fd)
 
-    def _report(self, exit_: Exit) -> None:
-        self._shim.log.error(self.lost, logger=self._name, status=exit_.status)
+    def tell(self, line: str) -> bool:
+        """Write a line to the stderr that was kept."""
+        written = False
+        for fd in self._kept_stderr:
+            try:
+                # All of it or nothing, as it is shorter than PIPE_BUF (pipe(7)).
+                written = os.write(fd, line.encode(errors="replace") + b"\n") > 0
+            except OSError:
+                pass  # it is full, and nobody reads
+        return written
 
+    async def started(self) -> None:
+        """The process has its descriptors: close our copies, and start to pass on."""
+        self._for_child.close()
+        await super().started()
 
-def _drop_from(source: int) -> Relay:
-    """A relay that drops what comes out of a pipe."""
-    ours = Descriptors()
-    try:
-        reading = ours.keep(os.dup(source))
-        null = ours.keep(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-        return Relay(reading, null)
-    except OSError:
-        ours.close()
-        raise
+    async def ended(self) -> None:
+        """Let the reader of stderr have its end, and a moment for the rest."""
+        self._kept_stderr.close()
+        await super().ended()
+
+    def close(self) -> None:
+        """Release everything."""
+        self._kept_stderr.close()
+        self._for_child.close()
+        super().close()

@@ -21,13 +21,12 @@ import termios
 from typing import TYPE_CHECKING, Final
 
 from shim.errors import StdioUnavailable
-from shim.stdio.ends import Descriptors
-from shim.stdio.relay import Relay
-from shim.stdio.stdio import ChildStdio, Stdio
+from shim.stdio.pipes import Descriptors, Relay
+from shim.stdio.streams import ChildStdio, Stdio
 
 if TYPE_CHECKING:
     from shim import loop
-    from shim.context import Tasks
+    from shim.loop import Tasks
     from shim.stdio.streams import Input, Output
 
 _CONTROL_CHARACTERS: Final = 6  # where termios.tcgetattr has them
@@ -85,9 +84,8 @@ class TerminalStdio(Stdio):
         if self._size is not None:
             self.resize(*self._size)
         if self._source is not None:
-            self._input = Relay(
-                self._source.take(), _duplicate(self._master), last=self._end_of_input
-            )
+            sink = _duplicate(self._master)  # first: if it fails, the source is still the input's
+            self._input = Relay(self._source.take(), sink, last=self._end_of_input)
             self._input.start(self._tasks)
         relay = self._output.relay_from(_duplicate(self._master))
         await super().started()

@@ -1,4 +1,4 @@
-"""The URIs by which containerd names stdio, and what each of them means.
+"""The URIs by which containerd names stdio, what each of them means, and opening it.
 
 ======================================  =================================================
 (empty)                                 /dev/null
@@ -8,29 +8,30 @@ binary:///path?key=value&…              a logger: a program that takes stdout 
 binary-v2:///path?key=value&…           the same, which has to report that it is ready
 ======================================  =================================================
 
-Rules
-- A logger's arguments are each key and the first of its values, also if that is empty, in the
-  order of the URI. (Go forgets the order; one key and its value stay together there too.)
-- A key ``env.NAME`` is not an argument but a variable of the logger's environment.
-- A logger is named for stdout, and takes stderr too, unless that has a URI of its own.
+A logger is named for stdout, and takes stderr too, unless that has a URI of its own.
 
-Source: containerd cmd/containerd-shim-runc-v2/process/io.go, io_util.go; net/url ParseQuery.
+Source: containerd cmd/containerd-shim-runc-v2/process/io.go.
 """
 
 from __future__ import annotations
 
-from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+import os
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote, urlsplit
 
 from api.values import dataclass
-from shim.errors import InvalidLogUri, StdioUnsupported
+from shim.errors import StdioUnsupported
+from shim.stdio.files import open_input_file, open_log_file
+from shim.stdio.logger import LoggerUri, parse_logger, start_logger
+from shim.stdio.pipes import Opening, is_fifo, open_fifo
+from shim.stdio.streams import FifoOutput, Input, Output, PlainStdio
+from shim.stdio.terminal import TerminalStdio
+
+if TYPE_CHECKING:
+    from shim.context import ShimContext
+    from shim.stdio.streams import Stdio
 
 _LOGGERS: Final = frozenset({"binary", "binary-v2"})
-_VARIABLE: Final = "env."
-
-# What the shim itself tells a logger; a URI cannot say otherwise.
-CONTAINER_ID: Final = "CONTAINER_ID"
-CONTAINER_NAMESPACE: Final = "CONTAINER_NAMESPACE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,6 @@ class LogFile:
     """A file to append to."""
 
     path: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoggerUri:
-    """A program that takes output."""
-
-    path: str  # the program, absolute
-    arguments: tuple[str, ...]  # what follows its name
-    variables: tuple[tuple[str, str], ...]  # what is added to its environment: names and values
-    # whether it writes a byte when it is ready (binary-v2), and does not only close the descriptor
-    speaks: bool
 
 
 # Where stdout and stderr go; None is /dev/null. A logger that takes both is named twice, and
@@ -123,7 +113,7 @@ def _parse(uri: str, role: str) -> Fifo | LogFile | LoggerUri | None:
         return Fifo(uri)
     scheme, _, rest = uri.partition(":")
     if scheme in _LOGGERS:
-        return _logger(uri, speaks=scheme == "binary-v2")
+        return parse_logger(uri, speaks=scheme == "binary-v2")
     if scheme in {"fifo", "file"} and rest.startswith("///") and "\0" not in uri:
         path = rest[2:]
         if any(sign in path for sign in "%?#"):
@@ -137,36 +127,93 @@ def _parse(uri: str, role: str) -> Fifo | LogFile | LoggerUri | None:
     )
 
 
-def _logger(uri: str, *, speaks: bool) -> LoggerUri:
+class Named(Protocol):
+    """A process whose stdio containerd has named."""
+
+    exec_id: str
+    uris: StdioUris
+
+    @property
+    def id(self) -> str:
+        """The exec's id, or the container's for init."""
+
+
+async def open_stdio(
+    shim: ShimContext, process: Named, *, bundle: str, owner: tuple[int, int] = (0, 0)
+) -> Stdio:
+    """Open the stdio of a process that is about to be made.
+
+    Args:
+        shim: where output is passed on, and who reaps what takes it.
+        process: whose stdio; it says where that is.
+        bundle: the container's bundle; a terminal's socket is made there.
+        owner: the uid and gid that own what the process gets (options IoUid, IoGid).
+
+    Returns:
+        The open stdio. A logger that it names runs and is ready.
+
+    Raises:
+        StdioUnavailable: a fifo or file cannot be opened.
+        StdioTimeout: the file system of a file does not answer.
+        StdioUnsupported: a scheme that this shim does not serve, or not there.
+        InvalidLogUri, LoggerNotAllowed, LoggerFailed, LoggerNotReady: about a logger.
+        ConfigError: the configuration, which says what loggers are allowed, is unusable.
+    """
+    uris = process.uris
+    stdin = parse_stdin(uris.stdin)
+    places = parse_outputs(uris.stdout, uris.stderr, terminal=uris.terminal)
+    source: Input | None = None
+    outputs: dict[int, Output] = {}
     try:
-        parts = urlsplit(uri)
-        pairs = parse_qsl(parts.query, keep_blank_values=True)
-    except ValueError as error:
-        raise _invalid(uri, str(error)) from error
-    path = unquote(parts.path)
-    if parts.netloc or not path.startswith("/"):
-        raise _invalid(uri, "not an absolute path")
-    first: dict[str, str] = {}
-    for key, value in pairs:
-        first.setdefault(key, value)
-    if any("\0" in text for text in (path, *first, *first.values())):
-        raise _invalid(uri, "a zero byte")
-    arguments: list[str] = []
-    variables: list[tuple[str, str]] = []
-    for key, value in first.items():
-        name = key.removeprefix(_VARIABLE)
-        if name == key:
-            arguments += [key, value]
-        elif not name or "=" in name:
-            raise _invalid(uri, f"a variable of the name {name!r}")
-        elif name not in {CONTAINER_ID, CONTAINER_NAMESPACE}:
-            variables.append((name, value))
-    return LoggerUri(path, tuple(arguments), tuple(variables), speaks)
+        if stdin is not None:
+            source = await _open_input(shim, stdin)
+        await _open_outputs(shim, process, places, bundle, outputs)
+        if uris.terminal:
+            if 1 not in outputs:
+                # A process must not hang for want of a reader of its terminal.
+                outputs[1] = Output(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+            return TerminalStdio(shim.tasks, source, outputs[1], bundle)
+        return PlainStdio(shim.tasks, source, outputs, owner)
+    except BaseException:
+        if source is not None:
+            source.close()
+        for output in outputs.values():
+            output.discard()
+        raise
 
 
-def _invalid(uri: str, found: str) -> InvalidLogUri:
-    return InvalidLogUri(
-        f"a logger at {uri!r}",
-        found=found,
-        do="write binary:///absolute/path?key=value&key=value",
-    )
+async def _open_outputs(
+    shim: ShimContext, process: Named, places: Places, bundle: str, outputs: dict[int, Output]
+) -> None:
+    """Open stdout and stderr, by descriptor; the same one twice if they are one."""
+    relayed = bool(process.exec_id) and not process.uris.terminal
+    stdout, stderr = places
+    if isinstance(stdout, LoggerUri):
+        outputs[1], second = await start_logger(shim, stdout, process.id, bundle)
+        if stderr == stdout:
+            outputs[2] = second
+        else:
+            second.close()
+    elif stdout is not None:
+        outputs[1] = await _open_output(shim, stdout, relayed=relayed)
+        if stderr == stdout:
+            outputs[2] = outputs[1]
+    if isinstance(stderr, Fifo | LogFile) and stderr != stdout:
+        outputs[2] = await _open_output(shim, stderr, relayed=relayed)
+
+
+async def _open_input(shim: ShimContext, place: Fifo) -> Input:
+    with Opening("stdin", place.path):
+        if is_fifo(place.path):
+            reading, writing = open_fifo(place.path)
+            return Input(reading, writing=writing)
+    return await open_input_file(shim, place.path)
+
+
+async def _open_output(shim: ShimContext, place: Fifo | LogFile, *, relayed: bool) -> Output:
+    if isinstance(place, LogFile):
+        return await open_log_file(shim, place.path)
+    with Opening("stdout or stderr", place.path):
+        if is_fifo(place.path):
+            return FifoOutput(place.path, relayed=relayed)
+    return await open_log_file(shim, place.path, make=False)

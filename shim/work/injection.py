@@ -21,8 +21,8 @@ from shim.work.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shim.children import Reaper
     from shim.log import Log
-    from shim.reaper import Reaper
     from shim.rootfs.mounts import Mount
     from shim.work.worker import Answer, Link
 

@@ -37,14 +37,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from api.errors import NvshimError, describe_bug
 from shim import forked, loop
+from shim.children import Reaper, spawn
 from shim.errors import ProgramTimeout, WorkerFailed, WorkerTimeout
-from shim.reaper import Reaper
-from shim.spawn import spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shim.reaper import Child
+    from shim.children import Child
 
     # What an answer is: a value that JSON has, and a descriptor to pass on, or -1.
     Answer = tuple[dict[str, Any], int]
@@ -55,7 +54,7 @@ DEADLINE: Final = 60.0
 UNUSED: Final = 5.0
 """Seconds that a worker waits for a request."""
 
-_RESERVED: Final = frozenset(range(6))  # 3 to 5: see shim.spawn
+_RESERVED: Final = frozenset(range(6))  # 3 to 5: see shim.children
 _CHUNK: Final = 1 << 16
 _OUTPUT: Final = 1 << 20
 _INT: Final = array.array("i").itemsize
@@ -254,7 +253,7 @@ class Worker:
     async def _how_it_ended(self) -> str:
         with loop.move_on_after(_DYING):
             status = (await self._child.wait()).status
-            killed = status > 128  # noqa: PLR2004 - as shim.reaper.Exit has it
+            killed = status > 128  # noqa: PLR2004 - as shim.children.Exit has it
             return f"was killed by signal {status - 128}" if killed else f"ended with {status}"
         return "closed its connection"
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.harness.claim_storm import Storm
 from tests.harness.dra_node import Place, dra_node
 from tests.harness.killing import killed_at

@@ -14,7 +14,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from hooks.config import load_config
-from integration.node.refresh import refresh
+from integration.node.refresh import look
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cri_server import CriServer
 from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
@@ -173,7 +173,7 @@ def test_gpus_of_one_numa_node_are_preferred_though_nvml_does_not_answer(
         gpus = node.scenario.gpus
         first, *_, second, third = (gpu.uuid for gpu in gpus)
         assert gpus[0].numa_node != gpus[-2].numa_node == gpus[-1].numa_node
-        refresh(load_config(node.config_path), "")  # NVML told then what the node has
+        look(load_config(node.config_path))  # NVML told then what the node has
         with open(f"{node.state}/nvml-faults", "w", encoding="utf-8") as faults:
             faults.write("any=hang")
         with NodeAgent(node, str(tmp_path), kubelet.socket):

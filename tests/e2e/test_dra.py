@@ -15,7 +15,7 @@ import pytest
 
 from hooks.config import load_config
 from hooks.requests.kubelet_record import RecordFile, record_of
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.harness.claim_storm import Storm
 from tests.harness.cluster import Cluster
 from tests.harness.cri_server import CriServer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import error_of, place, root
 from tests.harness.killing import killed_at
 from tests.harness.waiting import eventually

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import GPU, error_of
 from tests.harness.dra_node import NODE, Place, dra_node_of
 from tests.harness.waiting import eventually
@@ -476,6 +476,29 @@ def test_a_gpu_that_a_person_cuts_stays_that_persons(place: Cut) -> None:
     assert place.mode() == ON
     gpu = place.node.scenario.gpus[0].uuid.lower()
     eventually(lambda: gpu not in place.cluster.published(), "it is not offered as a whole")
+
+
+def test_a_mode_of_which_the_note_is_lost_is_said(place: Cut) -> None:
+    claim = place.claim("one", place.part("1g10gb", 2, gpu=0))
+    assert error_of(place.driver, claim) == ""
+    place.agent.kill()
+    os.unlink(f"{place.node.state}/dra-mig-mode.json")
+    place.start_again()
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert place.is_clean()
+    assert place.mode() == ON, "it may be a person's"
+    line = f"GPU 0 ({place.node.scenario.gpus[0].uuid}) is in MIG mode, and has no instances"
+    eventually(lambda: line in place.agent.faults(), "it is said")
+
+
+def test_a_mode_that_a_person_has_just_set_is_left_to_that_person(place: Cut) -> None:
+    claim = place.claim("one", place.part("1g10gb", 2, gpu=0))
+    assert place.smi("-i", "0", "-mig", "1")  # before the agent looks at the node again
+    assert error_of(place.driver, claim) == ""
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    gpu = place.node.scenario.gpus[0].uuid.lower()
+    eventually(lambda: gpu not in place.cluster.published(), "it is not offered as a whole")
+    assert place.mode() == ON
 
 
 @pytest.mark.parametrize(

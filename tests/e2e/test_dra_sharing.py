@@ -14,8 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from integration.node.components import DRA_DRIVER
 from integration.node.dra.configuration import OURS
+from integration.node.options import DRA_DRIVER
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.test_dra import CUT, error_of, root
 from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut

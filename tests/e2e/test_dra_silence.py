@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import error_of, place, root
 from tests.harness.front import Front
 from tests.harness.nvshim import nvshim

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from api.proto import podresources_pb2 as podresources
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import error_of, place, root
 from tests.harness.waiting import eventually
 

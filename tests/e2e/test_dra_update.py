@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.node.components import DRA_DRIVER
 from integration.node.dra.places import places_of
+from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import error_of, place, root
 from tests.harness.claim_storm import Storm
 from tests.harness.killing import killed_at

@@ -16,13 +16,14 @@ import anyio
 import pytest
 
 from hooks.config import load_config
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.monitor import children as children_
 from integration.node.monitor import component, events, sampling
 from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.events import Watch
 from integration.node.monitor.sampling import NvmlSampler
-from integration.node.refresh import refresh
+from integration.node.options import Options
+from integration.node.refresh import look
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.node_agent import agent_process
@@ -94,7 +95,7 @@ class Monitored:
         self.config = load_config(node.config_path)
         self.context = Context(self.config, Options("", 60, kernel_log=log), self._say)
         self.board = self.context.board
-        self.board.post(seen=refresh(self.config, ""))
+        self.board.post(seen=look(self.config))
 
     def _say(self, level: str, event: str, **fields: Any) -> None:
         self.said.append(f"{level} {event} {fields}")
@@ -272,7 +273,7 @@ async def test_one_gpu_takes_no_other_with_it(
     gpus: SimulatedNode, monkeypatch: pytest.MonkeyPatch, fault: str, why: str
 ) -> None:
     monkeypatch.setattr(sampling, "_GIVEN_UP", 3600.0)
-    seen, said = refresh(load_config(gpus.config_path), ""), list[str]()
+    seen, said = look(load_config(gpus.config_path)), list[str]()
     children = Children(lambda _, event, **__: said.append(event), gpus.state)
     sampler = NvmlSampler(lambda: seen, children, to_answer=3.0 * PATIENCE)
     inits = Path(gpus.state, "nvml-inits")
@@ -303,7 +304,7 @@ async def test_one_gpu_takes_no_other_with_it(
 
 
 async def test_what_crashes_on_every_gpu_is_nvml(gpus: SimulatedNode) -> None:
-    seen = refresh(load_config(gpus.config_path), "")
+    seen = look(load_config(gpus.config_path))
     sampler = NvmlSampler(
         lambda: seen, Children(lambda *_, **__: None, gpus.state), to_answer=3.0 * PATIENCE
     )
@@ -322,18 +323,18 @@ async def test_a_child_lets_go_when_the_driver_goes(gpus: SimulatedNode) -> None
         await it.board.sampler.sample(max_age=0)
         before = children_of(os.getpid())
         assert len(before) == 2
-        it.board.post(seen=refresh(it.config, ""))
+        it.board.post(seen=look(it.config))
         assert all(map(is_alive, before))
         root = Path(gpus.driver_root)
         away = root.rename(root.with_name("away"))
         try:
-            it.board.post(seen=refresh(it.config, "", heard=True))
+            it.board.post(seen=look(it.config, heard=True))
             await until(lambda: not children_of(os.getpid()), "nobody keeps the driver")
             assert not it.board.unwatched
             assert "driver" in (await it.board.sampler.sample(max_age=0)).failure
         finally:
             away.rename(root)
-        it.board.post(seen=refresh(it.config, "", heard=True))
+        it.board.post(seen=look(it.config, heard=True))
         assert not (await it.board.sampler.sample(max_age=0)).failure  # at once
         await begun(it, 45)
 
@@ -400,7 +401,7 @@ async def test_a_child_that_no_signal_reaches_is_left_alone(
         pytest.skip("no freezer of cgroup v1, whose processes no signal reaches")
     said: list[str] = []
     children = Children(lambda *words, **_: said.append(words[1]), gpus.state)
-    child = children.start("samples", library_of(refresh(load_config(gpus.config_path), "")))
+    child = children.start("samples", library_of(look(load_config(gpus.config_path))))
     cgroup = freezer / f"nvshim-monitor-{os.getpid()}"
     cgroup.mkdir()
     try:
@@ -447,7 +448,7 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
         config = Path(made.config_path)
         # For a busy machine; to be asked everything of eight GPUs takes twice as long.
         config.write_text(config.read_text().replace("[node]\n", "[node]\nnvml-timeout = 10\n"))
-        refresh(load_config(made.config_path), "")  # who asks later need not ask for the inventory
+        look(load_config(made.config_path))  # who asks later need not ask for the inventory
         yield made
 
 

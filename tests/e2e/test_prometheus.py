@@ -18,8 +18,7 @@ import yaml
 
 from integration.inspection.bundles import TASKS, Pod
 from integration.node.ledger.values import Holding, Ledger
-from integration.node.metrics.families import FAMILIES, collect
-from integration.node.metrics.text import OPENMETRICS, write
+from integration.node.metrics.text import FAMILIES, OPENMETRICS, collect, write
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.exposition import read_told
 from tests.harness.node_agent import agent_process

@@ -81,23 +81,26 @@ async def test_a_client_that_never_comes_holds_nothing_up_for_long(start_shim: S
         await gone(shim, "c1")
 
 
+# As on a machine that has much to do; and as containerd, which writes each chunk to a log of short
+# lines on a slow disk before it reads on.
 @pytest.mark.serial
+@pytest.mark.parametrize(("chunk", "pause"), [(8192, 0.03), (16384, 0.4)], ids=["often", "seldom"])
 async def test_the_end_is_told_when_a_client_has_read_what_was_written(
-    start_shim: StartShim,
+    start_shim: StartShim, chunk: int, pause: float
 ) -> None:
     async with start_shim("c1", "head", "-c", "60000", "/dev/zero") as shim:
         stdout = shim.fifo("out")
         reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
         await shim.run("c1", stdout=stdout)
         read, slowest, last = 0, 0.0, time.monotonic()
-        while read < 60000:  # slowly, as on a machine that has much to do
+        while read < 60000:
             slowest = max(slowest, time.monotonic() - last)
             last = time.monotonic()
-            # A client that takes nothing for half a second is not waited for.
-            assert "TaskExit" not in shim.events.names or slowest > 0.3
-            await anyio.sleep(0.03)
+            # A client that takes nothing for a second is not waited for.
+            assert "TaskExit" not in shim.events.names or slowest > 0.8
+            await anyio.sleep(pause)
             with suppress(BlockingIOError):
-                read += len(os.read(reader, 8192))
+                read += len(os.read(reader, chunk))
         await shim.events.until("TaskExit", seconds=2)
         os.close(reader)
         await shim.call("Delete", id="c1")
@@ -114,7 +117,7 @@ async def test_a_client_that_reads_nothing_holds_up_the_end_no_longer_than_a_mom
         await shim.run("c1", stdout=stdout)
         began = time.monotonic()
         await shim.call("Wait", id="c1")
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
         await shim.call("Delete", id="c1")
         assert os.read(reader, 100) == b"hello\n"
         os.close(reader)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeVar
 
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cluster import Cluster
 from tests.harness.kubelet_dra import Driver, KubeletDra, Reference

@@ -23,9 +23,10 @@ from typing import Any, Final, Self
 
 import yaml
 
-from integration.simulated.packages import default_cache, fetch, unpack
+from integration.simulated.packages import default_cache, unpack
 from tests.harness.http_server import Request, served
 from tests.harness.launcher import REPOSITORY
+from tests.tools.packages import fetch
 from tests.tools.parts import programs_of_release
 
 MANIFESTS: Final = os.path.join(REPOSITORY, "integration", "kubernetes", "manifests")

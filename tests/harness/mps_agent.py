@@ -30,12 +30,13 @@ import anyio
 from hooks.config import load_config
 from integration.inspection.procfs import Procfs
 from integration.node import backoff
-from integration.node.components import Context, Options
-from integration.node.mps import component, control, daemon, host_setup, keeper, modes
+from integration.node.components import Context
+from integration.node.mps import component, daemon, host_setup, keeper, modes
+from integration.node.options import Options
 from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import Settings, SharedResource, Sharing
-from integration.node.refresh import refresh
+from integration.node.refresh import look
 from integration.simulated import SimulatedNode
 from tests.harness.waiting import eventually
 from tests.harness.warm import Warm
@@ -78,7 +79,7 @@ class Agent:
         replicas: int = 4,
         devices: tuple[str, ...] = (),
         dies: int = 0,
-        timeout: float = control.TIMEOUT,
+        timeout: float = daemon.TIMEOUT,
     ) -> None:
         """Start it; the one before has ended."""
         wish = {
@@ -206,7 +207,7 @@ async def _main(wish: dict[str, Any]) -> None:
     config = load_config(wish["config"])
     options = Options(spec="", poll=60, states=tuple(wish["states"]))
     context = Context(config, options, lambda *_, **__: None)
-    seen = refresh(config, "")
+    seen = look(config)
     assert seen.inventory is not None
     devices = tuple(wish["devices"]) or None
     share = SharedResource(RESOURCE, wish["replicas"], devices=devices)
@@ -236,7 +237,7 @@ async def _tell(context: Context) -> None:
 
 if __name__ == "__main__":
     _wish = json.loads(sys.argv[1])
-    control.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
+    daemon.TIMEOUT = _wish["timeout"]  # type: ignore[misc]
     keeper._TO_START = 100.0  # type: ignore[misc]
     backoff._FIRST_PAUSE = 0.2  # type: ignore[misc]
     backoff._LONGEST_PAUSE = 0.5  # type: ignore[misc]

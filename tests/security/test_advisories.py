@@ -67,7 +67,7 @@ STARTS_WITH: Final = (
     "anyio.run_process", "anyio.open_process", "pickle.", "marshal.", "runpy.", "shelve.",
 )  # fmt: skip
 MAY_START: Final = {
-    ("shim/spawn.py", "fork_exec"): "every program that the shim starts",
+    ("shim/children.py", "fork_exec"): "every program that the shim starts",
     ("shim/programs.py", "os.posix_spawn"): "the same for the verbs, which have no loop",
     (
         "shim/sandbox/namespaces.py",
@@ -111,8 +111,8 @@ def _starting_calls(path: str) -> set[str]:
 LIST_DESCRIPTORS: Final = """
 import os, signal, sys
 sys.path[:0] = sys.argv[1:]
-from shim import loop, spawn
-from shim.reaper import Reaper
+from shim import loop
+from shim.children import Reaper, run
 from tests.harness.signals import open_signal_receiver
 held = [os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(1000)]
 for fd in held:
@@ -126,7 +126,7 @@ async def main():
         reaper = Reaper()
         tasks.start_soon(reap, reaper)
         await loop.checkpoint()
-        done = await spawn.run(reaper, ["/bin/ls", "/proc/self/fd"])
+        done = await run(reaper, ["/bin/ls", "/proc/self/fd"])
         print(done.output.decode().split())
         tasks.cancel_scope.cancel()
 loop.run(main)

@@ -26,7 +26,7 @@ from integration.simulated.scenario import Scenario
 from integration.simulated.trying import container_flags, private_containerd
 from tests.tools import REPOSITORY
 from tests.tools.errors import DemoFailed
-from tests.tools.images import GLIBC
+from tests.tools.images import GLIBC, glibc
 
 _CACHE: Final = os.path.join(REPOSITORY, ".cache")
 _REAL_DRIVER: Final = "/proc/driver/nvidia/version"
@@ -88,7 +88,7 @@ def _run(asked: argparse.Namespace) -> None:
             config = node.config_path
         _tell_node(real=real)
         with watch.step("make an image, start containerd"):
-            containerd = cleanup.enter_context(private_containerd(config))
+            containerd = cleanup.enter_context(private_containerd(config, image=glibc))
         _show_container(containerd, asked, watch)
     _title("How long each step took")
     for name, seconds in watch.steps:

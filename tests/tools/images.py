@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -21,7 +23,6 @@ from integration.simulated.images import (
     Link,
     Node,
     Tree,
-    compile_program,
     find_program,
     glibc_libraries,
     output_of,
@@ -58,6 +59,7 @@ BUSYBOX: Final = "nvshim.local/busybox:latest"
 PAUSE: Final = "nvshim.local/pause:latest"
 
 _PAUSE_SOURCE: Final = os.path.join(os.path.dirname(__file__), "pause.c")
+_PROBE_SOURCE: Final = os.path.join(os.path.dirname(__file__), "probe.c")
 
 
 def busybox() -> Image:
@@ -76,13 +78,17 @@ def busybox() -> Image:
 
 @cache
 def glibc() -> Image:
-    """That of a simulated node, made once: it takes fifty programs, and a compiler.
+    """That of a simulated node with ``probe``, which tells what it can load and open (probe.c).
+
+    It is made once: it takes fifty programs, and a compiler.
 
     Raises:
         SourceNotInstalled: a program, a library or the compiler is missing.
         ImageBuildFailed: the compiler or ldconfig failed.
     """
-    return images.glibc()
+    image = images.glibc()
+    probe = File(compile_program(_PROBE_SOURCE), 0o755)
+    return replace(image, tree={**image.tree, "usr/bin/probe": probe})
 
 
 @cache
@@ -161,3 +167,23 @@ def write_layer(path: str, image: Image) -> str:
     with open(path, "wb") as file:
         file.write(pack(image.tree))
     return path
+
+
+def compile_program(source: str, *flags: str) -> bytes:
+    """A program for an image.
+
+    Raises:
+        SourceNotInstalled: there is no compiler.
+        ImageBuildFailed: it refused the source.
+    """
+    with tempfile.TemporaryDirectory(prefix="nvshim-image-") as directory:
+        program = os.path.join(directory, "program")
+        # No build id and no path of this machine in it: the same source gives the same bytes.
+        output_of(
+            [
+                find_program("gcc"), "-O1", "-Wall", "-s", "-Wl,--build-id=none",
+                f"-ffile-prefix-map={os.path.dirname(source)}=.",
+                *flags, "-o", program, source, "-ldl",
+            ]
+        )  # fmt: skip
+        return read_file(program).content

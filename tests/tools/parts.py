@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Self
 
-from integration.simulated.packages import default_cache, fetch, unpack
+from integration.simulated.packages import default_cache, unpack
 from integration.simulated.programs import (
     INSTALLED,
     LOW_LEVEL,
@@ -38,6 +38,7 @@ from integration.simulated.programs import (
     Programs,
 )
 from tests.tools.errors import ProgramNotAdapted
+from tests.tools.packages import fetch
 
 __all__ = [
     "INSTALLED",

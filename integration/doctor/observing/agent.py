@@ -24,7 +24,9 @@ from integration.doctor.observing.kubernetes import KUBELETS
 from integration.doctor.observing.running import hosts_processes, processes, read_file
 from integration.doctor.places import Places
 from integration.inspection.holding import LEDGER
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
+from integration.node.readiness import is_ready, status_path
+from shim.causes.agent import agent_runs
 
 _UNITS: Final = ("/etc/systemd/system/*.wants", "/run/systemd/system/*.wants")
 _UNIT: Final = "nvshim-node.service"
@@ -39,8 +41,6 @@ _DRIVERS: Final = ("gpu.nvidia.com", DRA_DRIVER)
 
 def look_at_agent(places: Places) -> NodeAgent:
     """How the node agent is, by its own word."""
-    from integration.node.agent import is_ready, is_running, status_path  # noqa: PLC0415 - anyio
-
     config = places.config()
     pods = sorted(glob(_POD, root_dir=places.at(_LOGS)))
     age: float | None = None
@@ -53,7 +53,7 @@ def look_at_agent(places: Places) -> NodeAgent:
     return NodeAgent(
         unit=any(glob(f"{places.at('/')}/{wants}/{_UNIT}") for wants in _UNITS),
         pod=f"{_LOGS}/{pods[0]}" if pods else "",
-        runs=is_running(config),
+        runs=agent_runs(config.state),
         age=age,
         poll=float(status.get("poll", 0)),
         ready=is_ready(config),

@@ -5,7 +5,6 @@ Source: proc_pid_mountinfo(5), cgroups(7), sd_booted(3), selinux(8), openat2(2).
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from typing import Final
@@ -16,6 +15,8 @@ from hooks.platforms import platform_of
 from integration.doctor.facts import Machine, Mount
 from integration.doctor.observing.running import find_program, read_file
 from integration.doctor.places import Places
+from integration.inspection.procfs import Mount as Mounted
+from integration.inspection.procfs import Procfs
 
 _SELINUX: Final = "/sys/fs/selinux"
 _BOOLEAN: Final = "container_use_devices"
@@ -28,7 +29,7 @@ def look_at_machine(places: Places) -> Machine:
     enforcing = _text(places, f"{_SELINUX}/enforce")
     boolean = _text(places, f"{_SELINUX}/booleans/{_BOOLEAN}")
     instances = _text(places, "/proc/sys/fs/inotify/max_user_instances")
-    mounts = _mounts(places)
+    mounts = Procfs(places.at("/proc")).mounts()
     return Machine(
         kernel=_text(places, "/proc/sys/kernel/osrelease"),
         openat2=_has_openat2(),
@@ -72,33 +73,14 @@ def _has_openat2() -> bool:
     return True
 
 
-def _mounts(places: Places) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Point, type and options of each mount, in their order."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in read_file(places.at("/proc/self/mountinfo")).splitlines():
-            words = line.split()
-            if "-" not in words:
-                continue
-            end = words.index("-")
-            point = words[4].replace("\\040", " ")
-            options = {*words[5].split(","), *words[end + 3].split(",")}
-            found.append((point, words[end + 1], tuple(sorted(options))))
-    return found
+def _cgroup(mounts: list[Mounted]) -> str:
+    kinds = {mount.kind for mount in mounts} & {"cgroup", "cgroup2"}
+    if len(kinds) != 1:
+        return "hybrid" if kinds else "none"
+    return "v1" if "cgroup" in kinds else "v2"
 
 
-def _cgroup(mounts: list[tuple[str, str, tuple[str, ...]]]) -> str:
-    points = {kind: point for point, kind, _ in mounts if kind in {"cgroup", "cgroup2"}}
-    if not points:
-        return "none"
-    if "cgroup" not in points:
-        return "v2"
-    return "hybrid" if "cgroup2" in points else "v1"
-
-
-def _of_interest(
-    places: Places, config: Config, mounts: list[tuple[str, str, tuple[str, ...]]]
-) -> Iterator[Mount]:
+def _of_interest(places: Places, config: Config, mounts: list[Mounted]) -> Iterator[Mount]:
     directories = {
         "device nodes": config.dev,
         "our state": config.state,
@@ -107,15 +89,12 @@ def _of_interest(
         "images": places.at(_IMAGES),
     }
     for purpose, path in directories.items():
-        mount = mount_of(places.within(os.path.realpath(path)), mounts)
+        mount = _mount_of(places.within(os.path.realpath(path)), mounts)
         if mount is not None:
-            yield Mount(purpose, places.within(path), mount[0], mount[2])
+            yield Mount(purpose, places.within(path), mount.point, mount.options)
 
 
-def mount_of(
-    path: str, mounts: list[tuple[str, str, tuple[str, ...]]]
-) -> tuple[str, str, tuple[str, ...]] | None:
+def _mount_of(path: str, mounts: list[Mounted]) -> Mounted | None:
     """The mount that a path is on: the last of those whose point is its longest beginning."""
-    above = [m for m in mounts if m[0] == "/" or path == m[0] or path.startswith(f"{m[0]}/")]
-    longest = max((len(mount[0]) for mount in above), default=0)
-    return next((m for m in reversed(above) if len(m[0]) == longest), None)
+    above = [m for m in mounts if f"{path}/".startswith(f"{m.point.rstrip('/')}/")]
+    return max(reversed(above), key=lambda mount: len(mount.point), default=None)

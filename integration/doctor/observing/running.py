@@ -19,6 +19,7 @@ from typing import Final
 from api.errors import one_line
 from integration.doctor.facts import CouldNotLook, ProgramFailed
 from integration.doctor.places import Places
+from integration.files import read_some
 from integration.inspection.procfs import Procfs
 
 SYSTEM_PATH: Final = (
@@ -84,10 +85,7 @@ def read_file(path: str, most: int = _MOST_BYTES) -> str:
         path: for us.
         most: bytes that are read of it.
     """
-    # Opening a FIFO would wait for whoever writes.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        return file.read(most).decode(errors="replace")
+    return read_some(path, most).decode(errors="replace")
 
 
 def find_program(places: Places, name: str, directories: Sequence[str] = SYSTEM_PATH) -> str:

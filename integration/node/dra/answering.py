@@ -5,9 +5,7 @@ Rules
   kubelet puts it into an event of the pod.
 - The claims of one call are not done one after the other: the kubelet gives all of them 45 seconds.
 - What is begun for a claim is not given up because the kubelet waits no more. It asks again, and
-  the answer is there. So what is asked for one claim is done in the order in which it was asked:
-  else what the kubelet has given up would be prepared after it was taken back, and nobody would
-  take it back any more.
+  the answer is there.
 - Nor is it given up because the agent ends, if it takes no longer than :data:`TO_FINISH` seconds.
   After that the call has no answer, and whoever has passed it on makes it again.
 - Health is told whole at each change, and at least every ten seconds: the kubelet forgets a device
@@ -21,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -39,7 +37,6 @@ from integration.node.watcher import first_of
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
-        AsyncIterator,
         Awaitable,
         Callable,
         Iterable,
@@ -108,7 +105,6 @@ class Answering:
         self._tasks = tasks
         self._ended = anyio.Event()
         self._under_way: set[anyio.CancelScope] = set()
-        self._turns: dict[str, anyio.Lock] = {}
 
     def end(self) -> None:
         """Have what is under way come to its end soon."""
@@ -183,8 +179,7 @@ class Answering:
         do: Callable[[Reference], Awaitable[Any]] = getattr(self._answers, work.what)
         try:
             with self._goes_on():
-                async with self._turn(reference.uid):
-                    work.found = await do(reference), ""
+                work.found = await do(reference), ""
         except NvshimError as error:
             work.found = None, one_line(str(error))
             self._context.say("warning", str(error), claim=work.title)
@@ -210,17 +205,6 @@ class Answering:
                 yield
             finally:
                 self._under_way.discard(scope)
-
-    @asynccontextmanager
-    async def _turn(self, uid: str) -> AsyncIterator[None]:
-        """Wait until what was asked before for a claim is done."""
-        turns = self._turns.setdefault(uid, anyio.Lock())
-        try:
-            async with turns:
-                yield
-        finally:
-            if not turns.locked():  # it is nobody else's turn
-                self._turns.pop(uid, None)
 
 
 def _told(devices: Iterable[Health]) -> health_pb.NodeWatchResourcesResponse:

@@ -94,19 +94,14 @@ class Applying:
         Raises:
             MpsDaemonFailed: a daemon has not ended. Then the claim still has all it had.
         """
-        claim = self._claims.pop(uid, None)
-        if claim is None:
-            return
-        self._post()
-        gone = daemons_of([claim]).keys() - daemons_of(self._claims.values()).keys()
-        for name in gone:
-            try:
-                await self._await_end(claim, name)
-            except MpsDaemonFailed:
+        claim = self._claims.get(uid)
+        try:
+            await self._replace(uid, None)
+        except MpsDaemonFailed:
+            if claim is not None:
                 self._claims[uid] = claim
-                self._post()
-                raise
-        await self._set_back()
+            self._post()
+            raise
 
     async def put_back(self, uid: str, before: Claim | None) -> None:
         """Have a claim what it had before, since what it asks for now cannot be had.
@@ -115,11 +110,23 @@ class Applying:
             before: None if it had nothing.
         """
         with suppress(MpsDaemonFailed):  # it goes by itself, with its clients
-            await self.release(uid)
-        self._claims.pop(uid, None)
-        if before is not None:
-            self._claims[uid] = before
+            await self._replace(uid, before)
+
+    async def _replace(self, uid: str, now: Claim | None) -> None:
+        """Have a claim ask for something else, or for nothing any more.
+
+        Raises:
+            MpsDaemonFailed: a daemon has not ended that nobody asks for.
+        """
+        claim = self._claims.pop(uid, None)
+        if now is not None:
+            self._claims[uid] = now
+        if claim is None:
+            return
         self._post()
+        for name in daemons_of([claim]).keys() - daemons_of(self._claims.values()).keys():
+            await self._await_end(claim, name)
+        await self._set_back()
 
     def _post(self) -> None:
         self._board.post(claim_daemons=daemons_of(self._claims.values()))

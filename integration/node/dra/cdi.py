@@ -34,7 +34,7 @@ from integration.cdi.writing import write
 from integration.files import read_file, remove_file
 from integration.files import sweep as sweep_replaced
 from integration.node.dra.sharing import edits_of
-from integration.node.errors import ClaimedDeviceMissing, DraStateUnwritten
+from integration.node.errors import ClaimedDeviceMissing, DraStateUnwritten, MpsNotReady
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -108,13 +108,14 @@ def keep(
 
     Args:
         template: what :func:`generate` has made; None for nothing.
-        mps_root: the host's directory of MPS.
+        mps_root: the host's directory of MPS; "" if it is not known yet.
 
     Returns:
         Whether it had to be written.
 
     Raises:
         ClaimedDeviceMissing: a device of it cannot be given now.
+        MpsNotReady: where its daemon is, is not known now.
         CdiSpecUnwritten: it cannot be written.
         DraStateUnwritten: what is in its place cannot be read.
     """
@@ -125,6 +126,11 @@ def keep(
             f"the device {(gone or claim.devices[0]).device} of {claim}",
             found="the driver does not have it now",
             do="see `nvshim list` on the node",
+        )
+    if not mps_root and any(each.sharing.daemon for each in claim.devices):
+        raise MpsNotReady(
+            f"to share the devices of {claim} by MPS",
+            found="where MPS has its files is not known, nor the device plugin's settings",
         )
     devices = {}
     for each in claim.devices:

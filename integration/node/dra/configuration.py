@@ -27,9 +27,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.node.components import DRA_DRIVER
 from integration.node.dra.quantities import MEBI, parse_quantity
 from integration.node.errors import ClaimConfigUnknown
+from integration.node.options import DRA_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,8 +1,11 @@
 """The driver at work: what the node has, what claims have of it, and that both stay true.
 
 Rules
-- Who has a device is decided for one claim after the other: two calls for one claim, or for two
-  that have the same device, must not miss each other. What takes long is done for several at once.
+- Who has a device is decided for one claim after the other: two calls for two claims that have the
+  same device must not miss each other. What takes long is done for several at once.
+- What is asked for one claim, by whomever, is done in the order in which it was asked: else what
+  the kubelet has given up would be prepared after it was taken back, and nobody would take it back
+  any more.
 - A claim is read from the API server each time, and its answer is the same each time. If it has
   been allocated anew meanwhile, the new devices count. While that server is away, what is prepared
   is answered as it was.
@@ -28,6 +31,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,6 +60,7 @@ from integration.node.errors import (
     ClaimedDeviceMissing,
     DraStateUnwritten,
     EngineReadsNoCdi,
+    MpsNotReady,
     ResourceClaimUnusable,
 )
 from integration.node.mps.claims import is_of_claims
@@ -64,7 +69,7 @@ from integration.node.plugin.engine_cdi import ENABLE
 from integration.node.watcher import Interest, Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
     from hooks.node.inventory import Inventory
     from integration.node.api_server import ApiServer
@@ -106,6 +111,9 @@ class Driver:
         self._applying = Applying(context, self.fault)
         self.on_demand = OnDemand(context, lambda: self._claims, self._look, self.fault)
         self._one_at_a_time = anyio.Lock()
+        self._turns: dict[str, anyio.Lock] = {}
+        # What keeps a spec from being there, by the UID of its claim; it is tried again.
+        self._unkept: dict[str, str] = {}
         self._engine = EngineAsked(options.cri_sockets)
 
     async def begin(self) -> None:
@@ -121,7 +129,7 @@ class Driver:
         except DraStateUnwritten as error:  # it harms nobody: no claim leads to it
             self.fault("old specs", str(error))
         await self._look()
-        await self._keep_specs()
+        await self._keep_specs(self._claims.values())
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
@@ -134,8 +142,8 @@ class Driver:
         version = -1
         while True:
             version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
-            if await self._look():
-                await self._keep_specs()
+            if await self._look() or self._unkept:
+                await self._keep_specs(self._claims.values())
             # Health streams go by this: what is heard of a device is told when it is known here.
             self._board.post(dra=tuple(self.health()))
             gave = await self._plugin_gave()
@@ -160,21 +168,23 @@ class Driver:
                 return False
             self._devices, self._specs = found.devices, found.specs
         if settled := self.on_demand.settle(found.parts):
-            for claim, now in settled:
-                await self._settle(claim, now)
+            await self._settle(settled)
             await self._look()
         return True
 
-    async def _settle(self, claim: Claim, now: Claim | None) -> None:
-        """Have a claim of an agent before this one be as it is now, or be forgotten."""
+    async def _settle(self, settled: Iterable[tuple[Claim, Claim | None]]) -> None:
+        """Have claims of an agent before this one be as they are now, or be forgotten."""
         async with self._one_at_a_time:
-            if self._claims.get(claim.uid) is not claim or now == claim:
-                return
-            del self._claims[claim.uid]
-            if now is not None:
-                self._claims[claim.uid] = now
+            for claim, now in settled:
+                if self._claims.get(claim.uid) is claim:
+                    del self._claims[claim.uid]
+                    if now is not None:
+                        self._claims[claim.uid] = now
             self._tell()
-            await self._save()
+            try:
+                await self._save()
+            except DraStateUnwritten as error:  # what is written down is settled likewise again
+                self._context.say("warning", str(error))
 
     def health(self) -> Iterator[Health]:
         """What is thought of each device now."""
@@ -197,12 +207,27 @@ class Driver:
         """The CDI names of a claim's devices, in their order."""
         return [cdi.name_of(self._name, claim.uid, device) for device in claim.devices]
 
+    @asynccontextmanager
+    async def _turn(self, reference: Reference) -> AsyncIterator[None]:
+        """Wait until what was asked before for a claim is done."""
+        turns = self._turns.setdefault(reference.uid, anyio.Lock())
+        try:
+            async with turns:
+                yield
+        finally:
+            if not turns.locked():  # it is nobody else's turn
+                self._turns.pop(reference.uid, None)
+
     async def prepare(self, reference: Reference) -> Claim:
         """Have a claim's devices be ready for its pods.
 
         Raises:
             NvshimError: they cannot be had; what was prepared before still is.
         """
+        async with self._turn(reference):
+            return await self._prepare(reference)
+
+    async def _prepare(self, reference: Reference) -> Claim:
         found = await self._read(reference)
         if found is None:
             return await self._again(reference)
@@ -306,7 +331,10 @@ class Driver:
             MpsDaemonFailed: its MPS control daemon has not ended.
             MigDeviceNotUndone: what was made for it cannot be undone now.
         """
-        async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
+        async with (
+            self._turn(reference),
+            self.on_demand.alone(self.on_demand.gpus_of(reference.uid)),
+        ):
             await self._applying.release(reference.uid)  # an MPS daemon has its device open
             await self.on_demand.undo(reference.uid)
             await self._take_back(reference)
@@ -382,8 +410,7 @@ class Driver:
         with Watcher(_SWARM, _LONGEST_SWARM) as watcher:
             while True:
                 await watcher.change({directory: _MADE_OR_REMOVED})
-                for claim in self._missing():
-                    await self._restore(claim)
+                await self._keep_specs(self._missing())
 
     def _missing(self) -> list[Claim]:
         return [
@@ -392,23 +419,19 @@ class Driver:
             if not os.path.lexists(cdi.path_of(self._config, self._name, claim.uid))
         ]
 
-    async def _keep_specs(self) -> None:
-        """Have the spec of every claim be as the node is now."""
-        for claim in tuple(self._claims.values()):
-            await self._restore(claim)
-
-    async def _restore(self, claim: Claim) -> None:
-        """Have the spec of a claim that is prepared be there, if that can be."""
-        async with self._one_at_a_time:
-            if self._claims.get(claim.uid) is not claim or any(map(is_unmade, claim.devices)):
-                return
-            try:
-                # What is there is what its containers were made with.
-                await self._keep_spec(claim, leave=True)
-            except NvshimError as error:
-                self.fault("specs", str(error))
-            else:
-                self.fault("specs", "")
+    async def _keep_specs(self, claims: Iterable[Claim]) -> None:
+        """Have the specs of claims be as the node is now, as far as that can be."""
+        for claim in tuple(claims):
+            async with self._one_at_a_time:
+                self._unkept.pop(claim.uid, None)
+                if self._claims.get(claim.uid) is claim and not any(map(is_unmade, claim.devices)):
+                    try:
+                        # What is there is what its containers were made with.
+                        await self._keep_spec(claim, leave=True)
+                    except NvshimError as error:
+                        self._unkept[claim.uid] = str(error)
+        self._unkept = {uid: why for uid, why in self._unkept.items() if uid in self._claims}
+        self.fault("specs", next(iter(self._unkept.values()), ""))
 
     async def _keep_spec(self, claim: Claim, *, leave: bool = False) -> None:
         """Have the spec of a claim be there.
@@ -422,7 +445,7 @@ class Driver:
         try:
             if await anyio.to_thread.run_sync(keep):
                 self._context.say("info", "CDI spec of a claim is up to date", claim=str(claim))
-        except ClaimedDeviceMissing:
+        except (ClaimedDeviceMissing, MpsNotReady):
             if not leave:
                 raise
 

@@ -23,7 +23,7 @@ from integration.node.dra.devices import Place, devices_of
 from integration.node.dra.parts import Parts, parse_parts
 from integration.node.dra.shares import with_shares
 from integration.node.nvml import ask_nvml
-from integration.node.plugin.topology import Topologies, numa_nodes, pci_root
+from integration.node.plugin.topology import numa_nodes, pci_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,7 +58,6 @@ class Looking:
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context
         self._fault = fault
-        self._topologies = Topologies(context.config)
         self._parts = Parts()
         self._newest: Inventory | None = None
         self._seen: Any = None
@@ -97,9 +96,10 @@ class Looking:
         config, options = self._context.config, self._context.options
         if is_due:
             await self._ask(inventory)
-        topology = self._topologies.at_once(inventory)
+        topologies = self._context.topologies
+        topology = topologies.at_once(inventory)
         if not self._context.board.let_go:
-            find = partial(self._topologies.find, inventory)
+            find = partial(topologies.find, inventory)
             topology = await anyio.to_thread.run_sync(find)
         self._seen = seen
         peers = _peers(inventory, topology.nvlinks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["PART", "name_of", "uuid_of"]
+__all__ = ["PART", "gpu_of", "name_of", "uuid_of"]
 
 PART: Final = re.compile(r"gpu-([0-9a-f-]{36})-mig-(?:[a-z0-9-]+-)?(\d+)-(\d+)", re.ASCII)
 """The name of a MIG device that is made for claims: its GPU's UUID, its profile's number, and the
@@ -22,6 +22,12 @@ _OTHER: Final = re.compile(r"[^a-z0-9-]+")
 def name_of(uuid: str) -> str:
     """What a device of a UUID is called; "MIG-GPU-…/1/0", as older drivers say it, too."""
     return _OTHER.sub("-", uuid.lower())
+
+
+def gpu_of(name: str) -> str:
+    """The UUID of the GPU of a device that is made for claims, by its name; "" if it is none."""
+    found = PART.fullmatch(name)
+    return f"GPU-{found[1]}" if found else ""
 
 
 def uuid_of(name: str) -> str:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
-from integration.node.dra.names import PART
+from integration.node.dra.names import PART, gpu_of
 from integration.node.dra.quantities import MEBI, quantity
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Counters:
 def parse_name(name: str) -> Part | None:
     """The part of a name; its size is 0, as a name does not tell it. None if it is no part's."""
     found = PART.fullmatch(name)
-    return found and Part(f"GPU-{found[1]}", int(found[2]), int(found[3]), 0)
+    return found and Part(gpu_of(name), int(found[2]), int(found[3]), 0)
 
 
 def overlaps(one: Part | Instance, other: Part | Instance) -> bool:

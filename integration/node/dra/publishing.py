@@ -266,9 +266,10 @@ class Publisher:
             told = tuple(each for each in wanted if not each.taints)
         there = self._there.values()
         found = contents(told, self._owner.version, self._counting)
-        lists = [with_times(content, there) for content in found]
-        self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
-        due = changes(self._there.values(), lists, self._owner, kept=self._kept)
+        with _understood("the node's slices"):
+            lists = [with_times(content, there) for content in found]
+            self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
+            due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
             return pause
         if any(isinstance(change, Create) for change in due):

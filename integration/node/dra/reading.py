@@ -3,7 +3,7 @@
 Rules
 - A server that is silent is not waited for by one claim after the other: who waited in the same
   moment hears the same. The kubelet gives up a call after 45 seconds, and the pod's event is to
-  say why: a claim is waited for in twice the time that the server may be silent, whatever it does
+  say why: a claim is waited for in twice the time that a call may take, whatever the server does
   meanwhile (its name may have many addresses, of which none answers).
 - A claim that is prepared does not need the server: its UID is that of what was prepared. So it is
   waited for a moment only, and not at all if the server has just been silent.
@@ -45,12 +45,15 @@ __all__ = ["ClaimReader", "is_away"]
 
 _EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 _NOT_FOUND: Final = 404
+_FORBIDDEN: Final = 403
+_NOBODYS: Final = "no relationship found between node "
+"""What the node authorizer says of what no pod of a kubelet's node has to do with."""
 _BUSY: Final = 429
 _FIRST_FAILURE: Final = 500
 _AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _SOON: Final = 5.0
-# How often the time that the server may be silent.
+# How often the time that a call may take.
 _FOR_A_CLAIM: Final = 2
 # Seconds, for a claim that is prepared.
 _A_MOMENT: Final = 1.0
@@ -109,7 +112,7 @@ class ClaimReader:
         raise ApiServerSilent(asked, found=f"no answer within {limit:g} seconds")
 
     async def is_gone(self, reference: Reference) -> bool:
-        """Whether the server says that there is no such claim; no if it says nothing of it.
+        """Whether the server says that no pod here can have a claim; no if it says nothing of it.
 
         Raises:
             ApiServerSilent: the server does not answer.
@@ -120,7 +123,9 @@ class ClaimReader:
         except ResourceClaimUnusable as error:
             # What is not the server's own word may be that of a proxy, or of a server without DRA.
             return f'"{reference.name}" not found' in str(getattr(error.__cause__, "found", ""))
-        except (ApiServerRefused, KeyError, TypeError):
+        except ApiServerRefused as error:
+            return error.http == _FORBIDDEN and _NOBODYS in error.found
+        except (KeyError, TypeError):
             return False
 
     async def _read(self, reference: Reference) -> dict[str, Any]:

@@ -10,8 +10,8 @@ Rules
 - It is taken back at the second look that finds it so: a kubelet that has just begun knows of no
   pods yet, for a moment.
 - An answer that is none (a server that is away, one that may not be asked, a proxy's page) says
-  nothing. A kubelet's own credentials may not read claims of pods that are not on its node: then
-  nothing is taken back.
+  nothing. To a kubelet's own credentials the server's node authorizer says that no pod of the node
+  has the claim: that is enough, with the other two.
 - A hangup is a reason to look at once.
 
 Source: NVIDIA's driver, its clean-up of stale claims every ten minutes; Kubernetes kubelet

@@ -29,7 +29,7 @@ from hooks.node.cache import boot_id_path
 from hooks.node.kubelet import read_claims
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file, sweep
-from integration.node.dra.names import uuid_of
+from integration.node.dra.names import gpu_of, uuid_of
 from integration.node.dra.values import Claim, ClaimDevice, Sharing
 from integration.node.errors import DraStateUnwritten
 
@@ -158,7 +158,7 @@ def _known(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
 def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
     """Our claims in the kubelet's record; none if it is not as a kubelet writes it.
 
-    It does not say of which GPU a MIG device is, nor who only looks after a device.
+    It does not say of which GPU a MIG device is that was there, nor who only looks after a device.
     """
     try:
         data: Any = json.loads(json.loads(content or b"{}").get("Data") or "{}")
@@ -172,7 +172,7 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                     str(one["PoolName"]),
                     str(one["DeviceName"]),
                     uuid := uuid_of(str(one["DeviceName"])),
-                    uuid if uuid.startswith("GPU-") else "",
+                    gpu_of(str(one["DeviceName"])) or (uuid if uuid.startswith("GPU-") else ""),
                     share=str(one.get("ShareID") or ""),
                 )
                 for one in unique

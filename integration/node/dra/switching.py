@@ -97,14 +97,18 @@ class Modes:
             MigModeNotSwitched: it cannot be; its mode is as before then, or is set back later.
             DraStateUnwritten: it cannot be written down.
         """
-        self._note(self._switched | {gpu.uuid})
+        is_ours = False
         try:
-            if not self._is_on(gpu):
-                self._switch(gpu, inventory, on=True)
+            if self._is_on(gpu):
+                return  # by us before, or by a person just now
+            self._note(self._switched | {gpu.uuid})
+            is_ours = True
+            self._switch(gpu, inventory, on=True)
         except SmiFailed as error:
             with suppress(MigModeNotSwitched):  # what is pending would come with a reset
-                self.off(gpu, inventory)
-                self.forget(gpu.uuid)
+                if is_ours:
+                    self.off(gpu, inventory)
+                    self.forget(gpu.uuid)
             raise MigModeNotSwitched(
                 f"to switch MIG mode of {gpu.uuid} on for {whom}", found=error.found, do=error.do
             ) from error

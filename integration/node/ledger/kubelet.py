@@ -14,12 +14,12 @@ Source: Kubernetes, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from integration.node.plugin.sockets import socket_identity
 
 if TYPE_CHECKING:
-    from integration.node.ledger.lister import Lister
+    from integration.node.ledger.lister import Listed, Lister
     from integration.node.ledger.values import Allocated, Claimed
 
 __all__ = ["PodResources"]
@@ -45,28 +45,24 @@ class PodResources:
         Returns:
             It; None if there is no kubelet that answers in time.
         """
-        known: Allocated | None = await self._asked(path, timeout, "allocated")
-        return known
+        listed = await self._list(path, timeout)
+        return None if listed is None else listed.allocated
 
     async def claims(self, path: str, timeout: float = _TIMEOUT) -> tuple[Claimed, ...] | None:
-        """What containers have by resource claims; arguments as :meth:`allocated` has them.
+        """What containers have by resource claims; the rest as :meth:`allocated` has it."""
+        listed = await self._list(path, timeout)
+        return None if listed is None else listed.claims
 
-        Returns:
-            It; None if there is no kubelet that answers in time.
-        """
-        known: tuple[Claimed, ...] | None = await self._asked(path, timeout, "claims")
-        return known
-
-    async def _asked(self, path: str, timeout: float, what: str) -> Any:
+    async def _list(self, path: str, timeout: float) -> Listed | None:
         until = time.monotonic() + timeout
         for _ in range(_ATTEMPTS):
             which = socket_identity(path) if path else None
             if which is None:
                 break
             lister = await self._to(path, which)
-            answer = await lister.ask(max(0.0, until - time.monotonic()))
+            listed = await lister.ask(max(0.0, until - time.monotonic()))
             if not lister.is_lost:
-                return None if answer is None else _read(answer, what)
+                return listed
         await self.aclose()
         return None
 
@@ -89,10 +85,3 @@ class PodResources:
         if before is not None:
             await before.close()
         return lister
-
-
-def _read(answer: Any, what: str) -> Any:
-    """What a message of the kubelet says of something: a function of :mod:`.lister`."""
-    from integration.node.ledger import lister  # noqa: PLC0415 - as above
-
-    return getattr(lister, what)(answer)

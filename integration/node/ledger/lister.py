@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 import grpc  # type: ignore[import-untyped] # it ships no types
@@ -15,8 +15,6 @@ from integration.node.ledger.values import Claimed
 if TYPE_CHECKING:
     from integration.node.ledger.values import Allocated
 
-__all__ = ["Lister", "allocated", "claims"]
-
 _LIST: Final = "/v1.PodResourcesLister/List"
 _LONGEST: Final = 64 << 20
 # It stands for itself: it waits for nothing that an earlier one has found.
@@ -25,6 +23,13 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _LOST: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+
+class Listed(NamedTuple):
+    """What the kubelet says of containers that it knows."""
+
+    allocated: Allocated  # what device plugins have given them
+    claims: tuple[Claimed, ...]  # what they have by resource claims
 
 
 class Lister:
@@ -46,18 +51,15 @@ class Lister:
             response_deserializer=pb.ListPodResourcesResponse.FromString,
         )
 
-    async def ask(self, timeout: float) -> Any:
-        """What the kubelet has given to the containers that it knows.
+    async def ask(self, timeout: float) -> Listed | None:
+        """What the kubelet says, if it answers.
 
         Args:
             timeout: seconds that it may take.
-
-        Returns:
-            Its message, for :func:`allocated` or :func:`claims`; None if there is no answer.
         """
         try:
             call = self._list(pb.ListPodResourcesRequest(), timeout=timeout)
-            return await answer_of(call)
+            return _read(await answer_of(call))
         except grpc.RpcError as error:
             self.is_lost = self.is_lost or error.code() in _LOST
             return None
@@ -69,30 +71,27 @@ class Lister:
             await self._channel.close()
 
 
-def allocated(answer: Any) -> Allocated:
-    """What device plugins have, by the kubelet's message."""
-    return {
+def _read(answer: Any) -> Listed:
+    pods = answer.pod_resources
+    allocated = {
         (pod.namespace, pod.name): {
             container.name: tuple(
                 (each.resource_name, name) for each in container.devices for name in each.device_ids
             )
             for container in pod.containers
         }
-        for pod in answer.pod_resources
+        for pod in pods
     }
-
-
-def claims(answer: Any) -> tuple[Claimed, ...]:
-    """What containers have by claims, by the kubelet's message."""
-    return tuple(
+    claims = tuple(
         Claimed(
             each.claim_namespace,
             each.claim_name,
             resource.driver_name,
             tuple(device.name for device in resource.cdi_devices),
         )
-        for pod in answer.pod_resources
+        for pod in pods
         for container in pod.containers
         for each in container.dynamic_resources
         for resource in each.claim_resources
     )
+    return Listed(allocated, claims)

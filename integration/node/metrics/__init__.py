@@ -6,12 +6,10 @@
     moment.py      what the board and NVML know when somebody scrapes
     family.py      what a family of metrics is
     agent.py, gpus.py, containers.py   the tables: name, meaning, labels, values
-    families.py    all of them, in order
-    text.py        how prometheus-client writes them: Prometheus' text format and OpenMetrics
+    text.py        all of them, in order, and how prometheus-client writes them
     address.py     where they are served
     server.py      connections: few, short, and none waits for another
-    scrapes.py     one scrape after the other
-    component.py   the part of the agent that serves them
+    scrapes.py     the part of the agent that serves them, one scrape after the other
 
 prometheus-client is imported by those only who serve metrics: it costs an agent 4 MB. Its registry
 and its HTTP server, which has a thread for each request, are not used: what is told is what the

@@ -1,4 +1,4 @@
-"""One scrape after the other: what the agent knows, when Prometheus asks.
+"""The part of the agent that serves /metrics: one scrape after the other.
 
 Rules
 - NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.
@@ -17,21 +17,28 @@ import time
 import zlib
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 from prometheus_client.exposition import gzip_accepted
 
-from api.errors import one_line
+from api.errors import NvshimError, one_line
+from integration.node.backoff import Backoff
 from integration.node.components import PARTS, Context
+from integration.node.errors import MetricsAddressUnusable
 from integration.node.ledger.usage import usage_by
+from integration.node.metrics.address import Address, parse_address
 from integration.node.metrics.agent import own_process
-from integration.node.metrics.families import collect
 from integration.node.metrics.moment import Moment
-from integration.node.metrics.server import Request, Response
-from integration.node.metrics.text import Form, choose, write
+from integration.node.metrics.server import Request, Response, addresses_of, listen, serve
+from integration.node.metrics.text import Form, choose, collect, write
 from integration.node.monitor.values import Sample, now
+from integration.node.readiness import late_after
+
+if TYPE_CHECKING:
+    from anyio.abc import SocketStream
+    from anyio.streams.stapled import MultiListener
 
 FRESH: Final = 0.5
 SHARE: Final = 0.1
@@ -47,9 +54,6 @@ _FOR_THE_REST: Final = 1.0
 _SHORTEST_WAIT: Final = 0.1
 _TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
 
-# A look that has not come for so many times the time between two is not going to come.
-_LATE: Final = 3
-
 _PART: Final = "metrics"
 
 _INDEX: Final = b"""<!doctype html>
@@ -57,6 +61,37 @@ _INDEX: Final = b"""<!doctype html>
 <p>nvshim node: <a href="/metrics">metrics</a>, <a href="/healthz">healthz</a>,
 <a href="/readyz">readyz</a></p></html>
 """
+
+
+async def run(context: Context) -> None:
+    """Serve /metrics where the options say, until cancelled.
+
+    Raises:
+        MetricsAddressInvalid: the address is none.
+    """
+    listener = await _listen(context, parse_address(context.options.metrics))
+    context.say("info", "metrics are served", address=", ".join(addresses_of(listener)))
+
+    def failed(error: Exception) -> None:
+        known = isinstance(error, NvshimError)
+        line = str(error) if known else f"a scrape failed: {type(error).__name__}: {error}"
+        context.say("error", one_line(line), part=_PART)
+
+    await serve(listener, Scrapes(context).answer, failed)
+
+
+async def _listen(context: Context, address: Address) -> MultiListener[SocketStream]:
+    """Listen there as soon as one can; as long as one cannot, it is a fault."""
+    backoff = Backoff()
+    while True:
+        try:
+            listener = await listen(address)
+        except MetricsAddressUnusable as error:
+            context.fault(_PART, str(error), part=_PART)
+            await anyio.sleep(backoff.pause())
+        else:
+            context.fault(_PART, "")
+            return listener
 
 
 @dataclass(slots=True)
@@ -142,7 +177,7 @@ class Scrapes:
     def _ready(self) -> Response:
         # By what the agent remembers, and no file: whatever hangs, this does not wait for it.
         looked = self._context.board.counters.latest_look
-        late = _LATE * self._context.options.poll + self._context.config.nvml_timeout
+        late = late_after(self._context.config, self._context.options.poll)
         if looked is not None and now() - looked < late:
             return Response(HTTPStatus.OK, b"ok\n")
         return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"the node was not looked at lately\n")

@@ -178,56 +178,50 @@ async def serve(
         listener: where they come; it is closed in the end.
         failed: takes an exception of it.
     """
-    async with listener:
-        await listener.serve(_Connections(answer, failed).handle)
+    connections: dict[anyio.CancelScope, None] = {}  # the oldest first
 
-
-class _Connections:
-    """Those that there are now."""
-
-    def __init__(
-        self,
-        answer: Callable[[Request], Awaitable[Response]],
-        failed: Callable[[Exception], None],
-    ) -> None:
-        self._answer = answer
-        self._failed = failed
-        self._open: dict[anyio.CancelScope, None] = {}  # the oldest first
-
-    async def handle(self, stream: SocketStream) -> None:
-        """One connection, from its beginning to its end."""
+    async def handle(stream: SocketStream) -> None:
         with anyio.move_on_after(LONGEST_EXCHANGE) as scope:
-            self._open[scope] = None
-            if len(self._open) > MOST:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
+            connections[scope] = None
+            if len(connections) > MOST:
+                oldest = next(iter(connections))
+                del connections[oldest]
                 oldest.cancel()
             try:
                 async with stream:
                     with suppress(*_GONE):
-                        await self._exchange(stream)
+                        await _exchange(stream, answer, failed)
             finally:
-                self._open.pop(scope, None)
+                connections.pop(scope, None)
 
-    async def _exchange(self, stream: SocketStream) -> None:
-        received = bytearray()
-        while _END not in received and len(received) <= LONGEST:
-            received += await stream.receive(LONGEST)
-        head, end, _ = bytes(received).partition(_END)
-        if len(head) > LONGEST:
-            too_large = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            request: Request | Response = _refusal(too_large, f"more than {LONGEST} bytes")
-        else:
-            request = parse(head + end)
-        response = request if isinstance(request, Response) else await self._respond(request)
-        await stream.send(response.to_head())
-        if isinstance(request, Response) or request.method != "HEAD":
-            for at in range(0, len(response.content), _SLICE):
-                await stream.send(response.content[at : at + _SLICE])
+    async with listener:
+        await listener.serve(handle)
 
-    async def _respond(self, request: Request) -> Response:
+
+async def _exchange(
+    stream: SocketStream,
+    answer: Callable[[Request], Awaitable[Response]],
+    failed: Callable[[Exception], None],
+) -> None:
+    received = bytearray()
+    while _END not in received and len(received) <= LONGEST:
+        received += await stream.receive(LONGEST)
+    head, end, _ = bytes(received).partition(_END)
+    if len(head) > LONGEST:
+        too_large = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        request: Request | Response = _refusal(too_large, f"more than {LONGEST} bytes")
+    else:
+        request = parse(head + end)
+    if isinstance(request, Response):
+        response = request
+    else:
         try:
-            return await self._answer(request)
+            response = await answer(request)
         except Exception as error:  # noqa: BLE001 - a scrape does not end the others
-            self._failed(error)
-            return Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the agent's log says why\n")
+            failed(error)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            response = Response(status, b"the agent's log says why\n")
+    await stream.send(response.to_head())
+    if isinstance(request, Response) or request.method != "HEAD":
+        for at in range(0, len(response.content), _SLICE):
+            await stream.send(response.content[at : at + _SLICE])

@@ -1,4 +1,4 @@
-"""How metrics are written: Prometheus' text format 0.0.4, and OpenMetrics 1.0.
+"""All that Prometheus is told, and how it is written: text format 0.0.4, and OpenMetrics 1.0.
 
 Rules
 - prometheus-client writes, and chooses by what the scraper accepts. What the scraper says of a
@@ -23,10 +23,19 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from integration.node.metrics.agent import AGENT, PLUGIN
+from integration.node.metrics.containers import CONTAINERS
 from integration.node.metrics.counters import SECONDS, Durations
+from integration.node.metrics.gpus import GPUS, HEALTH
 
 if TYPE_CHECKING:
     from integration.node.metrics.family import Family, Rows
+    from integration.node.metrics.moment import Moment
+
+GROUPS: Final = (AGENT, GPUS, HEALTH, CONTAINERS, PLUGIN)
+"""All families, by what they are of, in the order in which they are written."""
+
+FAMILIES: Final = tuple(family for group in GROUPS for family in group.families)
 
 LONGEST: Final = 256
 
@@ -58,6 +67,11 @@ def choose(accept: str) -> Form:
     except (TypeError, ValueError):  # a version that is no number
         return PLAIN
     return OPENMETRICS if kind.startswith(_OPENMETRICS) else PLAIN
+
+
+def collect(moment: Moment) -> list[tuple[Family, Rows]]:
+    """The values of every family at one moment."""
+    return [(family, family.rows(moment)) for family in FAMILIES]
 
 
 def write(known: Iterable[tuple[Family, Rows]], form: Form) -> bytes:

@@ -14,7 +14,6 @@ All programs are the driver's. Modules::
     plan.py        what a resource needs: devices, limits                      (pure)
     containers.py  what a container gets, and when; what others are told       (pure)
     launch.py      the child that becomes a daemon, or speaks to one
-    control.py     the language of the control program
     daemon.py      one daemon: found again, started, asked, stopped
     host_setup.py  what all of them stand on: directories, shared memory, labels
     modes.py       compute modes: how many processes may open a GPU

@@ -20,9 +20,10 @@ from typing import Final
 
 from hooks.node.inventory import Inventory
 from integration.files import read_file
-from integration.node.components import NO, Context
+from integration.node.components import Context
 from integration.node.errors import MpsImpossible
 from integration.node.mps.plan import ClaimDaemon, Plan, Programs, programs_of
+from integration.node.options import NO
 from integration.node.plugin.values import Settings
 
 __all__ = ["CLAIMS", "SHARES", "is_of_claims", "plan_of_claim", "settings_of"]

@@ -8,13 +8,11 @@ Rules
   open, and the kernel module.
 - While the agent is to let go of the GPUs, daemons are drained as well.
 - What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
-- The file .ready is there while every daemon serves; the shared memory as long as there is one.
+- The shared memory is there as long as there is a daemon.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -25,16 +23,14 @@ from anyio import to_thread
 
 from api.errors import NvshimError
 from hooks.node.inventory import Inventory
-from integration.files import replace_file
 from integration.node.components import Context
 from integration.node.errors import MpsProgramMissing
 from integration.node.mps import host_setup, modes
 from integration.node.mps.claims import is_of_claims, plan_of_claim, settings_of
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.keeper import Keeper
-from integration.node.mps.places import Places, places_in, ready_file, shm
+from integration.node.mps.places import Places, places_in, shm
 from integration.node.mps.plan import Plan, Programs, plan_of, programs_of
-from integration.node.plugin.settings import as_document
 from integration.node.plugin.values import MPS, Settings
 
 if TYPE_CHECKING:
@@ -60,8 +56,6 @@ class _Mps:
         # The directories that were looked through for what a predecessor has left; each for what
         # is of claims (True), and for what is not.
         self._roots: set[tuple[str, bool]] = set()
-        # The file .ready, and what is in it; None before anything was said.
-        self._said: tuple[str, str] | None = None
         self._leaving = False
 
     async def run(self) -> None:
@@ -180,32 +174,6 @@ class _Mps:
         line = "; ".join(fault for fault in faults if fault)
         if line != self._board.faults.get("mps", ""):
             self._board.fault("mps", line)
-        settings = self._board.settings
-        if settings is not None:
-            shared = [each for name, each in says.items() if not is_of_claims(name)]
-            ready = bool(shared) and not any(each.unready for each in shared)
-            self._tell_all_ready(settings, ready=ready)
-
-    def _tell_all_ready(self, settings: Settings, *, ready: bool) -> None:
-        """Write what NVIDIA's plugin looks for: the sharing that the daemons were started for."""
-        sharing = as_document(settings).get("sharing", {}).get(MPS)
-        path, text = ready_file(settings.mps_root), ""
-        if ready and sharing is not None:
-            text = json.dumps(sharing) + "\n"
-        if (path, text) == self._said:
-            return
-        before, _ = self._said or (path, "")
-        if not text and host_setup.is_anothers(settings.mps_root):
-            return
-        try:
-            for gone in {before, path} if not text else {before} - {path}:
-                with suppress(FileNotFoundError):
-                    os.unlink(gone)
-            if text:
-                replace_file(path, text.encode())
-        except OSError as error:
-            self._context.say("warning", f"{error.filename or path}: {error.strerror}", part="mps")
-        self._said = path, text
 
     def _leave_ground(self) -> None:
         """Take away what all daemons stand on, if there is none left."""
@@ -214,8 +182,6 @@ class _Mps:
             if next(places_in(root), None) is not None or host_setup.is_anothers(root):
                 continue
             try:
-                with suppress(FileNotFoundError):
-                    os.unlink(ready_file(root))
                 host_setup.take_shm(root)
             except OSError as error:
                 path = error.filename or shm(root)

@@ -1,4 +1,4 @@
-"""One control daemon: found again, started, given its limits, stopped.
+"""One control daemon: found again, started, asked, given its limits, stopped.
 
 Rules
 - A daemon outlives the agent that started it, for the sake of its clients. Its successor finds it
@@ -7,6 +7,9 @@ Rules
 - A daemon that answers without having the lock is somebody else's, and is left alone.
 - A lock that is held by nobody but servers is that of a daemon that died. While one of those may
   have clients there is no new daemon: the GPU is theirs.
+- Nobody but the driver's own program speaks its protocol: one command on that one's stdin, the
+  answer on its stdout. An answer that does not come in time is a failure; so is one that makes no
+  sense. An unknown command, too, is answered with status 0.
 
 Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,22 +27,27 @@ from typing import Any, Final
 
 from api.errors import one_line
 from hooks.config import Config
-from integration.files import read_file, replace_file
+from integration.files import read_file
 from integration.inspection.procfs import Procfs
 from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
-from integration.node.mps.control import TIMEOUT, Control, command_line
 from integration.node.mps.places import Places, shm
-from integration.node.mps.plan import Plan, Programs
+from integration.node.mps.plan import Plan, Programs, launch_line
+from integration.timeouts import PATIENCE
 from shim.causes.agent import is_locked
 
 __all__ = ["Daemon", "Found"]
+
+TIMEOUT: Final = 3.0 * PATIENCE
+"""Seconds that an answer may take. A daemon that lives gives it within milliseconds."""
 
 _POLL: Final = 0.02
 _TO_NOTE: Final = 1.0
 _MOST_LOG: Final = 4 << 20
 _TAIL: Final = 4096
 _SOCKET: Final = "control"
+_LONGEST: Final = 1 << 16
+_HIGHEST_PID: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +122,12 @@ class Daemon:
         places, programs = self._places, plan.programs
         self._refuse_strangers(plan)
         host_setup.lay(places, self._config.sys)
-        with suppress(FileNotFoundError):
-            os.unlink(places.started)
         host_setup.empty_pipe(places)
         self._rotate()
         modes.take(self._config, places, plan.gpus)
-        argv = command_line(
-            programs,
+        argv = launch_line(
+            programs.control,
+            programs.root,
             programs.environment(places.pipe, places.log, plan.devices),
             arguments=["-f", *plan.options],
             binds=(places.directory,),
@@ -151,7 +159,7 @@ class Daemon:
         if not os.path.lexists(os.path.join(self._places.pipe, _SOCKET)):
             return
         with suppress(MpsDaemonFailed):
-            self.control(plan.programs).percentage()
+            self.percentage(plan.programs)
             raise MpsStateUnusable(
                 f"to start the MPS control daemon of {self._places.resource}",
                 found=f"another one, which this agent has not started, serves {self._places.pipe}",
@@ -169,7 +177,7 @@ class Daemon:
         if not os.path.exists(os.path.join(self._places.pipe, _SOCKET)):
             return False
         with suppress(MpsDaemonFailed):
-            self.control(plan.programs).percentage()
+            self.percentage(plan.programs)
             return True
         return False
 
@@ -181,26 +189,77 @@ class Daemon:
 
         Raises:
             MpsDaemonFailed: it does not take them.
-            MpsStateUnusable: it cannot be said that it has.
         """
-        control = self.control(plan.programs)
         for command in plan.commands(devices):
-            control.ask(command)
-        percentage = control.percentage()
+            self.ask(plan.programs, command)
+        percentage = self.percentage(plan.programs)
         if round(percentage) != plan.percentage:
             raise self._failed(f"{percentage:g} % of threads, not {plan.percentage}")
-        try:
-            replace_file(self._places.started, b"")
-        except OSError as error:
-            raise MpsStateUnusable(
-                f"to write {self._places.started}",
-                found=str(error.strerror),
-                do="make it writable, or free some space",
-            ) from error
 
-    def control(self, programs: Programs) -> Control:
-        """Who speaks to it."""
-        return Control(programs, self._places, self._config.dev)
+    # -- asked ------------------------------------------------------------------------------------
+
+    def ask(self, programs: Programs, command: str) -> str:
+        """The answer to one command of the manual page, without white space around it.
+
+        Raises:
+            MpsDaemonFailed: there is no daemon, or it does not answer.
+        """
+        try:
+            done = self._run(programs, command)
+        except subprocess.TimeoutExpired as error:
+            raise _unanswered(command, f"no answer within {TIMEOUT:g} s") from error
+        answer = done.stdout[:_LONGEST].decode(errors="replace").strip()
+        if done.returncode:
+            said = done.stderr[:_LONGEST].decode(errors="replace").strip() or answer
+            raise _unanswered(command, said or f"status {done.returncode} of the control program")
+        return answer
+
+    def _run(self, programs: Programs, command: str) -> subprocess.CompletedProcess[bytes]:
+        places = self._places
+        environment = programs.environment(places.pipe, places.log)
+        argv = [programs.control]
+        if programs.root:
+            more = {"binds": (places.directory,), "dev": self._config.dev}
+            argv = launch_line(programs.control, programs.root, environment, **more)
+        try:
+            return subprocess.run(
+                argv, input=f"{command}\n".encode(), capture_output=True, timeout=TIMEOUT,
+                env={} if programs.root else environment, check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise _unanswered(command, f"{programs.control}: {error.strerror}") from error
+
+    def quit(self, programs: Programs) -> None:
+        """Tell the daemon to end as soon as its clients have; until then it does not answer.
+
+        Raises:
+            MpsDaemonFailed: the control program cannot be started.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            self._run(programs, "quit")
+
+    def percentage(self, programs: Programs) -> float:
+        """The threads that a client may have, in percent; that it is answered shows a daemon.
+
+        Raises:
+            MpsDaemonFailed: it is not.
+        """
+        command = "get_default_active_thread_percentage"
+        answer = self.ask(programs, command)
+        try:
+            return float(answer)
+        except ValueError:
+            raise _unanswered(command, f"the answer {answer[:80]!r}") from None
+
+    def clients(self, programs: Programs) -> tuple[int, ...]:
+        """The processes that use the daemon's servers.
+
+        Raises:
+            MpsDaemonFailed: the daemon does not say.
+        """
+        servers = _pids(self.ask(programs, "get_server_list"))
+        told = (self.ask(programs, f"get_client_list {pid}") for pid in servers)
+        return tuple(client for answer in told for client in _pids(answer))
 
     # -- ended ------------------------------------------------------------------------------------
 
@@ -272,3 +331,17 @@ class Daemon:
             found=found,
             do=f"see {self._places.log_file}; the node agent starts it again",
         )
+
+
+def _pids(answer: str) -> tuple[int, ...]:
+    """The lines that are one pid; a server that has just ended is answered in words."""
+    words = (line.strip() for line in answer.splitlines())
+    return tuple(int(word) for word in words if word.isdecimal() and int(word) <= _HIGHEST_PID)
+
+
+def _unanswered(command: str, found: str) -> MpsDaemonFailed:
+    return MpsDaemonFailed(
+        f"{command} of the MPS control daemon",
+        found=found,
+        do="see its log, control.log below mpsRoot; the node agent starts it again",
+    )

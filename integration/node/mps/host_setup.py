@@ -122,7 +122,7 @@ def empty_pipe(places: Places) -> None:
 def clear(places: Places) -> None:
     """Take away what says that there is a daemon; directories stay, for who has them mounted."""
     empty_pipe(places)
-    for path in (places.started, places.devices, places.lock):
+    for path in (places.devices, places.lock):
         with suppress(FileNotFoundError):
             os.unlink(path)
 

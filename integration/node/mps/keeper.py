@@ -45,8 +45,7 @@ from integration.node.backoff import Backoff
 from integration.node.errors import MpsDaemonFailed
 from integration.node.mps import host_setup, modes
 from integration.node.mps.containers import MpsDaemon
-from integration.node.mps.control import TIMEOUT
-from integration.node.mps.daemon import Daemon, Found
+from integration.node.mps.daemon import TIMEOUT, Daemon, Found
 from integration.node.mps.places import Places
 from integration.node.mps.plan import Plan, Programs
 from integration.node.mps.users import users_of
@@ -106,6 +105,7 @@ class Keeper:
         self._programs: Programs | None = None
         self._news = anyio.Event()
         self._silent = 0
+        self._restarts = 0
 
     def want(self, plan: Plan | None, programs: Programs | None) -> None:
         """Say what the daemon is to be like.
@@ -135,8 +135,7 @@ class Keeper:
             except NvshimError as error:
                 await anyio.lowlevel.checkpoint()  # what fails at the agent's end is not said
                 pause = backoff.pause(anyio.current_time() - begun)
-                self._post(unready=error.found, pid=0, has_failed=True)
-                self._say_fault(str(error), again_in=pause)
+                self._tell(error.found, fault=str(error), has_failed=True, again_in=pause)
                 with anyio.move_on_after(pause):
                     await self._news.wait()
 
@@ -157,7 +156,7 @@ class Keeper:
         found = await self._living()
         if found is None and plan is None:
             await _aside(lambda: self._daemon.take_away(self._spared()))
-            self._say_fault("")
+            self._tell("", fault="")
             return True
         if found is not None and (plan is None or not _serves(found, plan)):
             await self._drain(found)
@@ -179,11 +178,10 @@ class Keeper:
             pid, devices = found.pid, found.devices
             await self._adopt(found, plan)
         await _aside(self._daemon.configure, plan, devices)
-        self._post(unready="", pid=pid, devices=plan.devices)
-        self._say_fault("")
+        self._tell("", pid, plan.devices, fault="")
         which, how = await first_of(partial(self._end_of, pid), self._news.wait)
         if not which:
-            self._post(unready=how, pid=0, restarts=self.says.restarts + 1)
+            self._restarts += 1
             raise self._failed(how, f"see {self.places.log_file}; it is started again")
 
     async def _start(self, plan: Plan) -> int:
@@ -250,7 +248,7 @@ class Keeper:
         config = self._context.config
         await _aside(host_setup.lay, self.places, config.sys)
         try:
-            await _aside(self._daemon.control(plan.programs).percentage)
+            await _aside(self._daemon.percentage, plan.programs)
         except MpsDaemonFailed as error:
             self._silent += 1
             if self._silent >= _MOST_SILENT:
@@ -294,18 +292,17 @@ class Keeper:
         self._context.say(
             "info", "MPS control daemon is to quit", resource=self.places.resource, pid=found.pid
         )
-        self._post(unready="its MPS control daemon is to quit", pid=found.pid)
+        self._tell("its MPS control daemon is to quit", found.pid)
         clients: tuple[int, ...] = ()
         with suppress(MpsDaemonFailed):  # asked before, for one that quits answers nobody
             clients = await self._clients()
         while not await self._quit(found.pid, patient=bool(clients)):
             users = ", ".join(await _aside(self._users)) or "no container that is known"
             line = f"its MPS control daemon quits as soon as its clients have ended: {users}"
-            self._post(unready=line, pid=found.pid)
-            self._say_fault(f"{self.places.resource}: {line}")
+            self._tell(line, found.pid, fault=f"{self.places.resource}: {line}")
             if await self._end_of(found.pid, _AGAIN):
                 break
-        self._say_fault("")
+        self._tell("its MPS control daemon is to quit", fault="")
 
     async def _quit(self, pid: int, *, patient: bool = False) -> bool:
         """Tell it to quit; whether it has ended within the time of an answer.
@@ -315,7 +312,7 @@ class Keeper:
         """
         with suppress(MpsDaemonFailed):  # the program is no more, with the driver
             if self._programs is not None:
-                await _aside(self._daemon.control(self._programs).quit)
+                await _aside(self._daemon.quit, self._programs)
         if await self._end_of(pid, _TO_END):
             return True
         if patient or bool(await _aside(self._users)):
@@ -331,7 +328,7 @@ class Keeper:
         """
         if self._programs is None:
             return ()
-        return await _aside(self._daemon.control(self._programs).clients)
+        return await _aside(self._daemon.clients, self._programs)
 
     def _users(self) -> tuple[str, ...]:
         return users_of(self.places, self._context.options.states)
@@ -364,30 +361,33 @@ class Keeper:
             f"the MPS control daemon of {self.places.resource}", found=found, do=do
         )
 
-    def _post(
+    def _tell(
         self,
-        *,
         unready: str,
-        pid: int,
+        pid: int = 0,
         devices: tuple[str, ...] = (),
-        restarts: int | None = None,
+        *,
+        fault: str | None = None,
         has_failed: bool = False,
+        **fields: float,
     ) -> None:
-        restarts = self.says.restarts if restarts is None else restarts
-        says = MpsDaemon(self.places.resource, devices, unready, pid, restarts, has_failed)
-        if says != self.says:
-            self.says = says
-            self._posted()
+        """Have others know how it is.
 
-    def _say_fault(self, line: str, **fields: float) -> None:
-        if line == self.fault:
-            return
-        if line:
-            self._context.say("warning", line, part="mps", **fields)
-        else:
-            self._context.say("info", "over", part="mps", fault=self.fault)
-        self.fault = line
-        self._posted()
+        Args:
+            unready: and so on, as of :class:`MpsDaemon`.
+            fault: what is wrong; "" if nothing is any more, None if what was still is.
+            fields: more for the log's line.
+        """
+        before, name = (self.says, self.fault), self.places.resource
+        self.says = MpsDaemon(name, devices, unready, pid, self._restarts, has_failed)
+        if fault is not None and fault != self.fault:
+            if fault:
+                self._context.say("warning", fault, part="mps", **fields)
+            else:
+                self._context.say("info", "over", part="mps", fault=self.fault)
+            self.fault = fault
+        if before != (self.says, self.fault):
+            self._posted()
 
 
 def _serves(found: Found, plan: Plan) -> bool:

@@ -2,16 +2,14 @@
 
 ::
 
-    MPSROOT/.ready                 all daemons serve; it says with which sharing
     MPSROOT/shm                    a tmpfs: /dev/shm of daemons and of their clients
     MPSROOT/RESOURCE/pipe          sockets, which containers are given
     MPSROOT/RESOURCE/log           what a daemon writes
-    MPSROOT/RESOURCE/.started      it was started, and has its limits
     MPSROOT/RESOURCE/.lock         held by a daemon and its servers as long as they live; says whose
     MPSROOT/RESOURCE/.devices      the GPUs whose compute mode was set
 
-RESOURCE is a name with a slash, "nvidia.com/gpu". The first five are where NVIDIA's plugin has
-them, so that what looks for them there goes on working; the others are ours.
+RESOURCE is a name with a slash, "nvidia.com/gpu". The first three are where NVIDIA's plugin has
+them; the others are ours.
 
 Source: k8s-device-plugin, cmd/mps-control-daemon/mps/root.go.
 """
@@ -64,11 +62,6 @@ class Places:
         return os.path.join(self.log, "control.log")
 
     @property
-    def started(self) -> str:
-        """There if the daemon was started and has its limits."""
-        return os.path.join(self.directory, ".started")
-
-    @property
     def lock(self) -> str:
         """Locked by flock(2) as long as a daemon, or a server of one, is alive."""
         return os.path.join(self.directory, ".lock")
@@ -82,11 +75,6 @@ class Places:
 def shm(root: str) -> str:
     """The host's directory of the shared memory."""
     return os.path.join(root, _SHM)
-
-
-def ready_file(root: str) -> str:
-    """There if every daemon serves."""
-    return os.path.join(root, ".ready")
 
 
 def places_in(root: str) -> Iterator[Places]:

@@ -20,10 +20,12 @@ Source: nvidia-cuda-mps-control(1); k8s-device-plugin, cmd/mps-control-daemon/mp
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.witness import Witness
 from hooks.words import Arch
@@ -39,11 +41,13 @@ __all__ = [
     "ClaimDaemon",
     "Plan",
     "Programs",
+    "launch_line",
     "plan_of",
     "programs_of",
     "where_programs_run",
 ]
 
+_LAUNCH: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py")
 _MIB: Final = 1 << 20
 
 _CONTROL: Final = "nvidia-cuda-mps-control"
@@ -188,6 +192,19 @@ def programs_of(driver: Driver) -> Programs:
         search=os.path.dirname(sources[_SERVER]).removeprefix(root),
         libraries=libraries,
     )
+
+
+def launch_line(program: str, root: str, environment: dict[str, str], **more: Any) -> list[str]:
+    """How a program of the driver's is started.
+
+    Args:
+        program: its path below the root.
+        root: its root directory; "" for the host's.
+        environment: all of its own; the command itself needs none.
+        more: what else :mod:`integration.node.mps.launch` is told, by its words.
+    """
+    wish = {"program": program, "environment": environment, "root": root}
+    return [sys.executable, "-I", "-S", _LAUNCH, json.dumps({**wish, **more})]
 
 
 def where_programs_run(driver: Driver) -> tuple[str, str]:

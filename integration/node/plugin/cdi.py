@@ -16,8 +16,6 @@ Rules
   before a container is given what only a spec tells of.
 - It stays when the agent ends, since containers are started again by it, which no kubelet asks for
   anew. It is removed when nothing is given by CDI any more, or there is no driver.
-- While NVML does not answer, a spec of which everything is there still stays as it is, for without
-  NVML nothing is known of MIG devices.
 - Version 0.5.0 of the specification is enough for them, so that every runtime that knows CDI can
   read them: there are no groups in them, as in NVIDIA's.
 
@@ -28,6 +26,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from hooks.cdi import files, generating, schema
@@ -37,12 +36,11 @@ from hooks.config import Config
 from hooks.errors import CdiError, DeviceNodeMissing, NoGpus, OutOfService
 from hooks.node.inventory import Inventory
 from hooks.words import DEFAULT_CAPABILITIES, Feature
-from integration.cdi.checking import ERROR, check_spec
 from integration.cdi.writing import text_of
-from integration.files import read_file, remove_file, replace_file
 from integration.node.errors import PluginSpecUnwritten
 from integration.node.plugin.allocation import CDI, VENDOR
 from integration.node.plugin.values import DeviceIds, Settings
+from integration.node.spec_files import put, still_true
 
 KINDS: Final = ("gpu", Feature.GDS, Feature.MOFED, Feature.GDRCOPY, "imex-channel")
 """What there may be a spec of; the class of its kind is called so."""
@@ -96,14 +94,15 @@ def keep_specs(settings: Settings, inventory: Inventory | None, config: Config) 
     for kind in KINDS:
         path = path_of(kind, config)
         try:
-            spec = None
+            spec, kept, whose = None, None, partial(_whose, kind, path)
             if inventory is not None and kind in wanted:
-                spec = _still_true(path, kind, inventory, config)
-                spec = spec or _spec(kind, settings, inventory, config)
-            if _put(path, kind, spec):
+                kept = still_true(path, inventory, config, whose) if kind == "gpu" else None
+                spec = kept[1] if kept else _spec(kind, settings, inventory, config)
+            text = None if spec is None else text_of(schema.to_tree(spec), "json").encode()
+            if put(path, kept[0] if kept else text, whose):
                 written.append(path)
-        except PluginSpecUnwritten as error:
-            faults.append(str(error))
+        except OSError as error:
+            faults.append(str(_unwritten(path, error)))
         else:
             if spec is not None:
                 devices.update(f"{spec.kind}={device.name}" for device in spec.devices)
@@ -133,55 +132,18 @@ def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -
         return None
 
 
-def _still_true(path: str, kind: str, inventory: Inventory, config: Config) -> SpecFile | None:
-    """The spec that is there, if NVML does not answer, and nothing of it is gone."""
-    if kind != "gpu" or not inventory.nvml_failure:
-        return None
-    try:
-        there = read_file(path)
-        spec = None if there is None else schema.parse(files.tree_of(there, path), path)
-    except (OSError, CdiError):
-        return None
-    if spec is None or any(each.weight == ERROR for each in check_spec(spec, config)):
-        return None
-    return spec
-
-
-def _put(path: str, kind: str, spec: SpecFile | None) -> bool:
-    """Write a spec, or remove it; whether that was needed.
-
-    Raises:
-        PluginSpecUnwritten: it cannot be done; also if what is there is of another kind.
-    """
-    try:
-        there = read_file(path)
-        text = None if spec is None else text_of(schema.to_tree(spec), "json").encode()
-        if there == text:
-            return False
-        if there is not None and _kind_of(there, path) not in {f"{VENDOR}/{kind}", ""}:
-            raise PluginSpecUnwritten(
-                f"to keep {path}",
-                found=f"it is a spec of {_kind_of(there, path)}",
-                do="remove it, or name another directory in spec-dirs",
-            )
-        if text is None:
-            remove_file(path)
-        else:
-            replace_file(path, text)
-    except OSError as error:
-        raise PluginSpecUnwritten(
-            f"to keep {path}",
-            found=error.strerror or str(error),
-            do="see who may write there, and whether there is space",
-        ) from error
-    return True
-
-
-def _kind_of(content: bytes, path: str) -> str:
-    """The kind that a file says it is of; "" if it says none, and so is of no use to anybody."""
+def _whose(kind: str, path: str, content: bytes) -> str:
+    """What keeps a file from being replaced; one that says no kind is of no use to anybody."""
     try:
         tree = files.tree_of(content, path)
     except CdiError:
         return ""
-    kind = tree.get("kind") if isinstance(tree, dict) else None
-    return kind if isinstance(kind, str) else ""
+    found = tree.get("kind") if isinstance(tree, dict) else None
+    is_other = isinstance(found, str) and found not in {f"{VENDOR}/{kind}", ""}
+    return f"it is a spec of {found}" if is_other else ""
+
+
+def _unwritten(path: str, error: OSError) -> PluginSpecUnwritten:
+    is_there = isinstance(error, FileExistsError)
+    do = "" if is_there else "see who may write there, and whether there is space"
+    return PluginSpecUnwritten(f"to keep {path}", found=error.strerror or str(error), do=do)

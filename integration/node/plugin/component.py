@@ -43,10 +43,11 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
 from hooks.node.inventory import Inventory
-from integration.node.components import YES, Context
+from integration.node.components import Context
 from integration.node.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.metrics.counters import FAILED, OK, REFUSED
 from integration.node.mps.containers import add_client, refuse_unready, unready
+from integration.node.options import YES
 from integration.node.plugin import sockets
 from integration.node.plugin.allocation import (
     CDI,
@@ -61,7 +62,7 @@ from integration.node.plugin.engine_cdi import ENABLE, Told, told_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.resources import resources_of, unhealthy, unmatched
-from integration.node.plugin.topology import Topologies, Topology, numa_nodes
+from integration.node.plugin.topology import numa_nodes
 from integration.node.plugin.values import MPS, Resource, Settings
 from integration.node.watcher import ANY, Interest, Watcher
 
@@ -123,8 +124,6 @@ class _Plugin:
         self._specs_of: tuple[Settings | None, Inventory | None, object] | None = None
         self._specs = Specs()
         self._keeping_specs = anyio.Lock()
-        self._topologies = Topologies(context.config)
-        self._topology = Topology()
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
         self._engine: EngineAsked | None = None
@@ -187,8 +186,6 @@ class _Plugin:
         self._known = known
         is_same = known.inventory is before.inventory or known.inventory == before.inventory
         if self._serving is None or not is_same:
-            if known.inventory is not None:
-                self._topology = self._topologies.at_once(known.inventory)
             self._tasks.start_soon(self._find_topology)
         self._worked_in.set()
         self._worked_in = anyio.Event()
@@ -401,14 +398,17 @@ class _Plugin:
         await self._catch_up()
         resource, settings = self._resource(name), self._known.settings
         assert settings is not None  # noqa: S101 - there is a resource
-        if self._topology.failure:
-            self._tasks.start_soon(self._find_topology)
+        inventory, topology = self._known.inventory, None
+        if inventory is not None:
+            topology = self._context.topologies.at_once(inventory)
+            if topology.failure:
+                self._tasks.start_soon(self._find_topology)
         return preferred(
             resource,
             available,
             required,
             size,
-            topology=self._topology,
+            topology=topology,
             policy=settings.shared_devices_allocation_policy,
         )
 
@@ -416,8 +416,8 @@ class _Plugin:
         """Find how near the GPUs are to each other, which NVML may take long to say."""
         async with self._finding:
             if self._known.inventory is not None:
-                find = partial(self._topologies.find, self._known.inventory)
-                self._topology = await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
+                find = partial(self._context.topologies.find, self._known.inventory)
+                await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
 
     def _resource(self, name: str) -> Resource:
         for resource in self._known.resources:

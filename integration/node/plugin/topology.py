@@ -9,8 +9,8 @@ Rules
   does not count those).
 - NVML is asked in a child that lives for one question, as for the inventory. Without an answer
   there is what sysfs says, and NVML is asked again later.
-- It is found once, and again when there are other GPUs. Until NVML has answered there is what
-  sysfs says.
+- It is found once for all parts of the agent, and again when there are other GPUs. Until NVML has
+  answered there is what sysfs says.
 
 Source: go-gpuallocator internal/links, gpuallocator/besteffort_policy.go; nvml.h,
 nvmlGpuTopologyLevel_t; the kernel's Documentation/ABI/testing/sysfs-bus-pci (numa_node).
@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
-from typing import Any, Final
+from typing import Final
 
 from api.errors import NvshimError, one_line
 from hooks.config import Config
@@ -99,7 +100,7 @@ class Topology:
 
 
 class Topologies:
-    """Finds the topology, and keeps it until there are other GPUs.
+    """Finds the topology, and keeps it until there are other GPUs. For several threads.
 
     Args:
         config: where sysfs and the driver are.
@@ -109,26 +110,29 @@ class Topologies:
     def __init__(self, config: Config, ask_nvml: Callable[[], bytes | None] | None = None) -> None:
         self._config = config
         self._ask = ask_nvml or self._run
-        self._key: Any = None
-        self._known = Topology()
+        self._asking = threading.Lock()
+        # What it is of, and what is known of that.
+        self._known: tuple[object, Topology] = (None, Topology())
         self._found = 0.0
 
     def find(self, inventory: Inventory) -> Topology:
         """The topology of the node's GPUs. It may take as long as NVML may (in a thread, then)."""
-        key = _key_of(inventory)
-        doubtful = self._known.failure and time.monotonic() - self._found > _RETRY_AFTER
-        if key != self._key or doubtful:
-            links = self._links(inventory.gpus)
-            self._known = topology_of(self._config, inventory.gpus, links)
-            self._key, self._found = key, time.monotonic()
-        return self._known
+        with self._asking:
+            key, (known_key, known) = _key_of(inventory), self._known
+            is_doubtful = known.failure and time.monotonic() - self._found > _RETRY_AFTER
+            if key != known_key or is_doubtful:
+                links = self._links(inventory.gpus)
+                known = topology_of(self._config, inventory.gpus, links)
+                self._known, self._found = (key, known), time.monotonic()
+        return known
 
     def at_once(self, inventory: Inventory) -> Topology:
         """What is known of it now, without asking NVML."""
-        if _key_of(inventory) == self._key:
-            return self._known
-        links = Links(failure="NVML has not answered yet")
-        return topology_of(self._config, inventory.gpus, links)
+        key, known = self._known
+        if _key_of(inventory) != key:
+            links = Links(failure="NVML has not answered yet")
+            known = topology_of(self._config, inventory.gpus, links)
+        return known
 
     def _links(self, gpus: Sequence[Gpu]) -> Links:
         if len(gpus) < 2:  # noqa: PLR2004 - there is nothing between one and nobody

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from integration.cri.errors import CriRefused
 from integration.inspection.health import read_health
 from integration.inspection.procfs import Procfs
-from integration.node.agent import is_ready
 from integration.node.lock import lock_path
+from integration.node.readiness import is_ready
 from integration.timeouts import PATIENCE
 from integration.verify.checks.containers import gpu_asked_for
 from integration.verify.node import Node, faults_of

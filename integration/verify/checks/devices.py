@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hooks.config import Config
 from integration.files import read_file
 from integration.inspection.health import read_health
-from integration.node.agent import status_path
+from integration.node.readiness import status_path
 from integration.verify.checks.containers import check_sight, numbers_of, report_of
 from integration.verify.node import Node
 from integration.verify.outcomes import NotAsExpected, NotMade

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from integration.simulated.packages import default_cache, fetch, unpack
+from integration.simulated.packages import default_cache, unpack
 from tests.tools.errors import LibraryMissing, TreeNotBuilt
+from tests.tools.packages import fetch
 
 RELEASE: Final = "trixie"
 PYTHON: Final = "python3.13"

@@ -1,19 +1,20 @@
-"""The errors that people meet, as a page: code, meaning, remedy."""
+"""The errors: those that people meet as a page, and all as the table of ``nvshim explain CODE``."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import json
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from api.errors import NvshimError
-from integration.inspection.codes import meaning_of
 from tests.tools.reference.markdown import prose
-from tests.tools.reference.sources import ROOMS, remedies
+from tests.tools.reference.sources import INSTALLED, ROOMS, causes, remedies
 
-__all__ = ["every_error", "is_met", "page"]
+__all__ = ["every_error", "is_met", "page", "table"]
 
 _HEAD: Final = """\
 # Errors
@@ -119,3 +120,47 @@ def _remedy(kind: type[NvshimError], advice: Mapping[str, Sequence[str]]) -> str
 def _meaning(kind: type[NvshimError]) -> str:
     """The first sentence of it."""
     return prose(re.split(r"(?<=\.)\s", meaning_of(kind.__doc__ or ""), maxsplit=1)[0])
+
+
+# -- for nvshim explain -------------------------------------------------------------------------
+
+
+def table() -> str:
+    """Every error of what is installed, by its code, as :mod:`integration.inspection.codes` has it.
+
+    Returns:
+        JSON, of which each line is an error.
+    """
+    found, advice = causes(INSTALLED), remedies(INSTALLED)
+    told = {
+        kind.code: {
+            "name": kind.slug().replace("-", " "),
+            "meaning": _plain(meaning_of(vars(kind).get("__doc__") or "")),
+            "causes": found.get(kind.__name__, ()),
+            "remedies": list(dict.fromkeys((*advice.get(kind.__name__, ()), *_own_remedy(kind)))),
+        }
+        for kind in every_error()
+        if kind.__module__.startswith(tuple(f"{room}." for room in INSTALLED))
+    }
+    lines = (f"{json.dumps(c)}: {json.dumps(t, ensure_ascii=False)}" for c, t in told.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _own_remedy(kind: type[NvshimError]) -> tuple[str, ...]:
+    remedy = vars(kind).get("remedy")
+    return (remedy,) if remedy else ()
+
+
+_WHERE: Final = re.compile(r"\s*Raised (?:by|at|in|when|for|where|if)\b[^.]*(?:\.[^\s.][^.]*)*\.")
+_ROLE: Final = re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`")
+
+
+def meaning_of(docstring: str) -> str:
+    """What an error stands for, in the words of its class, without what only a programmer needs."""
+    text = inspect.cleandoc(docstring).partition("\n\nAttributes:")[0].partition("\n\nArgs:")[0]
+    return _WHERE.sub("", text)
+
+
+def _plain(text: str) -> str:
+    """Without the marks of documentation."""
+    return " ".join(_ROLE.sub(r"\1", text).replace("``", "`").split())

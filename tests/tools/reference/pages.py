@@ -31,6 +31,7 @@ __all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
 DOCS: Final = os.path.join(REPOSITORY, "docs")
 
 _SCHEMA: Final = "reference/nvshim.schema.json"
+_CODES: Final = "../integration/inspection/codes.json"
 _MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -76,6 +77,7 @@ def _made() -> Iterator[tuple[str, str]]:
     for name, make in FILES.items():
         yield f"../integration/kubernetes/manifests/{name}", make()
     yield _SCHEMA, documents.text()
+    yield _CODES, error_codes.table()
 
 
 def _with_blocks(name: str, blocks: Mapping[str, Callable[[], str]]) -> str:

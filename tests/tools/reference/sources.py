@@ -6,15 +6,25 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from integration.inspection.codes import ROOMS as INSTALLED
-from integration.inspection.codes import advice_in, constants_of
 from tests.tools import REPOSITORY
 
-__all__ = ["ROOMS", "Module", "modules", "remedies", "texts", "variables_of_c", "variables_read"]
+__all__ = [
+    "INSTALLED",
+    "ROOMS",
+    "Module",
+    "causes",
+    "modules",
+    "remedies",
+    "texts",
+    "variables_of_c",
+    "variables_read",
+]
 
+INSTALLED: Final = ("api", "hooks", "shim", "integration")
+"""The directories that are installed."""
 ROOMS: Final = (*INSTALLED, "tests/tools")
 
 
@@ -80,7 +90,7 @@ def variables_read(module: Module) -> Iterator[tuple[int, str]]:
     Args:
         module: any.
     """
-    names = constants_of(module.tree)
+    names = _constants_of(module.tree)
     for node in ast.walk(module.tree):
         asked: list[ast.expr] = []
         if isinstance(node, ast.Subscript) and _is_environ(node.value):
@@ -130,6 +140,74 @@ def variables_of_c(rooms: tuple[str, ...] = ROOMS) -> Iterator[tuple[str, str]]:
 # -- errors ---------------------------------------------------------------------------------
 
 
-def remedies() -> Mapping[str, tuple[str, ...]]:
+def remedies(rooms: tuple[str, ...] = ROOMS) -> Mapping[str, tuple[str, ...]]:
     """What the code advises with each error, by the name of its class."""
-    return advice_in((module.tree for module in modules()), "do")
+    return _advice_in((module.tree for module in modules(rooms)), "do")
+
+
+def causes(rooms: tuple[str, ...] = ROOMS) -> Mapping[str, tuple[str, ...]]:
+    """What the code has found where it raises each error, by the name of its class."""
+    return _advice_in((module.tree for module in modules(rooms)), "found")
+
+
+def _advice_in(trees: Iterable[ast.Module], argument: str) -> Mapping[str, tuple[str, ...]]:
+    """What some modules say by one argument of each error, by the name of its class.
+
+    What depends on the case is left out of a text, as ``…``.
+
+    Args:
+        trees: the modules.
+        argument: ``found`` or ``do``.
+    """
+    said: dict[str, dict[str, None]] = {}
+    for tree in trees:
+        names = _constants_of(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                kind = ast.unparse(node.func).rpartition(".")[2]
+                for keyword in node.keywords:
+                    if keyword.arg == argument:
+                        for text in _sentences(keyword.value, names):
+                            said.setdefault(kind, {})[text] = None
+    return {kind: tuple(texts) for kind, texts in said.items()}
+
+
+def _constants_of(tree: ast.Module) -> Mapping[str, str]:
+    """The texts that a module gives names, by these."""
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found |= {
+                target.id: node.value.value for target in targets if isinstance(target, ast.Name)
+            }
+    return found
+
+
+def _sentences(node: ast.expr, names: Mapping[str, str]) -> Iterator[str]:
+    if isinstance(node, ast.IfExp):
+        yield from _sentences(node.body, names)
+        yield from _sentences(node.orelse, names)
+        return
+    text = " ".join(_text(node, names).split())
+    if text.strip("… "):
+        yield text
+
+
+def _text(node: ast.expr, names: Mapping[str, str]) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, names) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, names)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left, names) + _text(node.right, names)
+    if isinstance(node, ast.Name):
+        return names.get(node.id, "…")
+    return "…"

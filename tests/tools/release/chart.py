@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.tools import REPOSITORY
 from tests.tools.dist.archive import PROJECT, write_tar
 from tests.tools.release.conditional import ABSENT, Choice, Items, Template, add, merge, to_template

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from integration.simulated.packages import fetch, unpack
+from integration.simulated.packages import unpack
 from tests.tools.errors import KernelUnusable
+from tests.tools.packages import fetch
 from tests.tools.vm import tools
 from tests.tools.vm.guests import Guest
 

@@ -16,8 +16,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from integration.simulated.packages import sources_of
 from tests.tools.errors import RootNotBuilt
+from tests.tools.packages import sources_of
 from tests.tools.vm import tools
 from tests.tools.vm.guests import Guest
 

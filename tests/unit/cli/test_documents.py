@@ -155,7 +155,7 @@ def test_health_has_the_keys_too(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(load_config(place.node.config_path))
-    monkeypatch.setattr("integration.node.agent.is_ready", lambda _: True)
+    monkeypatch.setattr("integration.inspection.health.is_ready", lambda _: True)
     try:
         for line in ("list --health CONFIG", "health list CONFIG"):
             app.main([*place.words(line), "-o", "json"])

@@ -13,7 +13,7 @@ import pytest
 
 from integration.doctor.examination import choose, examine
 from integration.doctor.findings import Finding, Severity
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 from tests.unit.doctor.trees import CHECKPOINT, OURS, Tree
 
 STATE: Final = "/run/containerd-shim-nvidia"

@@ -42,7 +42,7 @@ def keep(config: Config) -> Book:
 def watched(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A node whose agent is ready."""
     keep(node.config)
-    monkeypatch.setattr("integration.node.agent.is_ready", lambda _: True)
+    monkeypatch.setattr("integration.inspection.health.is_ready", lambda _: True)
     return node
 
 

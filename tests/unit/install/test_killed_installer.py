@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from integration.inspection.procfs import Procfs
 from integration.install import usage
 from integration.install.survey import look
 from integration.install.trees import problem_of
@@ -58,7 +59,7 @@ def _killed_at(number: int, work: Callable[[], object]) -> bool:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without processes: to look at all of them a thousand times takes a minute."""
-    monkeypatch.setattr(usage, "_pids", lambda _: [])
+    monkeypatch.setattr(Procfs, "pids", lambda _: iter(()))
     monkeypatch.setattr(usage, "is_blind", lambda *_, **__: False)
 
 

@@ -15,7 +15,17 @@ import pytest
 
 from integration.simulated import images
 from integration.simulated.errors import ImageBuildFailed, SourceNotInstalled
-from tests.tools.images import Directory, File, Image, Link, behind_link, busybox, write_archive
+from tests.tools.images import (
+    Directory,
+    File,
+    Image,
+    Link,
+    behind_link,
+    busybox,
+    compile_program,
+    glibc,
+    write_archive,
+)
 
 TREE: images.Tree = {
     "usr/bin/tool": File(b"#!/bin/sh\n", 0o755),
@@ -115,7 +125,7 @@ def test_busybox_has_the_applets_as_links() -> None:
 
 
 def test_programs_of_the_glibc_image_run_on_its_own_libraries(tmp_path: Path) -> None:
-    root = images.unpack(images.glibc().tree, str(tmp_path / "root"))
+    root = images.unpack(glibc().tree, str(tmp_path / "root"))
 
     def inside(*argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -147,12 +157,11 @@ def test_missing_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         busybox()
 
 
-def test_compilers_refusal_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_refusal_is_quoted(tmp_path: Path) -> None:
     source = tmp_path / "wrong.c"
     source.write_text("int main(void) { return nothing; }\n")
-    monkeypatch.setattr(images, "_PROBE_SOURCE", str(source))
     with pytest.raises(ImageBuildFailed, match="nothing"):
-        images.glibc()
+        compile_program(str(source))
 
 
 def test_image_can_be_given_another_tree() -> None:

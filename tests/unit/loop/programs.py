@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from shim import loop
 from shim.loop import core
-from shim.loop.descriptors import Descriptors
+from shim.loop.core import Descriptors
 from shim.loop.scopes import CancelScope
 from tests.harness import loop_backend
 
@@ -320,7 +320,7 @@ def on_ours(program: list[Step], patch: pytest.MonkeyPatch) -> dict[str, list[An
     clock = _Clock()
     poll = Descriptors.poll
 
-    def turn(descriptors: Descriptors[core.Task], patience: float | None) -> Any:
+    def turn(descriptors: Descriptors, patience: float | None) -> Any:
         clock.wait(patience)
         return poll(descriptors, 0)
 

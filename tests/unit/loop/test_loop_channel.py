@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from shim import loop
-from shim.loop.descriptors import Descriptors
+from shim.loop.core import Descriptors
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     turns: list[float | None] = []
     poll = Descriptors.poll
 
-    def counted(descriptors: Descriptors[object], patience: float | None) -> list[tuple[int, int]]:
+    def counted(descriptors: Descriptors, patience: float | None) -> list[tuple[int, int]]:
         turns.append(patience)
         return poll(descriptors, patience)
 

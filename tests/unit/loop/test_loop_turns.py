@@ -15,7 +15,7 @@ import pytest
 
 from shim import loop
 from shim.loop import core
-from shim.loop.descriptors import Descriptors
+from shim.loop.core import Descriptors
 from tests.harness.launcher import REPOSITORY
 
 
@@ -157,7 +157,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     waits: list[float | None] = []
     poll = Descriptors.poll
 
-    def noted(descriptors: Descriptors[core.Task], patience: float | None) -> Any:
+    def noted(descriptors: Descriptors, patience: float | None) -> Any:
         waits.append(patience)
         return poll(descriptors, patience)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hooks.config import Config
-from integration.node.agent import is_ready, serve, status_path
-from integration.node.components import Options
+from integration.node.agent import serve
 from integration.node.errors import AgentRunning
+from integration.node.options import Options
+from integration.node.readiness import is_ready, status_path
 
 if TYPE_CHECKING:
     from pathlib import Path

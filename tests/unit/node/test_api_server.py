@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +19,7 @@ from integration.node.api_connection import trusted
 from integration.node.api_server import ApiServer
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 from tests.harness.cluster import Cluster
+from tests.harness.front import Front
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -210,6 +213,45 @@ def test_a_connection_that_ended_or_leads_nowhere_is_made_anew(
     assert client.call("GET", SLICES)["items"] == []
     assert heard == [2, 3]
     waits.set()
+
+
+def test_a_server_that_sends_a_little_now_and_then_is_not_waited_for_longer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = ApiServer("127.0.0.1", cluster.port, cluster.service_account, timeout=0.5)
+    monkeypatch.setattr("integration.node.api_server._WATCH_LASTS", 0)
+    told, over = list[int](), threading.Event()
+
+    def trickle() -> Iterator[Any]:
+        while len(told) < 200 and not over.wait(0.05):
+            told.append(1)
+            yield {"type": "MODIFIED", "object": {}}
+
+    monkeypatch.setattr(cluster, "answer", lambda _: (200, trickle()))
+    try:
+        with pytest.raises(ApiServerSilent, match=r"takes too long|timed out"):
+            client.call("GET", SLICES)
+        with pytest.raises(ApiServerSilent, match=r"takes too long|timed out"):
+            list(client.watch(SLICES, "100", {}))
+    finally:
+        over.set()
+
+
+def test_each_address_of_a_name_has_its_part_of_the_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = socket.getaddrinfo("127.0.0.1", cluster.port, type=socket.SOCK_STREAM)
+    with Front(cluster.port) as front:
+        front.be("drop")
+        silent = socket.getaddrinfo("127.0.0.1", front.port, type=socket.SOCK_STREAM)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*silent, *found])
+        client = ApiServer("127.0.0.1", cluster.port, cluster.service_account, timeout=2)
+        assert client.call("GET", SLICES)["items"] == []
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: silent * 8)
+        begun = time.monotonic()
+        with pytest.raises(ApiServerSilent):
+            client.call("POST", SLICES, a_slice("one"))
+        assert time.monotonic() - begun < 4 * client.timeout
 
 
 def test_the_kernel_tries_connections_that_are_silent(client: ApiServer, cluster: Cluster) -> None:

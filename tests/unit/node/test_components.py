@@ -11,8 +11,9 @@ import pytest
 
 from hooks.config import Config
 from integration.node import backoff, components
-from integration.node.components import Context, Options, keep
+from integration.node.components import Context, keep
 from integration.node.errors import AgentStateUnusable
+from integration.node.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

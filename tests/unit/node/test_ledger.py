@@ -19,10 +19,11 @@ from integration.cli.app import main
 from integration.inspection.bundles import TASKS, Container, Pod
 from integration.inspection.holding import devices_of
 from integration.inspection.procfs import Procfs
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.ledger import component
 from integration.node.ledger.holdings import holdings_of, unheld_of
 from integration.node.ledger.values import Allocated, Holding, Unheld
+from integration.node.options import Options
 from integration.node.refresh import Seen
 from integration.node.watcher import Watcher
 from shim import syscalls

@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.monitor import letting_go
+from integration.node.options import Options
 from shim import syscalls
 from tests.harness.waiting import until
 

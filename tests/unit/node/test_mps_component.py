@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,13 @@ import anyio.lowlevel
 import pytest
 
 from hooks.config import Config
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.mps import component
 from integration.node.mps.claims import CLAIMS
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.places import Places
 from integration.node.mps.plan import ClaimDaemon
+from integration.node.options import Options
 from integration.node.plugin.values import MPS, Settings, SharedResource, Sharing
 from integration.node.refresh import Seen
 from tests.unit.node.test_mps_plan import gpu, inventory_of, shared, uuid
@@ -100,8 +100,6 @@ async def settled() -> None:
 
 async def test_what_is_shared_is_kept_and_told_of(context: Context) -> None:
     board = context.board
-    ready = Path(board.settings.mps_root if board.settings else "", ".ready")
-    ready.write_text("of an agent that was killed")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         await settled()
@@ -109,11 +107,7 @@ async def test_what_is_shared_is_kept_and_told_of(context: Context) -> None:
         assert kept.plan is not None
         assert kept.programs == kept.plan.programs
         assert board.mps[NAME].unready == "it begins"
-        assert not ready.exists()
-        kept.say("")
-        assert json.loads(ready.read_text())["resources"][0]["replicas"] == 3
         kept.say("it ended", "it ended, says the fault")
-        assert not ready.exists()
         assert board.faults["mps"] == "it ended, says the fault"
         # What cannot be is a fault as well.
         board.post(seen=Seen(inventory=inventory_of("", gpu(0, mig=True))))
@@ -193,9 +187,6 @@ async def test_daemons_of_claims_are_kept_beside_those_of_resources(context: Con
         assert plan is not None
         assert (plan.devices, plan.percentage, plan.stays) == ((uuid(1),), 50, True)
         assert plan.others == {uuid(0)}
-        Kept.all[NAME].say("")
-        ready = Path(board.settings.mps_root if board.settings else "", ".ready")
-        assert ready.exists(), "it is said of resources alone"
         # The control program here has no such option.
         board.post(claim_daemons={f"{name}5": replace(daemon, multi_user=True)})
         await settled()

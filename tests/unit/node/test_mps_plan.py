@@ -23,9 +23,9 @@ from integration.node.errors import (
     MpsProgramMissing,
     MpsStateUnusable,
 )
-from integration.node.mps import control, host_setup, modes
+from integration.node.mps import daemon, host_setup, modes
 from integration.node.mps.claims import plan_of_claim
-from integration.node.mps.control import Control
+from integration.node.mps.daemon import Daemon
 from integration.node.mps.places import Places, places_in
 from integration.node.mps.plan import ClaimDaemon, Programs, plan_of
 from integration.node.plugin.values import MPS, Device, Resource
@@ -141,11 +141,11 @@ def test_a_driver_without_mps_is_said() -> None:
         plan_of(shared(0), without)
 
 
-def program(path: Path, text: str) -> Control:
+def program(path: Path, text: str) -> tuple[Daemon, Programs]:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     places = Places(str(path.parent), "nvidia.com/gpu")
-    return Control(Programs("", str(path), "/usr/bin", ""), places, "/dev")
+    return Daemon(Config(), places), Programs("", str(path), "/usr/bin", "")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,10 @@ def test_an_answer_that_makes_no_sense_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str
 ) -> None:
     if "sleep" in text:
-        monkeypatch.setattr(control, "TIMEOUT", 0.1)
+        monkeypatch.setattr(daemon, "TIMEOUT", 0.1)
+    asked, programs = program(tmp_path / "control", text)
     with pytest.raises(MpsDaemonFailed, match=found):
-        program(tmp_path / "control", text).percentage()
+        asked.percentage(programs)
 
 
 def test_clients_are_those_of_every_server(tmp_path: Path) -> None:
@@ -171,7 +172,8 @@ def test_clients_are_those_of_every_server(tmp_path: Path) -> None:
         'read -r name pid; case "$name $pid" in "get_server_list ") echo 7; echo 8;;'
         ' "get_client_list 7") echo 70; echo 71;; *) echo "Server $pid not found";; esac'
     )
-    assert program(tmp_path / "control", text).clients() == (70, 71)
+    asked, programs = program(tmp_path / "control", text)
+    assert asked.clients(programs) == (70, 71)
 
 
 @pytest.fixture

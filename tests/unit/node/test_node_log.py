@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from integration.cli.node import _log
+from integration.cli.node_agent import _log
 
 if TYPE_CHECKING:
     from pathlib import Path

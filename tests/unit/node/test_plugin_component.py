@@ -17,11 +17,12 @@ import pytest
 
 from hooks.config import Config
 from integration.node import backoff
-from integration.node.components import AUTO, NO, PARTS, YES, Context, Options
+from integration.node.components import PARTS, Context
 from integration.node.dra.values import ClaimDevice
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.mps.containers import MpsDaemon
+from integration.node.options import AUTO, NO, YES, Options
 from integration.node.plugin import component
 from integration.node.plugin.cdi import Specs, path_of
 from integration.node.plugin.component import run

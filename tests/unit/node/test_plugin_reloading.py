@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.components import Context, Options
+from integration.node.components import Context
+from integration.node.options import Options
 from integration.node.plugin.choosing import Choice
 from integration.node.plugin.reloading import keep_settings
 from integration.node.plugin.settings import Source

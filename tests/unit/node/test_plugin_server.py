@@ -15,10 +15,11 @@ import pytest
 
 from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.errors import CdiDeviceUnwritten
 from integration.node.health.values import State
 from integration.node.metrics.counters import OK
+from integration.node.options import Options
 from integration.node.plugin.serving import Serving
 from integration.node.plugin.values import Device, Resource
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin

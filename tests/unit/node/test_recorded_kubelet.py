@@ -15,9 +15,10 @@ from api.proto import deviceplugin_pb2 as pb
 from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
 from hooks.node.gpus import Gpu
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.ledger.holdings import unheld_of
 from integration.node.ledger.kubelet import PodResources
+from integration.node.options import Options
 from integration.node.plugin.allocation import VENDOR, Ground, allocate
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.server import Server

@@ -9,7 +9,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from shim.reaper import Reaper
+from shim.children import Reaper
 from tests.harness import loop_backend
 
 

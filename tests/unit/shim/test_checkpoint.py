@@ -19,10 +19,10 @@ from shim.checkpoint.errors import (
     CriuUnsupportedByRuntime,
     RestoreFailed,
 )
-from shim.reaper import Reaper
+from shim.children import Reaper
 from shim.runtime.options import RuntimeOptions
 from shim.runtime.runtime import LowLevelRuntime
-from shim.stdio.stdio import ChildStdio
+from shim.stdio import ChildStdio
 
 pytestmark = pytest.mark.anyio
 

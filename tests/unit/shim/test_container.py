@@ -9,12 +9,12 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from shim.children import Child, Exit, Reaper
 from shim.context import ShimContext
 from shim.log import Log
 from shim.pod.container import Container
 from shim.pod.operations import Exits, Operations
 from shim.pod.process import Event, Process, State
-from shim.reaper import Child, Exit, Reaper
 from shim.runtime.options import RuntimeOptions
 from shim.sandbox import namespaces
 from shim.sandbox.pod import Pod

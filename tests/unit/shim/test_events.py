@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
+import anyio.lowlevel
 import pytest
+from google.protobuf.empty_pb2 import Empty
 
-from api.proto import events_pb2
+from api.proto import events_pb2, events_service_pb2
+from api.ttrpc import Context
 from integration.shim_client import EventsServer
 from shim.log import Log
+from shim.loop import core
 from shim.pod.events import Publisher
 
 pytestmark = pytest.mark.anyio
@@ -80,3 +85,41 @@ async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
         assert publisher.waiting == 0
         publisher.close()
         tasks.cancel_scope.cancel()
+
+
+async def test_a_containerd_that_is_slow_to_answer_is_told_an_event_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.path.relpath(tmp_path / "events")
+    os.mkfifo(tmp_path / "log")
+    server = _Slow(path, "ns")
+    skipped = 0.0
+    monkeypatch.setattr(core, "now", lambda: time.monotonic() + skipped)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(server.serve)
+        publisher = Publisher(path, "ns", tasks, Log(str(tmp_path), debug=False))
+        publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))
+        await server.asked.wait()
+        for _ in range(50):  # half an hour, in which whatever has a limit of time is given up
+            skipped += 36
+            await anyio.lowlevel.checkpoint()
+        server.answers.set()
+        assert await publisher.drain(10)
+        assert server.of("c1") == ["TaskStart"]
+        publisher.close()
+        tasks.cancel_scope.cancel()
+
+
+class _Slow(EventsServer):
+    """A containerd that answers when the test says so."""
+
+    def __init__(self, path: str, namespace: str) -> None:
+        super().__init__(path, namespace)
+        self.asked = anyio.Event()
+        self.answers = anyio.Event()
+
+    async def _forward(self, context: Context, request: events_service_pb2.ForwardRequest) -> Empty:
+        done = await super()._forward(context, request)
+        self.asked.set()
+        await self.answers.wait()
+        return done

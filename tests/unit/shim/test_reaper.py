@@ -12,8 +12,7 @@ import anyio
 import pytest
 
 from shim import syscalls
-from shim.reaper import Exit, Reaper
-from shim.spawn import spawn
+from shim.children import Exit, Reaper, spawn
 
 pytestmark = pytest.mark.anyio
 

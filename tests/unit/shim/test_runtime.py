@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from api.errors import Status
 from shim import syscalls
+from shim.children import Reaper
 from shim.errors import ProcessFinished, ProgramNotFound, ProgramTimeout, RuntimeFailed
-from shim.reaper import Reaper
 from shim.runtime import runtime as runtime_module
 from shim.runtime.options import RuntimeOptions
 from shim.runtime.runtime import POINTLESS, LowLevelRuntime, last_error
-from shim.stdio.stdio import ChildStdio
+from shim.stdio import ChildStdio
 
 pytestmark = pytest.mark.anyio
 

@@ -63,16 +63,18 @@ def _printed(script: str) -> Any:
 
 _FAILING = """
 import os, tempfile
+from api.errors import describe_bug
 from shim import loop
 from shim.log import Log
-from shim.pod.server import GuardedTasks
 
 async def fail():
     raise RuntimeError("nobody foresaw it")
 
 async def main(log):
     async with loop.create_task_group() as group:
-        GuardedTasks(group, log).start_soon(fail)
+        loop.GuardedTasks(
+            group, lambda error: log.error("it failed", traceback=describe_bug(error))
+        ).start_soon(fail)
 
 with tempfile.TemporaryDirectory() as directory:
     os.mkfifo(f"{directory}/log")

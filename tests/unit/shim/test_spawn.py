@@ -13,10 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from shim.children import Reaper, run, spawn
 from shim.errors import ProgramNotFound, ProgramTimeout
 from shim.programs import fixed_environment
-from shim.reaper import Reaper
-from shim.spawn import run, spawn
 
 pytestmark = pytest.mark.anyio
 
@@ -125,8 +124,8 @@ _WITH_FURTHER = """
 import json, os, sys
 sys.path += sys.argv[1:]
 from shim import loop
-from shim.reaper import Reaper
-from shim.spawn import reserve_numbers, spawn
+from shim.children import Reaper
+from shim.children import reserve_numbers, spawn
 
 listener = reserve_numbers(os.open("/dev/zero", os.O_RDONLY))
 assert listener > 5

@@ -14,7 +14,7 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from shim.reaper import Child, Exit
+from shim.children import Child, Exit
 from shim.runtime import standins, statedir
 from shim.runtime.standins import StandIns
 from shim.runtime.statedir import Kind
@@ -190,9 +190,7 @@ def _stand_ins(
     program.chmod(0o755)
     monkeypatch.setattr(standins, "_executes", lambda *_: True)
     init = Child(pid)
-    made = StandIns(str(program), str(directory), systemd_cgroup=False)
-    made.recognise(init)
-    return init, made
+    return init, StandIns(str(program), str(directory), init, systemd_cgroup=False)
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
+from shim.children import Reaper
 from shim.context import ShimContext
 from shim.errors import StdioTimeout, StdioUnavailable
 from shim.log import Log
 from shim.pod.process import Process
-from shim.reaper import Reaper
 from shim.stdio import Stdio, files, open_stdio
 from shim.stdio.uris import StdioUris
 from tests.harness.fuse import FILE, fuse

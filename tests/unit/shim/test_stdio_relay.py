@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 
-from shim.stdio.relay import Relay
+from shim.stdio.pipes import Relay
 from tests.harness.examples import seeds
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from api.errors import NvshimError
 from shim.errors import InvalidLogUri, StdioUnsupported
-from shim.stdio.uris import Fifo, LogFile, LoggerUri, parse_outputs, parse_stdin
+from shim.stdio.logger import LoggerUri
+from shim.stdio.uris import Fifo, LogFile, parse_outputs, parse_stdin
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from shim.work.worker import Worker
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shim.reaper import Reaper
+    from shim.children import Reaper
     from shim.work.worker import Answer, Link
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from integration.simulated.archive import (
     Archive,
-    in_release,
     machine_sources,
     own_release,
     read_deb822,
@@ -32,7 +31,8 @@ from integration.simulated.errors import (
     PackagesError,
     UnpackFailed,
 )
-from integration.simulated.packages import fetch, unpack
+from integration.simulated.packages import unpack
+from tests.tools.packages import fetch, in_release
 
 
 @dataclass

@@ -25,7 +25,7 @@ from hooks.words import (
     Origin,
     Void,
 )
-from integration.node.components import DRA_DRIVER
+from integration.node.options import DRA_DRIVER
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"
 DEVICES = "NVIDIA_VISIBLE_DEVICES"

@@ -18,11 +18,12 @@ from hooks.config import Config
 from integration.node.causes import component, journal
 from integration.node.causes.component import run
 from integration.node.causes.files import QUIET
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.ledger.values import DeviceUse, Ledger
 from integration.node.monitor.component import Teller
 from integration.node.monitor.values import GpuEvent, GpuSample, Sample
 from integration.node.mps.containers import MpsDaemon
+from integration.node.options import Options
 from integration.node.refresh import Seen
 from shim.causes import ended, record
 from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes

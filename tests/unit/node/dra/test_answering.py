@@ -10,11 +10,12 @@ import pytest
 from api.errors import NvshimError
 from api.proto import dra_pb2 as pb
 from hooks.config import Config
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.dra import answering
 from integration.node.dra.answering import Answering, Ended
 from integration.node.dra.values import Claim, Health
 from integration.node.errors import ResourceClaimUnusable
+from integration.node.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

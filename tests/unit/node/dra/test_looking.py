@@ -9,8 +9,9 @@ import pytest
 from hooks.config import load_config
 from integration.inventory import inventory_of
 from integration.node.board import Board
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.dra.looking import Looking
+from integration.node.options import Options
 from integration.simulated import Scenario, SimulatedNode
 
 if TYPE_CHECKING:

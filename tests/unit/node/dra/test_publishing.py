@@ -12,9 +12,10 @@ import pytest
 
 from hooks.config import Config
 from integration.node.api_server import ApiServer
-from integration.node.components import DRA_DRIVER, Context, Options
+from integration.node.components import Context
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.slices import MOST_DEVICES
+from integration.node.options import DRA_DRIVER, Options
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
 from tests.unit.node.dra.test_parts import published
@@ -195,8 +196,25 @@ async def test_another_server_may_speak_another_version(cluster: Cluster) -> Non
 
 @pytest.mark.parametrize(
     "document",
-    [{}, {"versions": [None]}, {"items": [{}], "metadata": {}}, {"items": 3}],
-    ids=lambda each: ",".join(each) or "empty",
+    [
+        {},
+        {"versions": [None]},
+        {"items": [{}], "metadata": {}},
+        {"items": 3},
+        {
+            "items": [
+                {
+                    "metadata": {"name": "one"},
+                    "spec": {
+                        "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
+                        "devices": [{"taints": [{"timeAdded": "now"}]}],
+                    },
+                }
+            ],
+            "metadata": {"resourceVersion": "1"},
+        },
+    ],
+    ids=["empty", "versions", "list", "items", "devices"],
 )
 async def test_an_answer_of_something_else_is_a_fault_and_no_end(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
 from hooks.words import Node
-from integration.node.components import DRA_DRIVER
 from integration.node.dra.devices import Device, Place, devices_of, publishable, semantic_version
 from integration.node.dra.slices import (
     MOST_DEVICES,
@@ -29,6 +28,7 @@ from integration.node.dra.slices import (
 )
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
+from integration.node.options import DRA_DRIVER
 from tests.harness.recorded import recorded_lines
 from tests.harness.slice_rules import faults
 

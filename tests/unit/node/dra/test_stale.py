@@ -12,11 +12,13 @@ import pytest
 from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
 from integration.node.api_server import ApiServer
-from integration.node.components import DRA_DRIVER, Context, Options
+from integration.node.components import Context
 from integration.node.dra.reading import ClaimReader
 from integration.node.dra.stale import Stale
 from integration.node.dra.values import Claim, ClaimDevice
 from integration.node.errors import MigDeviceNotUndone
+from integration.node.options import DRA_DRIVER, Options
+from tests.harness.api_server import refusal
 from tests.harness.cluster import Cluster
 from tests.harness.kubelet_plugins import KubeletPlugins
 
@@ -25,10 +27,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from integration.node.dra.claims import Reference
+    from tests.harness.http_server import Request
 
 pytestmark = pytest.mark.anyio
 
 DEVICE: Final = ClaimDevice("gpu", "node-1", "gpu-0", "GPU-0", "GPU-0")
+# As a real server refused it to a kubelet: tests/recorded, kubernetes-1.36/dra.
+NOBODYS: Final = (
+    'resourceclaims.resource.k8s.io "claim" is forbidden: User "system:node:gpu-node" cannot get '
+    'resource "resourceclaims" in API group "resource.k8s.io" in the namespace "default": no '
+    "relationship found between node 'gpu-node' and this object"
+)
 CLAIM: Final = Claim("uid-of-old", "default", "claim", (DEVICE,))
 
 
@@ -106,6 +115,16 @@ def anew_and_runs(place: Place) -> None:
     place.runs(f"k8s.{DRA_DRIVER}/claim=uid-of-new-gpu-1")
 
 
+def nobodys(place: Place) -> None:
+    """Have the server refuse as its node authorizer does, for a kubelet's own credentials."""
+    answer = place.cluster.answer
+
+    def forbidden(request: Request) -> tuple[int, Any]:
+        return refusal(403, NOBODYS) if "resourceclaims" in request.path else answer(request)
+
+    place.cluster.answer = forbidden  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -113,8 +132,9 @@ def anew_and_runs(place: Place) -> None:
         anew,
         anew_and_runs,
         lambda place: place.runs("k8s.x/claim=uid-of-other", name="other"),
+        nobodys,
     ],
-    ids=["gone", "another of its name", "which runs", "another claim runs"],
+    ids=["gone", "another of its name", "which runs", "another claim runs", "nobody's here"],
 )
 async def test_what_nobody_has_is_taken_back_at_the_second_look(
     place: Place, trouble: Callable[[Place], Any]
@@ -161,6 +181,12 @@ async def test_what_somebody_may_have_stays(place: Place, trouble: Callable[[Pla
     trouble(place)
     assert await place.look(3) == []
     assert not place.said
+
+
+async def test_a_kubelets_credentials_alone_take_nothing_back(place: Place) -> None:
+    nobodys(place)
+    place.record()
+    assert await place.look(3) == []
 
 
 async def test_without_the_kubelets_word_everything_stays(place: Place) -> None:

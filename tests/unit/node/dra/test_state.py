@@ -73,6 +73,20 @@ def test_what_a_newer_agent_has_added_is_passed_over(tmp_path: Path) -> None:
     assert [*load(config, "driver").values()] == CLAIMS
 
 
+def test_the_kubelets_record_says_of_which_gpu_a_part_is(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    gpu = "8b53c73b-1f5f-4a3e-9c2f-0d1a2b3c4d5e"
+    names = [f"gpu-{gpu}-mig-1g10gb-19-2", f"gpu-{gpu}", f"mig-{gpu}"]
+    told = [{"PoolName": "node-1", "DeviceName": name, "RequestNames": ["a"]} for name in names]
+    info = {"ClaimUID": "u", "Namespace": "n", "ClaimName": "c"}
+    info |= {"DriverState": {"driver": {"Devices": told}}}  # type: ignore[dict-item]
+    (tmp_path / "kubelet").mkdir()
+    data = json.dumps({"ClaimInfoStateList": [info]})
+    (tmp_path / "kubelet" / "dra_manager_state").write_text(json.dumps({"Data": data}))
+    (claim,) = load(config, "driver").values()
+    assert [each.gpu for each in claim.devices] == [f"GPU-{gpu}", f"GPU-{gpu}", ""]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "null", "[" * 100_000, '{"format": 1}', '{"format": 2, "boot": "", "claims": []}',

@@ -17,7 +17,7 @@ import pytest
 from hooks.config import Config
 from integration.inspection.bundles import Container, Pod
 from integration.inspection.procfs import Procfs
-from integration.node.components import Context, Options
+from integration.node.components import Context
 from integration.node.errors import XidListWrong
 from integration.node.health import requests, store
 from integration.node.health.component import run
@@ -25,6 +25,7 @@ from integration.node.health.values import State
 from integration.node.ledger.values import Holding, Ledger
 from integration.node.monitor.component import Teller
 from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.node.options import Options
 from integration.node.refresh import Seen
 from tests.unit.node.inventories import inventory
 

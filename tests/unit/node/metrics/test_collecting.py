@@ -13,9 +13,8 @@ from integration.node.board import Board
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
-from integration.node.metrics.families import FAMILIES, collect
 from integration.node.metrics.moment import Moment
-from integration.node.metrics.text import OPENMETRICS, PLAIN, Form, write
+from integration.node.metrics.text import FAMILIES, OPENMETRICS, PLAIN, Form, collect, write
 from integration.node.monitor.values import GpuSample, Sample
 from tests.harness.exposition import read_told
 from tests.unit.node.metrics.nodes import (

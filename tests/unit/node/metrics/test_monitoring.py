@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
-from integration.node.metrics.families import FAMILIES, collect
-from integration.node.metrics.text import PLAIN, write
+from integration.node.metrics.text import FAMILIES, PLAIN, collect, write
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.pages import anchors, read_page
 from tests.harness.prometheus import Programs, Promtool

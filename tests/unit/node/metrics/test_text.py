@@ -7,9 +7,8 @@ import math
 import pytest
 
 from integration.node.metrics.counters import Durations
-from integration.node.metrics.families import FAMILIES
 from integration.node.metrics.family import Family, Rows
-from integration.node.metrics.text import LONGEST, OPENMETRICS, PLAIN, Form, choose, write
+from integration.node.metrics.text import FAMILIES, LONGEST, OPENMETRICS, PLAIN, Form, choose, write
 from tests.harness.exposition import read_told
 
 GAUGE = Family("nvshim_test_bytes", "A test.", ("pod", "container"))

@@ -1,4 +1,6 @@
-"""Passing on from a pipe or terminal to another one, on the event loop.
+"""Descriptors of pipes, fifos and terminals, and passing on from one to another.
+
+No function here waits for the process at the other end.
 
 Between pipes the kernel moves the pages (splice(2)), and no byte is copied. Small amounts are
 copied all the same: a moved page takes one of the sixteen places in a pipe however little is in
@@ -13,16 +15,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import stat
+import termios
 from typing import TYPE_CHECKING, Final
 
 from shim import loop
-from shim.stdio.ends import Descriptors, waiting_bytes
+from shim.errors import StdioUnavailable, remedy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from shim.context import Tasks
+    from shim.loop import Tasks
 
 
 _CHUNK: Final = 1 << 16
@@ -31,14 +35,101 @@ _CHUNK: Final = 1 << 16
 _WORTH_MOVING: Final = 1 << 14
 _MOST: Final = 1 << 20
 
-# The size of both pipes, where the kernel lets us: four times its default, for a third of the
-# wake-ups.
+# The size of both pipes once there is much to pass on, where the kernel lets us: four times its
+# default, for a third of the wake-ups. Most execs print a few lines.
 _PIPE_SIZE: Final = 1 << 18
 
 # How much is passed on before other tasks get a turn, in bytes and in steps: source and sink may
 # always be ready.
 _TURN_BYTES: Final = 1 << 20
 _TURN_STEPS: Final = 64
+
+
+class Descriptors:
+    """Descriptors that are closed together, once."""
+
+    __slots__ = ("_fds",)
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def keep(self, fd: int) -> int:
+        """Close ``fd`` when the others are closed."""
+        self._fds.append(fd)
+        return fd
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._fds)
+
+    def close(self) -> None:
+        """Close them all; a second call does nothing."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+class Opening:
+    """Turns an OSError of an open into a :class:`StdioUnavailable`.
+
+    Args:
+        role: what is opened: "stdin".
+        path: where it is.
+        do: what can be done about it.
+    """
+
+    __slots__ = ("_do", "_path", "_role")
+
+    def __init__(
+        self,
+        role: str,
+        path: str,
+        do: str = "containerd's client has to make the fifo before it creates the task",
+    ) -> None:
+        self._role = role
+        self._path = path
+        self._do = do
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise StdioUnavailable(
+                f"{self._role} at {self._path}",
+                found=error.strerror or str(error),
+                do=remedy_of(error, self._do),
+            ) from error
+
+
+def is_fifo(path: str) -> bool:
+    """Whether a path leads to a fifo."""
+    return stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def open_fifo(path: str) -> tuple[int, int]:
+    """A non-blocking read end and a blocking write end of a fifo."""
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return reading, os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(reading)
+        raise
+
+
+def waiting_bytes(fd: int) -> int:
+    """How many bytes wait to be read from a pipe or terminal."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), "little")
+
+
+def state_of(fd: int, events: int = 0) -> int:
+    """The state of a descriptor, as poll(2) reports it at this moment.
+
+    Args:
+        fd: the descriptor.
+        events: what to ask for besides errors and hangups.
+    """
+    poll = select.poll()
+    poll.register(fd, events)
+    return sum(state for _, state in poll.poll(0))
 
 
 class Relay:
@@ -64,9 +155,7 @@ class Relay:
         for fd in (source, sink):
             os.set_blocking(fd, False)
         self._moves = _is_pipe(source) and _is_pipe(sink)
-        if self._moves:
-            _enlarge(source)
-            _enlarge(sink)
+        self._enlarged = not self._moves
         self._rest = memoryview(b"")
         self._sink_is_full = False
         self._finishing = False
@@ -130,6 +219,7 @@ class Relay:
         self._sink_is_full = True  # if this blocks
         if not self._rest:
             if self._moves and waiting_bytes(self._source) >= _WORTH_MOVING:
+                self._enlarge()
                 return os.splice(self._source, self._sink, _MOST, flags=os.SPLICE_F_NONBLOCK)
             self._sink_is_full = False
             self._rest = memoryview(os.read(self._source, _CHUNK) or self._take_last())
@@ -147,7 +237,8 @@ class Relay:
     async def _until_ready(self) -> bool:
         """Wait for the side that was not ready; returns whether there can be more."""
         if self._sink_is_full:
-            await loop.wait_writable(self._sink)
+            if not self._enlarge():
+                await loop.wait_writable(self._sink)
         elif self._finishing:
             return False
         else:
@@ -156,13 +247,18 @@ class Relay:
             self._waiting = None
         return True
 
-
-def _enlarge(pipe: int) -> None:
-    try:
-        if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-    except OSError:
-        pass  # root's share of pipes is used up (pipe(7), pipe-user-pages-soft)
+    def _enlarge(self) -> bool:
+        """Enlarge both pipes, when the first much is passed on; returns whether they were not."""
+        if self._enlarged:
+            return False
+        self._enlarged = True
+        for pipe in (self._source, self._sink):
+            try:
+                if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+            except OSError:
+                pass  # root's share of pipes is used up (pipe(7), pipe-user-pages-soft)
+        return True
 
 
 def _is_pipe(fd: int) -> bool:
