@@ -256,13 +256,16 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	@touch $@
 
 # The driver, and programs of other releases, before a test's time is measured. Debian unstable's
-# are for make test-matrix, which gets them itself: they change from day to day.
-$(CACHE)/.parts: $(VENV)/.ready integration/simulated/driver.py tests/tools/parts.py \
-                 tests/harness/docker.py tests/harness/kubectl.py tests/harness/prometheus.py
-	$(VENV)/bin/python -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
-	$(VENV)/bin/python -m tests.tools.parts trixie
+# are for make test-matrix, which gets them itself: they change from day to day. What needs nothing
+# of the environment can be had while that is made.
+$(CACHE)/.programs: $(CACHE)/.packages integration/simulated/driver.py tests/tools/parts.py tests/harness/kubectl.py
+	$(PYTHON) -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
+	$(PYTHON) -m tests.tools.parts trixie
+	$(PYTHON) -m tests.harness.kubectl bookworm trixie
+	@touch $@
+
+$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready tests/harness/docker.py tests/harness/prometheus.py
 	$(VENV)/bin/python -m tests.harness.docker bookworm trixie
-	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie
 	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 
