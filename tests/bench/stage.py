@@ -138,6 +138,7 @@ class Stage:
             "shim_directory": os.path.dirname(self.launcher),
             "shim_config": self.node.config_path,
             "debug": False,
+            "environment": {},  # what is measured has its own, and not that of tests
         }
 
     @cached_property
