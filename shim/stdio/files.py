@@ -294,15 +294,8 @@ async def _start(
 ) -> tuple[Child, socket.socket]:
     """Start a child that copies, and wait until it has opened its file.
 
-    Args:
-        shim: whose child it is.
-        role: what the file is, for an error.
-        path: the file.
-        open_: called in the child; returns where to read from, and where to write to.
-        kept: the descriptor of ours that this needs.
-
-    Returns:
-        The child, and the connection to it.
+    ``open_`` is called in the child, where ``kept`` stays open; it returns where to read from, and
+    where to write to.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

@@ -76,7 +76,7 @@ print("imported", done)
 FORK_AND_LOOK: Final = """
 import os, sys
 sys.path.append(sys.executable.removesuffix("/runtime/bin/python3") + "/lib")
-from shim.forkserver.immortal import make_immortal
+from shim.forkserver.memory import make_immortal
 objects = [[] for _ in range(100_000)]
 def copied():
     reading, writing = os.pipe()
