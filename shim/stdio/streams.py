@@ -150,6 +150,8 @@ class FifoOutput(Output):
     A read end is kept, so that the process is never killed by SIGPIPE. When nobody writes any more
     it may become a write end: that holds what is in the fifo too, lets a client that comes
     late open the fifo, and shows whether there is one: a write end is in error if nobody reads.
+    While there is one it is a read end again: the client can have its end, and if it goes without
+    having read all, the rest is there for the next.
 
     Args:
         path: the fifo.
@@ -223,18 +225,17 @@ class FifoOutput(Output):
                 stalled = 0 if passed > before else stalled + 1
 
     async def _is_left_after_a_moment(self) -> bool:
-        """Whether something is left that nobody has come for."""
+        """Whether something is left that its client, if there is one, has had a moment for."""
         self._ended_at = loop.current_time()
         if not self._holds():
             return False
-        if not self._has_reader():
-            return True
-        await self._while_taken()
-        self._close_kept()  # or the client would wait for an end that only we delay
-        return False
+        if self._has_reader():
+            await self._while_taken()
+            self._keep_read_end()
+        return self._holds()
 
     async def _hold(self) -> None:
-        """Hold what is in the fifo until a client comes, be it days later, and let it have the end.
+        """Hold what is in the fifo until a client has read it, be it days later.
 
         containerd may be restarting; its own shim waits for its client before it makes the process,
         for ever.
@@ -242,24 +243,23 @@ class FifoOutput(Output):
         if self.relay is not None:
             await self.relay.done.wait()
         pause = _POLL_SECONDS
-        while self._holds() and not self._has_reader():
+        while self._holds():
+            if self._has_reader():
+                self._keep_read_end()
             await loop.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
-        self._close_write_end()
+        self._close_kept()
 
     async def _while_taken(self) -> None:
         """Wait while a client takes what is in the fifo.
 
         containerd before 1.6.22 closes its end when it learns of a container's exit, read or not.
         """
-        fd, stalled = self._kept, 0
-        left = waiting_bytes(fd)
+        left, stalled = waiting_bytes(self._kept), 0
         with loop.move_on_after(_TAKING_SECONDS):
             while left and stalled < _STALLED:
                 await loop.sleep(_POLL_SECONDS)
-                if self._kept != fd:
-                    return
-                before, left = left, waiting_bytes(fd)
+                before, left = left, waiting_bytes(self._kept) if self._kept >= 0 else 0
                 stalled = 0 if left < before else stalled + 1
 
     def _holds(self) -> bool:
@@ -269,11 +269,23 @@ class FifoOutput(Output):
     def _has_reader(self) -> bool:
         """Whether a client has the fifo open; what we keep is a write end from now on."""
         if not self._writes:
-            path = f"/proc/self/fd/{self._kept}"
-            writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._close_kept()
-            self._kept, self._writes = writing, True
+            self._reopen(os.O_WRONLY)
         return not state_of(self._kept)
+
+    def _keep_read_end(self) -> None:
+        """Let the client have its end, or it would wait for one that only we delay."""
+        try:
+            if self._writes:
+                self._reopen(os.O_RDONLY)
+        except OSError:  # no descriptor is free
+            self._close_kept()
+
+    def _reopen(self, mode: int) -> None:
+        """Keep the other end; what is in the fifo stays."""
+        path = f"/proc/self/fd/{self._kept}"
+        other = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._close_kept()
+        self._kept, self._writes = other, mode == os.O_WRONLY
 
     def _close_write_end(self) -> None:
         """Let a client that has come have the end."""

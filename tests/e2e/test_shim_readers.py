@@ -124,6 +124,24 @@ async def test_a_client_that_reads_nothing_holds_up_the_end_no_longer_than_a_mom
         await gone(shim, "c1")
 
 
+@pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
+async def test_what_a_client_has_not_read_when_it_goes_is_there_for_the_next(
+    start_shim: StartShim, *, terminal: bool
+) -> None:
+    async with start_shim("c1", "echo", "hello") as shim:
+        stdout = shim.fifo("out")
+        # As a containerd that hangs, and is killed and started again.
+        first = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK)
+        await shim.run("c1", stdout=stdout, terminal=terminal)
+        await shim.call("Wait", id="c1")
+        os.close(first)
+        late = shell(f"cat {stdout} > {stdout}.copy")
+        assert await anyio.to_thread.run_sync(late.wait, 10) == 0
+        assert content_of(f"{stdout}.copy").strip() == b"hello"
+        await shim.call("Delete", id="c1")
+        await gone(shim, "c1")
+
+
 @pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
 async def test_what_was_written_while_containerd_was_away_is_there_when_it_is_back(
     start_shim: StartShim, exec_id: str
