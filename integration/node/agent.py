@@ -9,7 +9,7 @@
 
 Rules
 - One agent per node: a lock in its state directory says so (:mod:`.lock`). A second one ends, but
-  not in a rolling update with DRA: there it serves the kubelet by the first (:mod:`.dra.standby`),
+  not in a rolling update with DRA: there it serves the kubelet by the first (:mod:`.dra.serving`),
   and is the agent once that has ended.
 - A look runs in a thread, and what it asks of the driver in a child of it: neither a hung driver
   nor a hung file system keeps the agent from ending when it is told to. A look that is under way
@@ -124,7 +124,7 @@ def _may_wait(options: Options) -> bool:
 
 async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
     """Be the driver's second instance until the node is ours; returns the context from then on."""
-    from integration.node.dra.standby import stand_by  # noqa: PLC0415 - it loads gRPC
+    from integration.node.dra.serving import stand_by  # noqa: PLC0415 - it loads gRPC
 
     return await stand_by(tasks, context, lock)
 

@@ -111,11 +111,12 @@ class Connection(http.client.HTTPSConnection):
 
     def _open(self, ends: float) -> None:
         plain = _connected(self.host, self.port, ends)
-        for option in _OPTIONS:
-            plain.setsockopt(*option)
-        plain.settimeout(_left(ends))
-        name = self.access.name or self.host
-        self.below = cast("_Socket", self._trust.wrap_socket(plain, server_hostname=name))
+        with plain:  # what is wrapped is none of it any more
+            for option in _OPTIONS:
+                plain.setsockopt(*option)
+            plain.settimeout(_left(ends))
+            name = self.access.name or self.host
+            self.below = cast("_Socket", self._trust.wrap_socket(plain, server_hostname=name))
         self.sock = self.below
 
     def __enter__(self) -> Self:

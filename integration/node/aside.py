@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -51,8 +50,11 @@ async def aside(
             found = do(*arguments)
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
             failed = error
-        with suppress(RuntimeError):  # the event loop has ended, and the process does
+        try:
             loop.call_soon_threadsafe(tell, found, failed)
+        except RuntimeError:  # the event loop has ended, and the process does
+            if failed is None:
+                drop(found)  # type: ignore[arg-type] # it is what was returned
 
     threading.Thread(target=run, name="aside", daemon=True).start()
     return await future

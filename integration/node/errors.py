@@ -6,7 +6,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
     ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
     ├── SettingsError      E2720 to E2725: what the device plugin is told to do
-    └── DraError           E2772 to E2781: what a kubelet is told of a resource claim
+    └── DraError           E2772 to E2796: what a kubelet is told of a resource claim
 
 docs/reference/errors.md has all of them as a table.
 """
@@ -352,3 +352,24 @@ class MigDeviceNotUndone(DraError, code="NVSHIM-E2781", status=Status.FAILED_PRE
     """A MIG device that was made for a claim cannot be undone now. Its pod stays until it is."""
 
     remedy = "see on the node who uses it (`nvshim ps`); it is tried again"
+
+
+class TimeSliceFailed(DraError, code="NVSHIM-E2788", status=Status.FAILED_PRECONDITION):
+    """nvidia-smi did not set the time slice that a claim asks for on its GPU."""
+
+    remedy = "ask for no time slice; some GPUs have none that can be set"
+
+
+class SharingConflict(DraError, code="NVSHIM-E2789", status=Status.FAILED_PRECONDITION):
+    """A claim asks for a GPU to be shared in another way than claims that share it already."""
+
+    remedy = "give both claims the same configuration, or wait for the end of the other"
+
+
+class ExtendedResourceClash(DraError, code="NVSHIM-E2796", status=Status.FAILED_PRECONDITION):
+    """A pod asked for a resource that the scheduler makes claims for and a device plugin serves.
+
+    A node can have it in one of the two ways only: the scheduler and the kubelet count it apart.
+    """
+
+    remedy = "run the agent with --device-plugin no on nodes with that DeviceClass"

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from integration.node.dra.configuration import OURS
+from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.test_dra import CUT, error_of, root

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.node.dra.configuration import OURS
+from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import error_of
 from tests.e2e.test_dra_mig import SCENARIO, THERE, Cut

@@ -18,6 +18,7 @@ from tests.harness.node_agent import agent_process
 from tests.harness.nvshim import Answer, nvshim
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
+from tests.tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -68,7 +69,7 @@ def test_the_spec_follows_the_node(own_gpus: SimulatedNode, tmp_path: Path) -> N
         )
         # A real node is not taken away and built up again below an agent that makes nodes there.
         process.send_signal(signal.SIGSTOP)
-        own_gpus.change(Scenario.load("mig"))
+        changed_node(own_gpus, Scenario.load("mig"))
         process.send_signal(signal.SIGCONT)
         eventually(lambda: any(":" in name for name in devices_of(spec)), "MIG")
         libraries, aside = (

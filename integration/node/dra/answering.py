@@ -1,17 +1,20 @@
-"""What the driver at work answers the kubelet.
+"""What the kubelet is answered: by the driver at work here, or by another that is.
 
 Rules
 - Of each claim that is asked about something is said, a refusal in the words of its error: the
   kubelet puts it into an event of the pod.
 - The claims of one call are not done one after the other: the kubelet gives all of them 45 seconds.
 - What is begun for a claim is not given up because the kubelet waits no more. It asks again, and
-  the answer is there.
-- Nor is it given up because the agent ends, if it takes no longer than :data:`TO_FINISH` seconds.
-  After that the call has no answer, and whoever has passed it on makes it again.
+  the answer is there. Nor is it given up because the agent ends, if it takes no longer than
+  :data:`TO_FINISH` seconds. After that the call has no answer, and whoever has passed it on makes
+  it again.
+- A call that is passed on has a connection of its own, since another instance may be at work with
+  the next one. One that was not answered because that instance has ended is made again, to whoever
+  is at work then. Preparing a claim and taking it back bear that.
 - Health is told whole at each change, and at least every ten seconds: the kubelet forgets a device
   that it has not heard of for thirty.
 
-Source: Kubernetes kubelet pkg/kubelet/cm/dra.
+Source: Kubernetes kubelet pkg/kubelet/cm/dra; grpc.aio.
 """
 
 from __future__ import annotations
@@ -26,27 +29,25 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.abc
+import grpc  # type: ignore[import-untyped] # it ships no types
+import grpc.aio  # type: ignore[import-untyped] # it ships no types
 
 from api.errors import NvshimError, one_line
 from api.proto import dra_health_pb2 as health_pb
 from api.proto import dra_pb2 as pb
-from integration.node.dra.claims import Reference
+from integration.node.calls import answer_of
+from integration.node.dra.values import Reference
 from integration.node.errors import DraFailed
+from integration.node.socket_server import serialize
 from integration.node.watcher import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        Awaitable,
-        Callable,
-        Iterable,
-        Iterator,
-    )
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
     from integration.node.components import Context
     from integration.node.dra.values import Claim, Health
 
-__all__ = ["TO_FINISH", "Answering", "Answers", "Ended", "answer_of_claim"]
+__all__ = ["TO_FINISH", "Answering", "Answers", "Ended", "Refused", "Relay", "answer_of_claim"]
 
 TO_FINISH: Final = 5.0
 """Seconds that what was begun may take after the driver was told to end."""
@@ -157,11 +158,7 @@ class Answering:
     async def _all(
         self, what: str, claims: Iterable[pb.Claim]
     ) -> list[tuple[str, tuple[Any, str]]]:
-        """What has come of something for each claim, by its UID, and why nothing has.
-
-        Raises:
-            Ended: that is not known of one.
-        """
+        """What has come of something for each claim, by its UID, and why nothing has."""
         works = [_Work(what, Reference(each.namespace, each.uid, each.name)) for each in claims]
         for work in works:
             self._tasks.start_soon(self._do, work)
@@ -239,3 +236,69 @@ def answer_of_claim(
             share_id=device.share if device.share and knows_shares else None,
         )
     return answer
+
+
+# What a call ends with whose server has ended.
+_NO_ANSWER: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+# Channels that share connections share the pauses after failures too.
+_OWN: Final = (("grpc.use_local_subchannel_pool", 1),)
+
+
+class Refused(Exception):
+    """What the instance at work answers with no message.
+
+    Attributes:
+        code: of gRPC.
+        details: in words.
+    """
+
+    def __init__(self, error: Any) -> None:
+        self.code, self.details = error.code(), error.details()
+        super().__init__(self.details)
+
+
+class Relay:
+    """Leads to whoever is at work."""
+
+    def __init__(self, path: str) -> None:
+        self._target = f"unix:{path}"
+
+    async def call(self, method: str, request: Any, kind: Any, timeout: float | None) -> Any:
+        """Pass a call on.
+
+        Args:
+            timeout: seconds that it may take; None for any.
+
+        Returns:
+            The answer; None if nobody is at work now.
+
+        Raises:
+            Refused: there is none, and there will be none.
+        """
+        async with grpc.aio.insecure_channel(self._target, options=_OWN) as channel:
+            ask = channel.unary_unary(
+                method, request_serializer=serialize, response_deserializer=kind.FromString
+            )
+            try:
+                return await answer_of(ask(request, timeout=timeout))
+            except grpc.RpcError as error:
+                if error.code() not in _NO_ANSWER:
+                    raise Refused(error) from error
+                return None
+
+    async def stream(self, method: str, request: Any, kind: Any) -> AsyncGenerator[Any, None]:
+        """Pass on what is told, until whoever tells it has ended.
+
+        Raises:
+            Refused: nothing is told, and nothing will be.
+        """
+        async with grpc.aio.insecure_channel(self._target, options=_OWN) as channel:
+            ask = channel.unary_stream(
+                method, request_serializer=serialize, response_deserializer=kind.FromString
+            )
+            try:
+                async for message in ask(request):
+                    yield message
+            except grpc.RpcError as error:
+                if error.code() not in _NO_ANSWER:
+                    raise Refused(error) from error

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from integration.node.dra.configuration import INTERVALS
-from integration.node.dra.errors import TimeSliceFailed
 from integration.node.dra.sharing import daemons_of
-from integration.node.errors import MpsDaemonFailed, MpsNotReady
+from integration.node.dra.values import INTERVALS
+from integration.node.errors import MpsDaemonFailed, MpsNotReady, TimeSliceFailed
 from integration.node.mps.claims import settings_of
 from integration.node.mps.containers import unready
 from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
@@ -48,11 +47,7 @@ _TO_SET: Final = 10.0 * PATIENCE
 
 
 class Applying:
-    """Who does it; for several claims at once.
-
-    Args:
-        fault: takes what is wrong with a concern of the driver's; "" if nothing is any more.
-    """
+    """Who does it; for several claims at once."""
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context
@@ -113,11 +108,7 @@ class Applying:
             await self._replace(uid, before)
 
     async def _replace(self, uid: str, now: Claim | None) -> None:
-        """Have a claim ask for something else, or for nothing any more.
-
-        Raises:
-            MpsDaemonFailed: a daemon has not ended that nobody asks for.
-        """
+        """Have a claim ask for something else, or for nothing any more."""
         claim = self._claims.pop(uid, None)
         if now is not None:
             self._claims[uid] = now

@@ -17,6 +17,6 @@ async def run(context: Context) -> None:
     if not context.options.dra:
         await anyio.sleep_forever()
     # It loads gRPC and TLS.
-    from integration.node.dra.running import drive  # noqa: PLC0415
+    from integration.node.dra.driving import drive  # noqa: PLC0415
 
     await drive(context)

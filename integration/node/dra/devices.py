@@ -34,20 +34,33 @@ Rules
 - A device with as many attributes and capacities as the API takes has no ``memorySliceN``. A list
   of peers that is longer than an attribute may be is left out.
 - What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
-- A device that is lost, unhealthy or out of service is published with taints (:mod:`.taints`), or
-  left out. One that a device plugin has given is left out. It comes back by itself.
+- One that a device plugin has given is left out, and comes back by itself.
+
+A device that no new pod should get has taints, which go by themselves, or is left out:
+
+=================================  ================  ===========================================
+taint                              value             of a device
+=================================  ================  ===========================================
+DRIVER/unhealthy                   ``xid-79``, or    that is not healthy, until it has proven that
+                                   the reason        it is (:mod:`integration.node.health.machine`)
+DRIVER/lost                        ``no-answer``     that does not answer, or has no node
+DRIVER/out-of-service              since when, why   that a person has taken out of service
+=================================  ================  ===========================================
+
+Their effect is NoSchedule. Pods that have the device are evicted (NoExecute) only where a setting
+says so. A device that is suspect has none: an attribute says it, and it is still given.
 
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go, and the words of go-nvlib that it
-publishes; Kubernetes, resource.k8s.io/v1.
+publishes; Kubernetes, resource.k8s.io/v1, DeviceTaint.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from integration.node.dra.names import name_of
 from integration.node.dra.parts import (
     Counters,
     GpuParts,
@@ -58,18 +71,20 @@ from integration.node.dra.parts import (
     capacity_of,
     possible,
 )
-from integration.node.dra.quantities import quantity
-from integration.node.dra.taints import Taint, taints_of
+from integration.node.dra.values import name_of, quantity
 from integration.node.health.values import State
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from hooks.node.gpus import Gpu
+    from hooks.node.gpus import Gpu, MigDevice
     from hooks.node.inventory import Inventory
     from integration.node.health.machine import Condition
 
-__all__ = ["MOST_FACTS", "NVIDIA", "SLICE", "Device", "Place", "devices_of", "publishable"]
+__all__ = [
+    "EFFECTS", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "Place", "Taint", "devices_of",
+    "publishable",
+]  # fmt: skip
 
 NVIDIA: Final = "gpu.nvidia.com"
 """The domain of the attributes that NVIDIA's driver has, and that driver's name."""
@@ -79,6 +94,12 @@ SLICE: Final = f"{NVIDIA}/memorySlice"
 
 MOST_FACTS: Final = 32
 """Attributes and capacities that a device may have."""
+
+EFFECTS: Final[Mapping[str, str]] = {"taint": "NoSchedule", "evict": "NoExecute", "omit": ""}
+"""The effect of taints by what a setting says of devices that are not well; "" for no taints."""
+
+_LONGEST_VALUE: Final = 63
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 
 _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
@@ -99,6 +120,14 @@ _ARCHITECTURES: Final = (
     ((7, 5), "Turing"), ((8, 0), "Ampere"), ((8, 9), "Ada Lovelace"), ((9, 0), "Hopper"),
     ((10, 0), "Blackwell"),
 )  # fmt: skip
+
+
+class Taint(NamedTuple):
+    """A taint, as the API has it."""
+
+    key: str
+    value: str
+    effect: str  # of EFFECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,129 +179,175 @@ def devices_of(
 
     Args:
         places: of the GPUs, by PCI address, as far as they are known.
-        parts: what NVML says of MIG.
         made: what was made for claims, or is being made: its UUID, "" if it has none yet.
-        on_demand: whether more may be made.
         switches: whether MIG mode may be switched for that.
         switched: UUIDs of the GPUs that are in MIG mode for claims.
     """
-    places, parts, made = places or {}, parts or Parts(), made or {}
-    either = {
-        gpu.uuid
-        for gpu in inventory.gpus
-        if _is_either(gpu, parts, made, switches=switches, switched=switched)
-    }
-    found = [
-        *_gpus(inventory, places, parts, either),
-        *_there(inventory, places, parts, made, on_demand=on_demand),
-        *_possible(inventory, places, parts, made, either, on_demand=on_demand),
-    ]
+    node = _Node(
+        inventory, places or {}, parts or Parts(), made or {}, on_demand, switches,
+        frozenset(switched),
+    )  # fmt: skip
+    found = [*node.gpus(), *node.there(), *node.possible()]
     times = Counter(each.uuid for each in found)
     return tuple(each for each in found if each.uuid and times[each.uuid] == 1)
 
 
-def _is_either(
-    gpu: Gpu,
-    parts: Parts,
-    made: Mapping[Part, str],
-    *,
-    switches: bool,
-    switched: Collection[str],
-) -> bool:
-    """Whether claims may have a GPU as a whole or in parts."""
-    cut = parts.gpus.get(gpu.uuid, GpuParts())
-    ours = {(part.profile, part.start) for part in made if part.gpu == gpu.uuid}
-    if any((each.profile, each.start) not in ours for each in cut.instances):
-        return False  # a person has cut it
-    if gpu.uuid in switched:
-        return bool(cut.profiles)
-    return switches and not gpu.mig and can_switch(gpu.compute_capability, cut)
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What is known of the node, as :func:`devices_of` has it."""
 
+    inventory: Inventory
+    places: Mapping[str, Place]
+    parts: Parts
+    made: Mapping[Part, str]
+    on_demand: bool
+    switches: bool
+    switched: frozenset[str]
 
-def _gpus(
-    inventory: Inventory, places: Mapping[str, Place], parts: Parts, either: Collection[str]
-) -> Iterator[Device]:
-    for gpu in inventory.gpus:
-        if gpu.excluded or (gpu.mig and gpu.uuid not in either):
-            continue
-        place = places.get(gpu.bus_id, Place())
-        attributes = {
-            f"{NVIDIA}/type": _text("gpu"),
-            f"{NVIDIA}/uuid": _text(gpu.uuid),
-            **_common(gpu, inventory, places, parts),
+    def gpus(self) -> Iterator[Device]:
+        """The GPUs that are whole, or may be."""
+        for gpu in self.inventory.gpus:
+            is_either = self._is_either(gpu)
+            if gpu.excluded or (gpu.mig and not is_either):
+                continue
+            place = self.places.get(gpu.bus_id, Place())
+            attributes = {
+                f"{NVIDIA}/type": _text("gpu"),
+                f"{NVIDIA}/uuid": _text(gpu.uuid),
+                **self._common(gpu),
+            }
+            peers = ",".join(map(str, place.peers))
+            if 0 < len(peers) <= _LONGEST_TEXT:
+                attributes["nvlinkPeers"] = _text(peers)
+            if place.group is not None:
+                attributes["nvlinkGroup"] = {"int": place.group}
+            memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
+            counters = all_of(gpu.minor, self.parts.gpus[gpu.uuid]) if is_either else None
+            yield Device(
+                name_of(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, self._is_lost(gpu),
+                self._drained(gpu), None, counters,
+            )  # fmt: skip
+
+    def there(self) -> Iterator[Device]:
+        """The MIG devices that are there and were not made for claims."""
+        ours = {(part.gpu, part.profile, part.start) for part in self.made}
+        by_index = {gpu.index: gpu for gpu in self.inventory.gpus}
+        for mig in self.inventory.mig_devices:
+            gpu = by_index.get(mig.gpu)
+            if gpu is None or gpu.excluded or not gpu.uuid or mig.uuid in self.made.values():
+                continue
+            instance = self.parts.instance(mig.uuid)
+            if instance is None and (self.on_demand or self.made):
+                continue  # it may be one that is just being made, or undone
+            if instance and (gpu.uuid, instance.profile, instance.start) in ours:
+                continue
+            attributes = {f"{NVIDIA}/uuid": _text(mig.uuid), **self._of_part(mig.profile, gpu)}
+            capacity = _capacity(self.parts.figures.get(mig.uuid, ()))
+            slices = range(instance.start, instance.start + instance.size) if instance else range(0)
+            # Health is an attribute, too.
+            if len(attributes) + len(capacity) + len(slices) < MOST_FACTS:
+                capacity |= {f"{SLICE}{n}": "1" for n in slices}
+            yield Device(
+                name_of(mig.uuid), mig.uuid, gpu.uuid, attributes, capacity, self._is_lost(gpu),
+                self._drained(mig),
+            )  # fmt: skip
+
+    def possible(self) -> Iterator[Device]:
+        """The MIG devices that were made for claims, or could be."""
+        by_name = {part.name: uuid for part, uuid in self.made.items()}
+        for gpu in self.inventory.gpus:
+            cut = self.parts.gpus.get(gpu.uuid)
+            if gpu.excluded or cut is None or not (gpu.mig or self._is_either(gpu)):
+                continue
+            for part, profile, counters in possible(gpu.uuid, gpu.minor, cut, self.made):
+                name = part.name
+                if self.on_demand or name in by_name:
+                    yield Device(
+                        name, by_name.get(name) or name, gpu.uuid,
+                        self._of_part(profile.name, gpu), _capacity(profile.figures),
+                        self._is_lost(gpu), self._drained(gpu), part, counters,
+                    )  # fmt: skip
+
+    def _is_either(self, gpu: Gpu) -> bool:
+        """Whether claims may have a GPU as a whole or in parts."""
+        cut = self.parts.gpus.get(gpu.uuid, GpuParts())
+        ours = {(part.profile, part.start) for part in self.made if part.gpu == gpu.uuid}
+        if any((each.profile, each.start) not in ours for each in cut.instances):
+            return False  # a person has cut it
+        if gpu.uuid in self.switched:
+            return bool(cut.profiles)
+        return self.switches and not gpu.mig and can_switch(gpu.compute_capability, cut)
+
+    def _is_lost(self, gpu: Gpu) -> bool:
+        return bool(gpu.lost) or gpu.path not in self.inventory.nodes.usable
+
+    def _drained(self, device: Gpu | MigDevice) -> str:
+        return device.drained or self.inventory.drained
+
+    def _of_part(self, profile: str, gpu: Gpu) -> dict[str, Mapping[str, str | int]]:
+        """What a MIG device has, be it there or not."""
+        return {
+            f"{NVIDIA}/type": _text("mig"),
+            f"{NVIDIA}/parentUUID": _text(gpu.uuid),
+            **({f"{NVIDIA}/profile": _text(profile)} if profile else {}),
+            **self._common(gpu),
         }
-        peers = ",".join(map(str, place.peers))
-        if 0 < len(peers) <= _LONGEST_TEXT:
-            attributes["nvlinkPeers"] = _text(peers)
-        if place.group is not None:
-            attributes["nvlinkGroup"] = {"int": place.group}
-        memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
-        out = gpu.drained or inventory.drained
-        lost = _is_lost(gpu, inventory)
-        counters = all_of(gpu.minor, parts.gpus[gpu.uuid]) if gpu.uuid in either else None
-        yield Device(
-            name_of(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, lost, out, None, counters
-        )
 
-
-def _there(
-    inventory: Inventory,
-    places: Mapping[str, Place],
-    parts: Parts,
-    made: Mapping[Part, str],
-    *,
-    on_demand: bool,
-) -> Iterator[Device]:
-    """The MIG devices that are there and were not made for claims."""
-    ours = {(part.gpu, part.profile, part.start) for part in made}
-    by_index = {gpu.index: gpu for gpu in inventory.gpus}
-    for mig in inventory.mig_devices:
-        gpu = by_index.get(mig.gpu)
-        if gpu is None or gpu.excluded or not gpu.uuid or mig.uuid in made.values():
-            continue
-        instance = parts.instance(mig.uuid)
-        if instance is None and (on_demand or made):
-            continue  # it may be one that is just being made, or undone
-        if instance and (gpu.uuid, instance.profile, instance.start) in ours:
-            continue
-        attributes = {
-            f"{NVIDIA}/uuid": _text(mig.uuid),
-            **_of_part(mig.profile, gpu, inventory, places, parts),
+    def _common(self, gpu: Gpu) -> dict[str, Mapping[str, str | int]]:
+        """What a MIG device has of its GPU."""
+        place = self.places.get(gpu.bus_id, Place())
+        texts = {
+            f"{NVIDIA}/brand": _BRANDS.get(gpu.brand, ""),
+            f"{NVIDIA}/architecture": _architecture(gpu.compute_capability),
+            f"{NVIDIA}/addressingMode": self.parts.addressing.get(gpu.uuid, ""),
+            f"{_STANDARD}/pcieRoot": place.root,
         }
-        capacity = _capacity(parts.figures.get(mig.uuid, ()))
-        slices = range(instance.start, instance.start + instance.size) if instance else range(0)
-        # Health is an attribute, too.
-        if len(attributes) + len(capacity) + len(slices) < MOST_FACTS:
-            capacity |= {f"{SLICE}{n}": "1" for n in slices}
-        out = mig.drained or inventory.drained
-        lost = _is_lost(gpu, inventory)
-        yield Device(name_of(mig.uuid), mig.uuid, gpu.uuid, attributes, capacity, lost, out)
+        versions = {
+            "cudaComputeCapability": gpu.compute_capability,
+            "cudaDriverVersion": self.inventory.cuda_version,
+            "driverVersion": self.inventory.driver.version,
+        }
+        told = {name: semantic_version(text) for name, text in versions.items()}
+        return {
+            f"{NVIDIA}/productName": _text(gpu.model),
+            f"{_STANDARD}/pciBusID": _text(gpu.bus_id),
+            "index": {"int": gpu.index},
+            "minor": {"int": gpu.minor},
+            **{name: _text(text) for name, text in texts.items() if text},
+            **{f"{NVIDIA}/{name}": {"version": each} for name, each in told.items() if each},
+            **({} if place.numa is None else {f"{_STANDARD}/numaNode": {"int": place.numa}}),
+        }
 
 
-def _possible(
-    inventory: Inventory,
-    places: Mapping[str, Place],
-    parts: Parts,
-    made: Mapping[Part, str],
-    either: Collection[str],
+def _taints_of(
+    conditions: Iterable[Condition],
+    driver: str,
+    effect: str,
     *,
-    on_demand: bool,
-) -> Iterator[Device]:
-    """The MIG devices that were made for claims, or could be."""
-    by_name = {part.name: uuid for part, uuid in made.items()}
-    for gpu in inventory.gpus:
-        cut = parts.gpus.get(gpu.uuid)
-        if gpu.excluded or cut is None or not (gpu.mig or gpu.uuid in either):
-            continue
-        lost, out = _is_lost(gpu, inventory), gpu.drained or inventory.drained
-        for part, profile, counters in possible(gpu.uuid, gpu.minor, cut, made):
-            name = part.name
-            if on_demand or name in by_name:
-                yield Device(
-                    name, by_name.get(name) or name, gpu.uuid,
-                    _of_part(profile.name, gpu, inventory, places, parts),
-                    _capacity(profile.figures), lost, out, part, counters,
-                )  # fmt: skip
+    lost: bool = False,
+    drained: str = "",
+) -> tuple[Taint, ...]:
+    """Why a device is to be given to no new pod.
+
+    Args:
+        conditions: what is thought of it, and of its GPU.
+        lost: whether it does not answer, or has no node.
+        drained: since when and why it is out of service; "" if it is in service.
+    """
+    bad = next((each for each in conditions if not each.state.is_given), None)
+    why = {}
+    if bad is not None:
+        why["unhealthy"] = f"xid-{bad.xid}" if bad.xid else bad.reason
+    if lost:
+        why["lost"] = "no-answer"
+    if drained:
+        why["out-of-service"] = drained
+    return tuple(Taint(f"{driver}/{key}", _value(text), effect) for key, text in why.items())
+
+
+def _value(text: str) -> str:
+    """A text as the value of a label may be."""
+    return _UNFIT.sub("-", text)[:_LONGEST_VALUE].strip("-._")
 
 
 def publishable(
@@ -287,13 +362,12 @@ def publishable(
     Args:
         health: by UUID; what is not in it is healthy.
         plugin_gave: UUIDs that a device plugin has given to a pod.
-        driver: our name.
         effect: of the taints of what is not to be given; "" to leave it out.
     """
     found = []
     for device in devices:
         known = [health[uuid] for uuid in (device.uuid, device.gpu) if uuid in health]
-        taints = taints_of(known, driver, effect, lost=device.lost, drained=device.drained)
+        taints = _taints_of(known, driver, effect, lost=device.lost, drained=device.drained)
         if (effect or not taints) and not {device.uuid, device.gpu}.intersection(plugin_gave):
             states = {condition.state for condition in known}
             word = next((state for state in _WORST_FIRST if state in states), State.HEALTHY)
@@ -302,57 +376,9 @@ def publishable(
     return tuple(found)
 
 
-def _is_lost(gpu: Gpu, inventory: Inventory) -> bool:
-    return bool(gpu.lost) or gpu.path not in inventory.nodes.usable
-
-
 def _capacity(figures: Iterable[int]) -> dict[str, str]:
     named = capacity_of(figures) if figures else {}
     return {f"{NVIDIA}/{name}": value for name, value in named.items()}
-
-
-def _of_part(
-    profile: str, gpu: Gpu, inventory: Inventory, places: Mapping[str, Place], parts: Parts
-) -> dict[str, Mapping[str, str | int]]:
-    """What a MIG device has, be it there or not."""
-    return {
-        f"{NVIDIA}/type": _text("mig"),
-        f"{NVIDIA}/parentUUID": _text(gpu.uuid),
-        **({f"{NVIDIA}/profile": _text(profile)} if profile else {}),
-        **_common(gpu, inventory, places, parts),
-    }
-
-
-def _common(
-    gpu: Gpu, inventory: Inventory, places: Mapping[str, Place], parts: Parts
-) -> dict[str, Mapping[str, str | int]]:
-    """What a MIG device has of its GPU."""
-    place = places.get(gpu.bus_id, Place())
-    found: dict[str, Mapping[str, str | int]] = {
-        f"{NVIDIA}/productName": _text(gpu.model),
-        f"{_STANDARD}/pciBusID": _text(gpu.bus_id),
-        "index": {"int": gpu.index},
-        "minor": {"int": gpu.minor},
-    }
-    if gpu.brand in _BRANDS:
-        found[f"{NVIDIA}/brand"] = _text(_BRANDS[gpu.brand])
-    if architecture := _architecture(gpu.compute_capability):
-        found[f"{NVIDIA}/architecture"] = _text(architecture)
-    versions = {
-        "cudaComputeCapability": gpu.compute_capability,
-        "cudaDriverVersion": inventory.cuda_version,
-        "driverVersion": inventory.driver.version,
-    }
-    for name, text in versions.items():
-        if version := semantic_version(text):
-            found[f"{NVIDIA}/{name}"] = {"version": version}
-    if gpu.uuid in parts.addressing:
-        found[f"{NVIDIA}/addressingMode"] = _text(parts.addressing[gpu.uuid])
-    if place.root:
-        found[f"{_STANDARD}/pcieRoot"] = _text(place.root)
-    if place.numa is not None:
-        found[f"{_STANDARD}/numaNode"] = {"int": place.numa}
-    return found
 
 
 def semantic_version(text: str) -> str:

@@ -28,10 +28,9 @@ Source: Kubernetes kubelet pkg/kubelet/cm/dra/manager.go; its Go helper, kubelet
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,19 +40,19 @@ import anyio.to_thread
 
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
-from hooks.node.kubelet import read_checkpoint
+from integration.node.api_server import api_server_of
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
-from integration.node.dra.claims import Reference, read_claim, refuse_drained, refuse_taken
-from integration.node.dra.devices import publishable
+from integration.node.dra.claims import read_claim, refuse_drained, refuse_taken
+from integration.node.dra.cutting import is_unmade
+from integration.node.dra.devices import EFFECTS, publishable
 from integration.node.dra.looking import Looking
-from integration.node.dra.making import is_unmade
 from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
-from integration.node.dra.reading import ClaimReader, is_away
-from integration.node.dra.shares import refuse_conflicts, refuse_overfull
-from integration.node.dra.taints import EFFECTS
-from integration.node.dra.values import Health
+from integration.node.dra.reading import ClaimReader, Stale, is_away
+from integration.node.dra.serving import Serving
+from integration.node.dra.sharing import refuse_conflicts, refuse_overfull
+from integration.node.dra.values import Health, Reference
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
@@ -77,13 +76,12 @@ if TYPE_CHECKING:
     from integration.node.dra.devices import Device
     from integration.node.dra.values import Claim
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "drive"]
 
 _NAME: Final = "dra"
 _GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
 _LOOK_AGAIN: Final = 30.0
 _NOTED: Final = 5.0
-_UUIDS: Final = ("GPU-", "MIG-")
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
 _LONGEST_SWARM: Final = 1.0
@@ -161,8 +159,8 @@ class Driver:
             newest: what the node has, if the look does not know it yet.
         """
         async with self._looks:
-            made, inventory = self.on_demand.made, self._board.seen.inventory
-            switched = self.on_demand.switched
+            made, inventory = self.on_demand.making.made, self._board.seen.inventory
+            switched = self.on_demand.modes.switched
             found = await self._looking.look(inventory, made, newest, switched)
             if found is None:
                 return False
@@ -240,11 +238,7 @@ class Driver:
         return claim
 
     async def _make(self, claim: Claim, before: Claim | None) -> Claim:
-        """Have what a claim is to have be made; returns it with what was made.
-
-        Raises:
-            NvshimError: it cannot be made; the claim is what it was before.
-        """
+        """Have what a claim is to have be made; returns it with what was made."""
         try:
             await self._heed_engine()
             made = await self.on_demand.make(claim, self._devices or {})
@@ -260,11 +254,7 @@ class Driver:
     async def _take(
         self, found: dict[str, Any], reference: Reference
     ) -> tuple[Claim, Claim | None]:
-        """Have devices be a claim's; returns it, and what it was before.
-
-        Raises:
-            NvshimError: it cannot have them.
-        """
+        """Have devices be a claim's; returns it, and what it was before."""
         if self._devices is None:
             raise ClaimedDeviceMissing(
                 f"the devices of the claim {reference.namespace}/{reference.name}",
@@ -292,9 +282,6 @@ class Driver:
         """Have what a claim has be ready for its containers.
 
         It may wait for an MPS control daemon: claims that are not shared so go on meanwhile.
-
-        Raises:
-            NvshimError: it cannot be; the claim is what it was before.
         """
         try:
             await self._heed_engine()
@@ -333,7 +320,7 @@ class Driver:
         """
         async with (
             self._turn(reference),
-            self.on_demand.alone(self.on_demand.gpus_of(reference.uid)),
+            self.on_demand.alone(self.on_demand.making.gpus_of(reference.uid)),
         ):
             await self._applying.release(reference.uid)  # an MPS daemon has its device open
             await self.on_demand.undo(reference.uid)
@@ -365,14 +352,8 @@ class Driver:
             raise
 
     async def _again(self, reference: Reference) -> Claim:
-        """What is prepared for a claim, with its spec.
-
-        Raises:
-            ResourceClaimUnusable: it has been taken back just now.
-            EngineReadsNoCdi: the engine would not give it.
-            MpsNotReady: its MPS control daemon does not serve now.
-        """
-        async with self.on_demand.alone(self.on_demand.gpus_of(reference.uid)):
+        """What is prepared for a claim, with its spec."""
+        async with self.on_demand.alone(self.on_demand.making.gpus_of(reference.uid)):
             claim = self._claims.get(reference.uid)
             if claim is None or any(map(is_unmade, claim.devices)):
                 raise ResourceClaimUnusable(
@@ -472,26 +453,30 @@ class Driver:
         allocated = await context.kubelet.allocated(context.options.pod_resources)
         gave = {**self._shared_by_plugin(), **dict(self._given_just_now())}
         if allocated is None:
-            checkpoint = await anyio.to_thread.run_sync(read_checkpoint, self._config)
-            return {**_of_checkpoint(checkpoint.content), **gave}
+            return {**await anyio.to_thread.run_sync(state.plugin_gave, self._config), **gave}
         for (namespace, pod), containers in allocated.items():
             for given in containers.values():
                 for _, name in given:
-                    if name.startswith(_UUIDS):
+                    if name.startswith(state.UUIDS):
                         gave[name.partition("::")[0]] = f"pod {namespace}/{pod}"
         return gave
 
 
-def _of_checkpoint(content: bytes) -> dict[str, str]:
-    """What the device manager's checkpoint says; nothing if it is not as a kubelet writes it."""
-    try:
-        entries = json.loads(content or b"{}")["Data"]["PodDeviceEntries"] or ()
-        return {
-            str(name).partition("::")[0]: f"pod {each['PodUID']}"
-            for each in entries
-            for names in (each["DeviceIDs"] or {}).values()
-            for name in names
-            if str(name).startswith(_UUIDS)
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+async def drive(context: Context) -> None:
+    """Be the driver, until cancelled."""
+    for part in [name for name in context.board.faults if name.startswith("dra ")]:
+        context.board.fault(part, "")
+    with closing(api_server_of(context.options)) as api:
+        async with anyio.create_task_group() as tasks:
+            driver = Driver(context, api)
+            await driver.begin()
+            tasks.start_soon(driver.keep)
+            tasks.start_soon(driver.hear_specs)
+            tasks.start_soon(driver.on_demand.tidy)
+            tasks.start_soon(driver.publisher.run)
+            tasks.start_soon(Stale(context, driver.reader, driver.unprepare).run)
+            serving = context.serving
+            if serving is None:
+                serving = Serving(context)
+                tasks.start_soon(serving.run)
+            await serving.work(driver)

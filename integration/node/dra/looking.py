@@ -21,7 +21,7 @@ from api.errors import NvshimError
 from integration.node.dra import cdi
 from integration.node.dra.devices import Place, devices_of
 from integration.node.dra.parts import Parts, parse_parts
-from integration.node.dra.shares import with_shares
+from integration.node.dra.sharing import with_shares
 from integration.node.nvml import ask_nvml
 from integration.node.plugin.topology import numa_nodes, pci_root
 
@@ -49,11 +49,7 @@ class Found:
 
 
 class Looking:
-    """Looks, and keeps what NVML has said.
-
-    Args:
-        fault: takes what is wrong with a concern of the driver's; "" if nothing is any more.
-    """
+    """Looks, and keeps what NVML has said."""
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context

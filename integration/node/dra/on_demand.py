@@ -24,10 +24,9 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
-from integration.node.dra.making import Making, is_unmade
-from integration.node.dra.names import uuid_of
+from integration.node.dra.cutting import Making, Modes, is_unmade
 from integration.node.dra.parts import parse_name
-from integration.node.dra.switching import Modes
+from integration.node.dra.values import uuid_of
 from integration.node.errors import ClaimedDeviceMissing
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.components import Context
     from integration.node.dra.devices import Device
-    from integration.node.dra.parts import Part, Parts
+    from integration.node.dra.parts import Parts
     from integration.node.dra.values import Claim
 
 __all__ = ["OnDemand"]
@@ -49,9 +48,7 @@ class OnDemand:
     """Has devices made and undone.
 
     Args:
-        claims: what is prepared now, by UID.
         look: has it known what the node has by now; an inventory, if NVML is to be asked, too.
-        fault: takes what is wrong with a concern of the driver's; "" if nothing is any more.
     """
 
     def __init__(
@@ -65,26 +62,16 @@ class OnDemand:
         self._claims = claims
         self._look = look
         self._fault = fault
-        self._making = Making(context.config)
-        self._modes = Modes(context.config)
+        self.making = Making(context.config)
+        self.modes = Modes(context.config)
         self._closing: set[str] = set()
         self._locks: dict[str, anyio.Lock] = {}
         self._unsettled: set[str] = set()
 
-    @property
-    def made(self) -> dict[Part, str]:
-        """What was made, or is being made: its UUID, "" until that is known."""
-        return self._making.made
-
-    @property
-    def switched(self) -> frozenset[str]:
-        """The UUIDs of the GPUs that are in MIG mode for claims."""
-        return self._modes.switched
-
     async def begin(self) -> None:
         """Know what an agent before this one has made."""
-        await anyio.to_thread.run_sync(self._making.load)
-        await anyio.to_thread.run_sync(self._modes.load)
+        await anyio.to_thread.run_sync(self.making.load)
+        await anyio.to_thread.run_sync(self.modes.load)
         self._unsettled = {
             claim.uid
             for claim in self._claims().values()
@@ -101,14 +88,10 @@ class OnDemand:
             return []
         old = [claim for uid, claim in self._claims().items() if uid in self._unsettled]
         self._unsettled = set()
-        return [(claim, self._making.settled(claim, parts)) for claim in old]
+        return [(claim, self.making.settled(claim, parts)) for claim in old]
 
     def gpus_for(self, found: Mapping[str, Any]) -> set[str]:
-        """The UUIDs of the GPUs that are cut, or are to be whole again, for a claim.
-
-        Args:
-            found: the claim, as the API server has it.
-        """
+        """The UUIDs of the GPUs that are cut, or are to be whole again, for a claim."""
         allocation = ((found.get("status") or {}).get("allocation") or {}).get("devices") or {}
         names = [str(each.get("device")) for each in allocation.get("results") or ()]
         parts = (parse_name(name) for name in names)
@@ -121,11 +104,7 @@ class OnDemand:
 
     def _cut_now(self, names: Iterable[str]) -> set[str]:
         """Which of these devices are GPUs that are in MIG mode for claims, by UUID."""
-        return {uuid for uuid in map(uuid_of, names) if uuid in self.switched}
-
-    def gpus_of(self, claim: str) -> set[str]:
-        """The UUIDs of the GPUs on which something was made for a claim, by its UID."""
-        return self._making.gpus_of(claim)
+        return {uuid for uuid in map(uuid_of, names) if uuid in self.modes.switched}
 
     @asynccontextmanager
     async def alone(self, gpus: Iterable[str]) -> AsyncIterator[None]:
@@ -137,9 +116,6 @@ class OnDemand:
 
     async def make(self, claim: Claim, devices: Mapping[str, Device]) -> Claim:
         """Make what a claim is to have, and look at the node with it.
-
-        Args:
-            devices: by their names.
 
         Returns:
             The claim with the UUIDs of what was made.
@@ -162,8 +138,8 @@ class OnDemand:
             cut = {each.gpu for each in claim.devices if is_unmade(each) and not each.admin}
             for gpu in inventory.gpus:
                 if gpu.uuid in cut and not gpu.mig:
-                    await self._switch(gpu, partial(self._modes.on, gpu, inventory, str(claim)))
-            make = partial(self._making.make, claim, parts, inventory)
+                    await self._switch(gpu, partial(self.modes.on, gpu, inventory, str(claim)))
+            make = partial(self.making.make, claim, parts, inventory)
             claim = await anyio.to_thread.run_sync(make)
             await self._look_anew()
         return claim
@@ -174,14 +150,14 @@ class OnDemand:
         Raises:
             NvshimError: it cannot be undone now.
         """
-        if not self.gpus_of(claim):
+        if not self.making.gpus_of(claim):
             return
-        undo = partial(self._making.undo, claim, self._board.seen.inventory)
+        undo = partial(self.making.undo, claim, self._board.seen.inventory)
         undone = await anyio.to_thread.run_sync(undo)
         if undone:
             # Before it is forgotten: NVML is to be known to have it no more.
             await self._look_anew()
-            await anyio.to_thread.run_sync(self._making.forget, undone)
+            await anyio.to_thread.run_sync(self.making.forget, undone)
             await self._look(None)
             with suppress(NvshimError):  # it is tried again, and said
                 for gpu in self._idle().intersection(each.part.gpu for each in undone):
@@ -189,20 +165,16 @@ class OnDemand:
 
     def _idle(self) -> frozenset[str]:
         """The UUIDs of the GPUs that are in MIG mode for claims that are no more."""
-        return self.switched - self._making.gpus()
+        return self.modes.switched - self.making.gpus()
 
     async def _switch_off(self, uuid: str) -> None:
-        """Have a GPU be whole again.
-
-        Raises:
-            NvshimError: it cannot be, now.
-        """
+        """Have a GPU be whole again."""
         inventory = self._board.seen.inventory
         for gpu in () if inventory is None else inventory.gpus:
             if inventory is not None and gpu.uuid == uuid and not gpu.lost:
-                await self._switch(gpu, partial(self._modes.off, gpu, inventory))
+                await self._switch(gpu, partial(self.modes.off, gpu, inventory))
                 await self._look_anew()  # before it is forgotten, as what was made
-                await anyio.to_thread.run_sync(self._modes.forget, uuid)
+                await anyio.to_thread.run_sync(self.modes.forget, uuid)
                 await self._look(None)
 
     async def _switch(self, gpu: Gpu, do: Callable[[], None]) -> None:
@@ -220,7 +192,7 @@ class OnDemand:
         self._board.post(nvml_closed=gpus and f"MIG mode of {gpus} is switched")
 
     async def _look_anew(self) -> None:
-        await self._look(await anyio.to_thread.run_sync(self._making.newest))
+        await self._look(await anyio.to_thread.run_sync(self.making.newest))
         self._board.want_look()
 
     async def tidy(self) -> None:
@@ -228,8 +200,8 @@ class OnDemand:
         while True:
             version = self._board.version("seen", "claimed")
             wrong = ""
-            for claim in self._making.orphans(self._claims()):
-                async with self.alone(self.gpus_of(claim)):
+            for claim in self.making.orphans(self._claims()):
+                async with self.alone(self.making.gpus_of(claim)):
                     if claim in self._claims():
                         continue
                     try:

@@ -28,8 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import one_line
-from integration.node.dra.names import PART, gpu_of
-from integration.node.dra.quantities import MEBI, quantity
+from integration.node.dra.values import MEBI, PART, gpu_of, quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -167,23 +166,13 @@ def overlaps(one: Part | Instance, other: Part | Instance) -> bool:
 
 
 def can_switch(compute_capability: str, cut: GpuParts) -> bool:
-    """Whether a GPU's MIG mode can be switched without a reset.
-
-    Args:
-        compute_capability: of the GPU ("9.0").
-        cut: what it is cut into, and can be.
-    """
+    """Whether a GPU's MIG mode can be switched without a reset."""
     major = compute_capability.partition(".")[0]
     return bool(cut.profiles) and major.isdecimal() and int(major) >= _HOPPER
 
 
 def all_of(minor: int, cut: GpuParts) -> Counters:
-    """What a GPU takes of its counters as a whole.
-
-    Args:
-        minor: its minor number.
-        cut: what it can be cut into.
-    """
+    """What a GPU takes of its counters as a whole."""
     there = _there(cut, _left(cut, ()))
     return Counters(_set_of(minor), there, there)
 
@@ -194,9 +183,6 @@ def possible(
     """What could be made of a GPU beside what stays, each as if nothing else of it were made.
 
     Args:
-        gpu: its UUID.
-        minor: its minor number.
-        cut: what it is cut into.
         made: what of that was made for claims, or is being made.
     """
     ours = {(part.profile, part.start) for part in made if part.gpu == gpu}

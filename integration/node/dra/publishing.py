@@ -51,8 +51,8 @@ from integration.node.dra.slices import (
     contents,
     key_of,
     lost_counters,
+    with_times,
 )
-from integration.node.dra.taints import with_times
 from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
 
 if TYPE_CHECKING:
@@ -91,13 +91,7 @@ class _Uncounted(Exception):
 
 
 class Publisher:
-    """Publishes what it is told to.
-
-    Args:
-        driver: our name.
-        node: the name of the Node that this is.
-        fault: takes what is wrong with a concern of ours; "" if nothing is any more.
-    """
+    """Publishes what it is told to."""
 
     def __init__(
         self,
@@ -172,12 +166,7 @@ class Publisher:
             await anyio.sleep(pause)
 
     async def _keep(self) -> None:
-        """List, watch, and write whenever it is needed; until all has to be listed anew.
-
-        Raises:
-            ApiServerSilent: the server does not answer.
-            ApiServerRefused: it says no.
-        """
+        """List, watch, and write whenever it is needed; until all has to be listed anew."""
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
         self._owner = Owner(self._driver, self._node, await self._node_uid(), version)
@@ -233,12 +222,7 @@ class Publisher:
         self._news()
 
     async def _write(self, path: str) -> None:
-        """Make the writes that are needed, whenever there is a reason to look.
-
-        Raises:
-            ApiServerSilent: the server does not answer.
-            ApiServerRefused: it says no, but for slices that are wrong.
-        """
+        """Make the writes that are needed, whenever there is a reason to look."""
         while True:
             wake = self._wake = anyio.Event()
             wanted = self._wanted
@@ -382,11 +366,7 @@ async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
 
 @contextmanager
 def _understood(what: str) -> Iterator[None]:
-    """Read what the server has answered.
-
-    Raises:
-        ApiServerSilent: it is not as an API server answers.
-    """
+    """Read what the server has answered; ApiServerSilent if that is not as one answers."""
     try:
         yield
     except _STRANGE as error:

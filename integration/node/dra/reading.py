@@ -1,10 +1,9 @@
-"""Reading claims from the API server, which may be away for minutes.
+"""Reading claims from the API server, which may be away for minutes, and finding stale ones.
 
-Rules
+Rules of reading
 - A server that is silent is not waited for by one claim after the other: who waited in the same
   moment hears the same. The kubelet gives up a call after 45 seconds, and the pod's event is to
-  say why: a claim is waited for in twice the time that a call may take, whatever the server does
-  meanwhile (its name may have many addresses, of which none answers).
+  say why: a claim is waited for in twice the time that a call may take.
 - A claim that is prepared does not need the server: its UID is that of what was prepared. So it is
   waited for a moment only, and not at all if the server has just been silent.
 - Threads that wait for the server are few, and nobody else's: taking a claim back, and writing down
@@ -13,7 +12,19 @@ Rules
 - A claim that the scheduler has made for an extended resource is refused where our device plugin
   serves that resource on this node. Who may not read DeviceClasses (a kubelet) cannot tell.
 
-Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin (45 s); API concepts, "429".
+Rules of stale claims. A kubelet that has lost its records, or a pod that was removed by force while
+nobody was there to hear of it, leaves a claim prepared for ever: nobody else gets its devices.
+- A claim is taken back if all say so: the API server has none of that name, or one with another
+  UID; no container has it, by the kubelet's pod-resources API; and the kubelet's own record, by
+  which it takes back what its pods have left, does not name it either.
+- It is taken back at the second look that finds it so: a kubelet that has just begun knows of no
+  pods yet, for a moment. A hangup is a reason to look at once.
+- An answer that is none (a server that is away, one that may not be asked, a proxy's page) says
+  nothing. To a kubelet's own credentials the server's node authorizer says that no pod of the node
+  has the claim: that is enough, with the other two.
+
+Source: Kubernetes kubelet pkg/kubelet/cm/dra (45 s; manager.go); API concepts, "429"; NVIDIA's
+driver, its clean-up of stale claims every ten minutes.
 """
 
 from __future__ import annotations
@@ -25,23 +36,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.to_thread
 
+from api.errors import NvshimError
 from integration.node.aside import aside
-from integration.node.dra.errors import ExtendedResourceClash
+from integration.node.dra import state
 from integration.node.dra.publishing import claim_path, class_path
+from integration.node.dra.values import Reference
 from integration.node.errors import (
     ApiServerRefused,
     ApiServerSilent,
+    ExtendedResourceClash,
     ResourceClaimUnusable,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from integration.node.api_server import ApiServer
-    from integration.node.dra.claims import Reference
+    from integration.node.components import Context
+    from integration.node.dra.values import Claim
+    from integration.node.ledger.values import Claimed
 
-__all__ = ["ClaimReader", "is_away"]
+__all__ = ["ClaimReader", "Stale", "is_away"]
 
 _EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 _NOT_FOUND: Final = 404
@@ -67,11 +84,7 @@ def is_away(error: Exception) -> bool:
 
 
 class ClaimReader:
-    """Reads claims.
-
-    Args:
-        version: finds out which version of the API is spoken.
-    """
+    """Reads claims."""
 
     def __init__(self, api: ApiServer, version: Callable[[], Awaitable[str]]) -> None:
         self._api = api
@@ -146,10 +159,6 @@ class ClaimReader:
         Args:
             found: the claim, as the API server has it.
             served: the resources that our device plugin serves here.
-
-        Raises:
-            ExtendedResourceClash: it is.
-            ApiServerSilent: the server does not answer.
         """
         metadata = found.get("metadata") or {}
         if not served or (metadata.get("annotations") or {}).get(_EXTENDED) != "true":
@@ -213,3 +222,78 @@ class ClaimReader:
     def _refuse(self, asked: float) -> None:
         if self._silent is not None and self._silent_at >= asked:
             raise ApiServerSilent(self._silent.asked, found=self._silent.found, do=self._silent.do)
+
+
+_LOOK_AGAIN: Final = 300.0
+
+
+class Stale:
+    """Looks for such claims."""
+
+    def __init__(
+        self,
+        context: Context,
+        reader: ClaimReader,
+        take_back: Callable[[Reference], Awaitable[None]],
+    ) -> None:
+        self._context = context
+        self._reader = reader
+        self._take_back = take_back
+        self._suspected: set[str] = set()
+
+    async def run(self) -> None:
+        """Look now and then, until cancelled."""
+        board = self._context.board
+        while True:
+            version = board.version("hangups")
+            await self.look()
+            await board.change("hangups", since=version, timeout=_LOOK_AGAIN)
+
+    async def look(self) -> None:
+        """Look once."""
+        found = await self._found()
+        for claim in found:
+            if claim.uid in self._suspected:
+                await self._end(claim)
+        self._suspected = {claim.uid for claim in found}
+
+    async def _found(self) -> list[Claim]:
+        """The claims that nobody has, by all who know."""
+        context, claims = self._context, self._context.board.claims
+        if not claims:
+            return []
+        named = await context.kubelet.claims(context.options.pod_resources)
+        if named is None:
+            return []
+        recorded = await anyio.to_thread.run_sync(
+            partial(state.recorded, context.config, context.options.dra_driver)
+        )
+        found: list[Claim] = []
+        for claim in claims:
+            if claim.uid in recorded or _is_named(claim, context.options.dra_driver, named):
+                continue
+            try:
+                if await self._reader.is_gone(Reference(claim.namespace, claim.uid, claim.name)):
+                    found.append(claim)
+            except ApiServerSilent:
+                return []
+        return found
+
+    async def _end(self, claim: Claim) -> None:
+        try:
+            await self._take_back(Reference(claim.namespace, claim.uid, claim.name))
+        except NvshimError as error:
+            self._context.say("warning", str(error), claim=f"{claim.namespace}/{claim.name}")
+            return
+        self._context.say(
+            "warning", "took back a claim that is no more, and that no kubelet has taken back",
+            claim=f"{claim.namespace}/{claim.name}", uid=claim.uid,
+            devices=[device.device for device in claim.devices],
+        )  # fmt: skip
+
+
+def _is_named(claim: Claim, driver: str, named: Iterable[Claimed]) -> bool:
+    """Whether a container has a claim; one of its name may have been made anew."""
+    known = [each for each in named if (each.namespace, each.name) == (claim.namespace, claim.name)]
+    names = [name for each in known if each.driver == driver for name in each.cdi_names]
+    return any(claim.uid in name for name in names) if names else bool(known)

@@ -1,4 +1,4 @@
-"""What the kubelet calls: registration, NodePrepareResources and its opposite, and health.
+"""The driver's sockets: registration, preparing claims and taking them back, and health.
 
 ::
 
@@ -12,24 +12,32 @@ Rules
   latter; one that restarts looks for it, so there is nothing to be done then. When the agent ends,
   calls under way are finished before the registration goes: the kubelet may hang up with it.
 - Sockets that are gone are made anew. A kubelet that is not there is waited for.
-- Two instances have sockets of their own, by their pods, and one of them is at work. The kubelet
-  calls the newer one that it is connected to. What an instance that is not at work is called for it
-  passes on to the one that is, at a socket that has the same name whoever is. While none is, calls
-  wait, for as long as whoever has called does.
-- Sockets of instances that were killed are removed by the next at work: a kubelet that begins
-  would try each of them first.
 - Each version is served in both forms that kubelets call, v1 first: they take the first they know.
-- What is answered is in :mod:`.answering`.
+
+Rules of updates, in which two instances run for a while
+- An instance that runs in a pod has the pod's UID in the names of its sockets, so that it takes no
+  other's away. Where a path would be too long for a socket, a digest stands for the UID.
+- One of them is at work: it has the agent's lock of the node, and does all that the agent does
+  besides. It serves a socket without a UID as well, by which the other one passes calls on to it
+  (the kubelet calls the newer one that it is connected to). While none is at work, calls wait, for
+  as long as whoever has called does.
+- The other one is at work once it has the lock. Its sockets stay as they are: a kubelet hears of
+  nothing. A pod is ready when it serves; then its predecessor is told to end.
+- Sockets that nobody serves, which instances have left that were killed, are removed by the next at
+  work: a kubelet that begins would try each of them first.
 
 Source: Kubernetes kubelet pkg/kubelet/cm/dra/plugin, pkg/kubelet/pluginmanager; its Go helper,
-kubeletplugin (RollingUpdate).
+kubeletplugin (RollingUpdate); DaemonSet, ``maxSurge``; unix(7).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import time
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,21 +51,75 @@ from api.proto import dra_pb2 as pb
 from api.proto import pluginregistration_pb2 as registration
 from hooks.node.kubelet import kubelet_root
 from integration.node.backoff import Backoff
-from integration.node.dra.answering import TO_FINISH, Answering, Ended
-from integration.node.dra.places import places_of
-from integration.node.dra.relaying import Refused
+from integration.node.dra.answering import TO_FINISH, Answering, Ended, Refused, Relay
 from integration.node.errors import PluginFailed, ServingError
+from integration.node.plugin import sockets
 from integration.node.socket_server import SocketServer, serialize
 from integration.node.watcher import ANY, Watcher, first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+
+    import anyio.abc
 
     from integration.node.components import Context
     from integration.node.dra.answering import Answers
-    from integration.node.dra.relaying import Relay
+    from integration.node.lock import NodeLock
 
-__all__ = ["Serving"]
+__all__ = ["Places", "Serving", "places_of", "stand_by"]
+
+_DIGEST: Final = 12
+_UID: Final = "(-[A-Za-z0-9-]{1,63})?"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The paths."""
+
+    registry: str  # the directory in which the kubelet looks for instances
+    directory: str  # the driver's
+    driver: str
+    registration: str  # the socket by which the kubelet finds this instance
+    endpoint: str  # the socket at which it calls this instance
+    common: str  # the socket of whoever is at work
+
+    def sweep(self) -> None:
+        """Remove the sockets that instances have left which were killed."""
+        for path in self._others():
+            seen = sockets.identity_of(path)
+            if seen is not None and not sockets.is_served(path):
+                sockets.remove(path, seen)
+
+    def _others(self) -> Iterator[str]:
+        names = {
+            self.registry: re.compile(f"{re.escape(self.driver)}{_UID}-reg[.]sock"),
+            self.directory: re.compile(f"dra{_UID}[.]sock"),
+        }
+        for directory, pattern in names.items():
+            with suppress(OSError):  # it is not there
+                for name in os.listdir(directory):
+                    if pattern.fullmatch(name):
+                        yield os.path.join(directory, name)
+
+
+def places_of(root: str, driver: str, pod: str) -> Places:
+    """Where the sockets of an instance are.
+
+    Args:
+        pod: the UID of the instance's; "" for the only one.
+    """
+    registry = os.path.join(root, "plugins_registry")
+    directory = os.path.join(root, "plugins", driver)
+    for uid in (pod, hashlib.sha256(pod.encode()).hexdigest()[:_DIGEST]):
+        part = f"-{uid}" if pod else ""
+        paths = (
+            os.path.join(registry, f"{driver}{part}-reg.sock"),
+            os.path.join(directory, f"dra{part}.sock"),
+        )
+        if all(len(os.fsencode(path)) <= sockets.LONGEST for path in paths):
+            break
+    return Places(registry, directory, driver, *paths, os.path.join(directory, "dra.sock"))
+
 
 _PACKAGES: Final = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
 _HEALTH: Final = ("v1", "v1alpha1")
@@ -156,12 +218,7 @@ class Serving:
     async def _serve(
         self, whom: str, doors: Mapping[str, Mapping[str, Any]], end: Callable[[], None]
     ) -> None:
-        """Serve until a socket is gone.
-
-        Raises:
-            ServingError: it cannot begin, or a server has crashed.
-            OSError: it cannot begin.
-        """
+        """Serve until a socket is gone."""
         registry, directory = self._places.registry, self._places.directory
         servers: list[SocketServer] = []
         to_end = _TO_END
@@ -265,8 +322,6 @@ class Serving:
 
         Args:
             do: makes it, if that is us.
-            method: the full name of what is called.
-            kind: the type of the answer.
         """
         answer = None
         while answer is None:
@@ -318,3 +373,28 @@ def _unary(answer: Callable[[Any, Any], Awaitable[Any]], request: Any) -> Any:
     return grpc.unary_unary_rpc_method_handler(
         answer, request_deserializer=request.FromString, response_serializer=serialize
     )
+
+
+async def stand_by(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
+    """Serve by another agent until the node is ours.
+
+    Args:
+        tasks: where the sockets are served, from now on.
+
+    Returns:
+        What the parts are given then.
+    """
+    options = context.options
+    places = places_of(kubelet_root(context.config), options.dra_driver, options.pod_uid)
+    serving = Serving(context, Relay(places.common))
+
+    async def show() -> None:
+        await serving.in_place.wait()
+        lock.show_pod(options.pod_uid)
+
+    context.say("info", "waits for the end of another agent", process=lock.holder)
+    tasks.start_soon(serving.run)
+    tasks.start_soon(show)
+    await lock.wait()
+    serving.succeed()
+    return replace(context, serving=serving)

@@ -1,47 +1,102 @@
-"""How the devices of a claim are shared, by what is configured for them. Pure.
+"""How claims share devices: by their configuration, or as each has a part of one. Pure.
 
-Rules
+Rules of what is configured
 - The devices that one configuration has MPS for are clients of one daemon, as NVIDIA's driver has
   it: ``claims/UID-HASH``, of the claim's UID and of which devices these are.
 - A place among the devices of a claim is by the index of their GPUs, from 0.
-- Shares of a device have one daemon, whichever claims they are of (``shares/UUID``): a device has
-  one server at most. It has no limits; those of a share are variables of its containers. One
-  configuration has MPS for shares of one device.
 - A MIG device has no time slice of its own, and CUDA sees one MIG device at most: a daemon has one,
   or whole GPUs.
 - Who only looks after a device (``adminAccess``) changes nothing of it.
 - Clients find their daemon by the claim's CDI spec. A container that has devices of two daemons is
   a client of the last one alone.
 
-Source: kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go; CDI specification.
+Rules of shares (consumable capacity)
+- A device has as many as the agent is told (``--dra-shares``), no more than ``[sharing]`` of the
+  configuration lets containers have it, for the shim would refuse those that come after. One that
+  one container may have is not shared.
+- What takes from counters is not shared, as MIG devices do that are made for claims: schedulers of
+  Kubernetes 1.34 to 1.36 give such a device to no second claim (kubernetes 134100, 140433), or
+  forget what its claims take of its GPU and give that to others, too (139034).
+- A claim that does not say how much it wants gets one share, and as much of the memory. Of all else
+  that a MIG device has it gets nothing for itself, or none would be left for the next claim.
+- An allocation without a share's id is the whole GPU: so it is where the API server does not know
+  of shares (its gate DRAConsumableCapacity is off), and drops what we say of them.
+- The scheduler counts, and we count memory and shares again.
+- Who shares a device shares it in the same way: by MPS or not, and with one time slice. A claim
+  that says nothing of time slices agrees with any.
+- Shares of a device have one daemon, whichever claims they are of (``shares/UUID``): a device has
+  one server at most. It has no limits; those of a share are variables of its containers. One
+  configuration has MPS for shares of one device.
+
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go; CDI specification; Kubernetes,
+resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075, KEP-4815.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hooks.cdi.spec import Edits, SpecMount
+from hooks.sharing import limit_of
 from integration.inspection.shares import Share, variable_of
-from integration.node.dra.configuration import ALL, GPU, MIG, chosen
-from integration.node.dra.values import Sharing
-from integration.node.errors import ClaimConfigUnknown
+from integration.node.dra.devices import MOST_FACTS, NVIDIA, SLICE
+from integration.node.dra.values import ALL, GPU, MEBI, MIG, Sharing, parse_quantity, quantity
+from integration.node.errors import ClaimConfigUnknown, DeviceTaken, SharingConflict
 from integration.node.mps.claims import CLAIMS, SHARES
 from integration.node.mps.places import SHM, Places, shm
 from integration.node.mps.plan import ClaimDaemon
+from integration.node.options import DRA_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from integration.node.dra.configuration import Configuration, Mps
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
     from integration.node.dra.devices import Device
     from integration.node.dra.values import Claim, ClaimDevice
 
-__all__ = ["Result", "configured", "daemons_of", "edits_of"]
+__all__ = [
+    "OURS", "Configuration", "Mps", "Result", "Wish", "configured", "consumed", "daemons_of",
+    "edits_of", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares",
+]  # fmt: skip
 
 _HASH: Final = 5
 _OPTIONS: Final = ("nosuid", "nodev", "bind")
+
+
+OURS: Final = f"{DRA_DRIVER}/v1beta1"
+"""The version of our own configurations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mps:
+    """What is asked of MPS."""
+
+    threads: int = ALL  # percent of the threads that a client may have
+    memory: int = 0  # MiB that a client may have of each device; 0 for no limit
+    # likewise, of one device, by its UUID or its place among those of the claim
+    memory_of: Mapping[str, int] = field(default_factory=dict)
+    multi_user: bool = False  # whether clients of several users may work at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of devices."""
+
+    time_slice: str = ""  # of INTERVALS; "" for nothing
+    mps: Mps | None = None  # None for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One entry that is ours."""
+
+    kind: str  # "GpuConfig"
+    devices: frozenset[str]  # the kinds of devices that it is for
+    requests: frozenset[str]  # those that it is for; none for all
+    wish: Wish
 
 
 class Result(NamedTuple):
@@ -57,17 +112,13 @@ def configured(
 ) -> tuple[ClaimDevice, ...]:
     """The devices of a claim, each with how it is shared.
 
-    Args:
-        uid: of the claim.
-        asked: the claim, for messages.
-
     Raises:
         ClaimConfigUnknown: what is asked for cannot be had of these devices.
     """
     groups: dict[int, list[Result]] = {}
     for result in results:
         kind = GPU if result.known.uuid == result.known.gpu else MIG
-        place = chosen(configurations, result.request, kind, asked)
+        place = _chosen(configurations, result.request, kind, asked)
         if place is not None and not result.device.admin:
             groups.setdefault(place, []).append(result)
     shared: dict[int, Sharing] = {}
@@ -77,6 +128,31 @@ def configured(
     return tuple(
         replace(each.device, sharing=shared.get(id(each.device), Sharing())) for each in results
     )
+
+
+def _chosen(
+    configurations: Sequence[Configuration], request: str, kind: str, asked: str
+) -> int | None:
+    """Which configuration counts for a device: its place among all; None for none of them.
+
+    Args:
+        request: of the device, with its subrequest ("gpu/any").
+    """
+    names = {request, request.partition("/")[0]}
+    for place in reversed(range(len(configurations))):
+        each = configurations[place]
+        if each.requests and names.isdisjoint(each.requests):
+            continue
+        if kind in each.devices:
+            return place
+        if each.requests:
+            raise ClaimConfigUnknown(
+                f"a configuration of {asked}",
+                found=f"{each.kind} is not for the request {request}, which was given a device of "
+                f"the type {kind}",
+                do=f"use {OURS} DeviceSharing, or name other requests",
+            )
+    return None
 
 
 def _of_group(
@@ -168,11 +244,7 @@ def daemons_of(claims: Iterable[Claim]) -> Mapping[str, ClaimDaemon]:
 
 
 def edits_of(device: ClaimDevice, root: str) -> Edits:
-    """What containers get beside the device itself.
-
-    Args:
-        root: the host's directory of MPS.
-    """
+    """What containers get beside the device itself."""
     how, env = device.sharing, []
     if device.share:
         env = [variable_of(Share(device.share, device.uuid, device.memory, device.shares))]
@@ -191,3 +263,128 @@ def edits_of(device: ClaimDevice, root: str) -> Edits:
             SpecMount(shm(root), SHM, ("rw", *_OPTIONS)),
         ),
     )
+
+
+MOST: Final = 64
+_MEMORY: Final = f"{NVIDIA}/memory"
+_SHARES: Final = f"{NVIDIA}/shares"
+
+
+def with_shares(
+    devices: Iterable[Device], most: int, inventory: Inventory, config: Config
+) -> tuple[Device, ...]:
+    """The node's devices, of which those that can have shares have them.
+
+    Args:
+        most: shares of a device; 0 for none.
+    """
+    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
+    parts = {each.uuid: each for each in inventory.mig_devices}
+    found = []
+    for device in devices:
+        shares = 0
+        if most > 1 and device.counters is None and device.gpu in gpus:
+            limit = limit_of(config, gpus[device.gpu], parts.get(device.uuid))
+            shares = min(most, limit) if limit else most
+        found.append(_shared(device, shares) if shares > 1 else device)
+    return tuple(found)
+
+
+def _shared(device: Device, shares: int) -> Device:
+    capacity = {**device.capacity, _SHARES: str(shares)}
+    if len(device.attributes) + len(capacity) >= MOST_FACTS:  # its health comes on top
+        capacity = {name: has for name, has in capacity.items() if not name.startswith(SLICE)}
+    return replace(device, capacity=capacity, shares=shares)
+
+
+def policy_of(device: Device, name: str) -> dict[str, Any]:
+    """How much of a capacity a claim may ask for, as the API has it; nothing without shares."""
+    if not device.shares:
+        return {}
+    if name == _SHARES:
+        valid = {"min": "1", "max": str(device.shares), "step": "1"}
+        return {"requestPolicy": {"default": "1", "validRange": valid}}
+    if name != _MEMORY:
+        return {"requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
+    total = parse_quantity(device.capacity[name]) or 0
+    default = quantity(total // device.shares // MEBI * MEBI)
+    valid = {"min": quantity(MEBI), "max": device.capacity[name], "step": quantity(MEBI)}
+    return {"requestPolicy": {"default": default, "validRange": valid}}
+
+
+def consumed(result: Mapping[str, Any]) -> tuple[str, int, int]:
+    """What part of a device an allocation is.
+
+    Returns:
+        The share's id, "" for the whole device; its MiB and shares, 0 for what is not said.
+    """
+    share = str(result.get("shareID") or "")
+    capacity = result.get("consumedCapacity")
+    if not share or not isinstance(capacity, dict):
+        return share, 0, 0
+    memory = parse_quantity(capacity.get(_MEMORY)) or 0
+    return share, memory // MEBI, parse_quantity(capacity.get(_SHARES)) or 0
+
+
+def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str, Device]) -> None:
+    """See that claims have no more of a device than it has.
+
+    Args:
+        devices: of the node, by their names.
+
+    Raises:
+        DeviceTaken: it would be more.
+    """
+    theirs = [
+        (each, str(other)) for other in others if other.uid != claim.uid for each in other.devices
+    ]
+    for device in claim.devices:
+        known = devices.get(device.device)
+        if not device.share or device.admin or known is None:
+            continue
+        parts = [(each, str(claim)) for each in claim.devices if _shares(each, device)]
+        parts += [(each, who) for each, who in theirs if _shares(each, device)]
+        total = (parse_quantity(known.capacity.get(_MEMORY)) or 0) // MEBI
+        memory = sum(each.memory for each, _ in parts)
+        shares = sum(each.shares for each, _ in parts)
+        if (total and memory > total) or (known.shares and shares > known.shares):
+            # Sorted: a refusal that is repeated is the same event of the pod.
+            names = ", ".join(sorted({who for _, who in parts if who != str(claim)}))
+            raise DeviceTaken(
+                f"{device.shares} shares and {device.memory}Mi of {device.device} for {claim}",
+                found=f"with {names or 'its other shares'} it would be {shares} shares and "
+                f"{memory}Mi of {known.shares} and {total}Mi",
+            )
+
+
+def refuse_conflicts(claim: Claim, others: Iterable[Claim]) -> None:
+    """See that claims that share a device share it in the same way.
+
+    Raises:
+        SharingConflict: another one shares it in another way.
+    """
+    theirs = [(each, str(other)) for other in others for each in other.devices]
+    theirs += [(each, str(claim)) for each in claim.devices]
+    for device in claim.devices:
+        for other, who in theirs:
+            if device.share and _shares(other, device) and (why := _conflict(device, other)):
+                raise SharingConflict(
+                    f"the device {device.device} for {claim}", found=f"{who} shares it {why}"
+                )
+
+
+def _shares(other: ClaimDevice, device: ClaimDevice) -> bool:
+    """Whether another one is a share of the same device."""
+    return bool(other.share) and not other.admin and other.uuid == device.uuid
+
+
+def _conflict(device: ClaimDevice, other: ClaimDevice) -> str:
+    """In which other way another claim shares a device; "" if it is the same."""
+    mine, its = device.sharing, other.sharing
+    if bool(mine.daemon) != bool(its.daemon):
+        return "by MPS" if its.daemon else "without MPS"
+    if its.daemon and mine.multi_user != its.multi_user:
+        return f"with multiUser {'true' if its.multi_user else 'false'}"
+    if mine.time_slice and its.time_slice and mine.time_slice != its.time_slice:
+        return f"with the time slice {its.time_slice}"
+    return ""

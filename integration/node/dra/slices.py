@@ -13,6 +13,8 @@ Rules
   generation.
 - Nothing is written if what is there is what it should be. A server that keeps less than it was
   sent (a field of a newer version) is told the same only once.
+- When a taint was added the server says, and it is to say the same for as long as the taint is
+  there. So what is written has the time that the server has.
 - A slice belongs to its Node, and goes with it.
 - Slices of other pools of ours on this node are obsolete.
 - In v1beta1 the attributes and capacity of a device are below ``basic``.
@@ -27,7 +29,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.node.dra.shares import policy_of
+from integration.node.dra.sharing import policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP", "MOST_DEVICES", "VERSIONS", "Change", "Content", "Counting", "Create", "Delete",
-    "Owner", "Update", "changes", "content_of", "contents", "key_of", "lost_counters",
+    "Owner", "Update", "changes", "content_of", "contents", "key_of", "lost_counters", "with_times",
 ]  # fmt: skip
 
 GROUP: Final = "resource.k8s.io"
@@ -188,8 +190,6 @@ def changes(
     """The writes after which what is published is what is wanted; none if it is already.
 
     Args:
-        there: the driver's slices of this node.
-        wanted: as :func:`contents` makes it.
         kept: what the server has made of a content, by :func:`key_of` that.
 
     Returns:
@@ -290,3 +290,34 @@ def _delete(each: Mapping[str, Any]) -> Delete:
     seen = each["metadata"]
     conditions = {key: seen[key] for key in ("uid", "resourceVersion") if key in seen}
     return Delete(str(seen["name"]), {"preconditions": conditions})
+
+
+def with_times(content: dict[str, Any], there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a slice has, with the times that the server has of its devices' taints."""
+    times = {
+        (device["name"], *_taint_of(taint)): taint["timeAdded"]
+        for each in there
+        for device in each["spec"].get("devices") or ()
+        for taint in device.get("basic", device).get("taints") or ()
+        if "timeAdded" in taint
+    }
+
+    def timed(device: dict[str, Any]) -> dict[str, Any]:
+        what = device.get("basic", device)
+        if not what.get("taints"):
+            return device
+        taints = [
+            {**taint, **({"timeAdded": times[key]} if key in times else {})}
+            for taint in what["taints"]
+            for key in [(device["name"], *_taint_of(taint))]
+        ]
+        what = {**what, "taints": taints}
+        return {**device, "basic": what} if "basic" in device else what
+
+    if not content.get("devices"):
+        return content
+    return {**content, "devices": [timed(device) for device in content["devices"]]}
+
+
+def _taint_of(taint: Mapping[str, Any]) -> tuple[str, str, str]:
+    return taint["key"], taint.get("value", ""), taint["effect"]

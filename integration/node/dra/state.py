@@ -1,12 +1,12 @@
-"""What was prepared for which claim, on disk: it outlives the agent, as pods do.
+"""What was prepared for which claim, and made for it, on disk: it outlives the agent, as pods do.
 
 Rules
-- ``STATE/dra.json`` is replaced in one step at each change, and is of one boot: after another the
-  kubelet prepares anew what is still wanted. The agent's lock of the node is its lock, too. In an
-  update the next agent reads it once it has that lock, and may be older or newer: what a newer one
-  has added is passed over by an older one, and a format that it does not know counts as damage.
-- Where it is missing, damaged or of another boot, the kubelet's own record of claims says what pods
-  have (:data:`hooks.requests.kubelet_record.CLAIMS`). Who is in neither has nothing.
+- A record, as ``STATE/dra.json``, is replaced in one step at each change, and is of one boot: after
+  another the kubelet prepares anew what is still wanted. The agent's lock of the node is its lock,
+  too. In an update the next agent reads it once it has that lock, and may be older or newer: what a
+  newer one has added is passed over, and a format that is not known counts as damage.
+- Where ``dra.json`` is missing, damaged or of another boot, the kubelet's own record of claims says
+  what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`). Who is in neither has nothing.
 - It is not written through to the disk, since a machine that stops ends its boot. Where the disk is
   full, what is left of it when a claim is taken back is written over it: else the pods would not
   end that have to go for the disk's sake.
@@ -26,11 +26,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.cache import boot_id_path
-from hooks.node.kubelet import read_claims
+from hooks.node.kubelet import read_checkpoint, read_claims
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file, sweep
-from integration.node.dra.names import gpu_of, uuid_of
-from integration.node.dra.values import Claim, ClaimDevice, Sharing
+from integration.node.dra.values import Claim, ClaimDevice, Sharing, gpu_of, uuid_of
 from integration.node.errors import DraStateUnwritten
 
 if TYPE_CHECKING:
@@ -38,7 +37,12 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
 
-__all__ = ["held", "load", "recorded", "save"]
+__all__ = [
+    "UUIDS", "held", "load", "plugin_gave", "read_record", "recorded", "save", "write_record",
+]  # fmt: skip
+
+UUIDS: Final = ("GPU-", "MIG-")
+"""How the UUIDs of devices begin."""
 
 _FILE: Final = "dra.json"
 _FORMAT: Final = 1
@@ -48,12 +52,8 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def load(config: Config, driver: str) -> dict[str, Claim]:
-    """What is prepared, by the claims' UIDs.
-
-    Args:
-        driver: our name.
-    """
-    sweep(_path(config))
+    """What is prepared, by the claims' UIDs."""
+    sweep(os.path.join(config.state, _FILE))
     kept = _read(config)
     if kept is None:
         kept = list(_of_kubelet(read_claims(config).content, driver))
@@ -61,11 +61,7 @@ def load(config: Config, driver: str) -> dict[str, Claim]:
 
 
 def recorded(config: Config, driver: str) -> frozenset[str]:
-    """The UIDs of our claims in the kubelet's own record.
-
-    Args:
-        driver: our name.
-    """
+    """The UIDs of our claims in the kubelet's own record."""
     return frozenset(claim.uid for claim in _of_kubelet(read_claims(config).content, driver))
 
 
@@ -75,17 +71,44 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
     Raises:
         DraStateUnwritten: it cannot be done. What was written before is there still.
     """
-    path = _path(config)
     texts = [*map(_text, claims)]
+    if texts or os.path.lexists(os.path.join(config.state, _FILE)):
+        write_record(config, _FILE, "claims", f"[{', '.join(texts)}]")
+
+
+def read_record(config: Config, file: str) -> dict[str, Any]:
+    """What is written down in a file of this boot, and of our format.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: there is none, or it does not count.
+    """
+    document: Any = json.loads(read_file(os.path.join(config.state, file)) or b"")
+    if not isinstance(document, dict) or (document.get("format"), document.get("boot")) != (
+        _FORMAT, _boot(config),
+    ):  # fmt: skip
+        raise ValueError("it is of another format, or of another boot")
+    return document
+
+
+def write_record(config: Config, file: str, key: str, value: str) -> None:
+    """Write something down in a file, for this boot.
+
+    Args:
+        value: as JSON.
+
+    Raises:
+        DraStateUnwritten: it cannot be done. What was written before is there still.
+    """
+    path = os.path.join(config.state, file)
     head = json.dumps({"format": _FORMAT, "boot": _boot(config)}).removesuffix("}")
-    content = f'{head}, "claims": [{", ".join(texts)}]}}\n'.encode()
+    content = f'{head}, "{key}": {value}}}\n'.encode()
     try:
-        if texts or os.path.lexists(path):
-            try:
-                replace_file(path, content, mode=_MODE, durable=False)
-            except OSError as error:
-                if error.errno not in _FULL or not _write_over(path, content):
-                    raise
+        try:
+            replace_file(path, content, mode=_MODE, durable=False)
+        except OSError as error:
+            if error.errno not in _FULL or not _write_over(path, content):
+                raise
     except OSError as error:
         raise DraStateUnwritten(f"to write {path}", found=error.strerror or str(error)) from error
 
@@ -116,10 +139,6 @@ def held(config: Config) -> tuple[ClaimDevice, ...]:
     )
 
 
-def _path(config: Config) -> str:
-    return os.path.join(config.state, _FILE)
-
-
 def _boot(config: Config) -> str:
     return (read_text(boot_id_path(config)) or "").strip()
 
@@ -127,9 +146,6 @@ def _boot(config: Config) -> str:
 def _read(config: Config) -> list[Claim] | None:
     """What the file says; None if it does not count."""
     try:
-        document: Any = json.loads(read_file(_path(config)) or b"")
-        if document["format"] != _FORMAT or document["boot"] != _boot(config):
-            return None
         return [
             Claim(
                 str(each["uid"]),
@@ -137,7 +153,7 @@ def _read(config: Config) -> list[Claim] | None:
                 str(each["name"]),
                 tuple(map(_device, each["devices"])),
             )
-            for each in document["claims"]
+            for each in read_record(config, _FILE)["claims"]
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -183,3 +199,22 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                 )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return
+
+
+def plugin_gave(config: Config) -> dict[str, str]:
+    """Who has been given what by a device plugin, by the device's UUID.
+
+    Nothing if the device manager's checkpoint is not as a kubelet writes it.
+    """
+    try:
+        content = read_checkpoint(config).content
+        entries = json.loads(content or b"{}")["Data"]["PodDeviceEntries"] or ()
+        return {
+            str(name).partition("::")[0]: f"pod {each['PodUID']}"
+            for each in entries
+            for names in (each["DeviceIDs"] or {}).values()
+            for name in names
+            if str(name).startswith(UUIDS)
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}

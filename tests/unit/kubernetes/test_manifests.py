@@ -21,7 +21,7 @@ from integration.cli.app import COMMANDS, nvshim
 from integration.kubernetes.entering import HANDED_ON
 from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
-from integration.node.dra.configuration import read_all
+from integration.node.dra.claims import read_all
 from integration.node.dra.devices import NVIDIA, publishable
 from integration.node.health import node_condition
 from integration.node.metrics.address import parse_address

@@ -20,7 +20,7 @@ from integration.node.options import Options
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from integration.node.dra.claims import Reference
+    from integration.node.dra.values import Reference
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ import pytest
 from hooks.config import Config
 from integration.node.board import Board
 from integration.node.dra import state
-from integration.node.dra.claims import Reference, read_claim, refuse_taken
+from integration.node.dra.claims import read_claim, refuse_taken
 from integration.node.dra.devices import Device
-from integration.node.dra.values import Claim, ClaimDevice
+from integration.node.dra.values import Claim, ClaimDevice, Reference
 from integration.node.errors import (
     ClaimConfigUnknown,
     ClaimedDeviceMissing,

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from hooks.config import Config
 from integration.node.dra import state
-from integration.node.dra.configuration import OURS
 from integration.node.dra.devices import Device
-from integration.node.dra.quantities import MEBI, parse_quantity, quantity
-from integration.node.dra.sharing import daemons_of, edits_of
-from integration.node.dra.values import Claim, Sharing
+from integration.node.dra.sharing import OURS, daemons_of, edits_of
+from integration.node.dra.values import MEBI, Claim, Sharing, parse_quantity, quantity
 from integration.node.errors import ClaimConfigUnknown
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, PART, POOL, SIBLING, claim_of
 

@@ -14,9 +14,8 @@ from integration.node.api_server import ApiServer
 from integration.node.components import Context
 from integration.node.dra import state
 from integration.node.dra.cdi import Template, keep
-from integration.node.dra.claims import Reference
 from integration.node.dra.driving import Driver
-from integration.node.dra.values import Claim, ClaimDevice, Sharing
+from integration.node.dra.values import Claim, ClaimDevice, Reference, Sharing
 from integration.node.errors import DraStateUnwritten, MpsNotReady
 from integration.node.options import DRA_DRIVER, Options
 from tests.unit.node.dra.test_slices import DEVICES

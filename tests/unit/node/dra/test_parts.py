@@ -16,7 +16,6 @@ from hooks.node.inventory import Inventory
 from hooks.node.nvml import BRANDS
 from hooks.words import Node
 from integration.node.dra.devices import Device, Place, devices_of, publishable
-from integration.node.dra.names import uuid_of
 from integration.node.dra.parts import (
     Counters,
     GpuParts,
@@ -31,8 +30,8 @@ from integration.node.dra.parts import (
     parse_parts,
     possible,
 )
-from integration.node.dra.quantities import parse_quantity
 from integration.node.dra.slices import Counting, Create, changes, contents
+from integration.node.dra.values import parse_quantity, uuid_of
 from integration.simulated.catalogue import MODELS
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_slices import GPUS, NODE, OWNER, PARTS

@@ -11,8 +11,8 @@ import anyio.to_thread
 import pytest
 
 from integration.node.api_server import ApiServer
-from integration.node.dra.claims import Reference
 from integration.node.dra.reading import ClaimReader
+from integration.node.dra.values import Reference
 from integration.node.errors import ApiServerSilent
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until

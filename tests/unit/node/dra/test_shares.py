@@ -16,19 +16,24 @@ from integration.node.dra import cdi, state
 from integration.node.dra.answering import answer_of_claim
 from integration.node.dra.claims import refuse_taken
 from integration.node.dra.devices import Device, publishable
-from integration.node.dra.errors import SharingConflict
 from integration.node.dra.parts import Counters, Part
-from integration.node.dra.shares import (
+from integration.node.dra.sharing import (
     MOST,
     consumed,
+    daemons_of,
+    edits_of,
     refuse_conflicts,
     refuse_overfull,
     with_shares,
 )
-from integration.node.dra.sharing import daemons_of, edits_of
 from integration.node.dra.slices import VERSIONS, contents
 from integration.node.dra.values import Claim, Sharing
-from integration.node.errors import ClaimConfigUnknown, DeviceTaken, ResourceClaimUnusable
+from integration.node.errors import (
+    ClaimConfigUnknown,
+    DeviceTaken,
+    ResourceClaimUnusable,
+    SharingConflict,
+)
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, POOL, claim_of, having
 from tests.unit.node.dra.test_configuration import entry, ours

@@ -13,8 +13,7 @@ from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
 from integration.node.api_server import ApiServer
 from integration.node.components import Context
-from integration.node.dra.reading import ClaimReader
-from integration.node.dra.stale import Stale
+from integration.node.dra.reading import ClaimReader, Stale
 from integration.node.dra.values import Claim, ClaimDevice
 from integration.node.errors import MigDeviceNotUndone
 from integration.node.options import DRA_DRIVER, Options
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from integration.node.dra.claims import Reference
+    from integration.node.dra.values import Reference
     from tests.harness.http_server import Request
 
 pytestmark = pytest.mark.anyio

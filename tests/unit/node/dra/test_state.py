@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from hooks.config import Config
-from integration.node.dra.state import held, load, save
+from integration.node.dra import cutting
+from integration.node.dra.cutting import Making, Modes, Note
+from integration.node.dra.parts import Part
+from integration.node.dra.state import held, load, save, write_record
 from integration.node.dra.values import Claim, ClaimDevice
 from integration.node.errors import DraStateUnwritten
 
@@ -50,6 +55,52 @@ def test_on_a_full_disk_claims_are_taken_back_and_none_is_prepared(small: Path) 
         save(config, [*CLAIMS, *CLAIMS])
     assert [*load(config, "driver").values()] == CLAIMS[:3]
     assert os.listdir(small / "state") == ["dra.json"]
+
+
+def part_of(gpu: str) -> Part:
+    return Part(f"GPU-{gpu * 8}-0000-0000-0000-000000000000", 19, 2, 1, "1g.10gb")
+
+
+def test_what_was_made_is_forgotten_on_a_full_disk(small: Path) -> None:
+    config = config_of(small)
+    making = Making(config)
+    notes = [Note("uid", "claim a/b", part_of(gpu), "MIG-1") for gpu in "abc"]
+    for note in notes:
+        making._note(note)
+    with suppress(OSError), open(small / "large", "wb", buffering=0) as file:
+        while True:
+            file.write(b"0" * 4096)
+    making.forget(notes[1:])
+    again = Making(config)
+    again.load()
+    assert again.made == making.made == {notes[0].part: "MIG-1"}
+
+
+def test_modes_of_two_gpus_that_are_switched_at_once_are_both_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, both = config_of(tmp_path), threading.Barrier(2)
+
+    def write(*what: Any) -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # until both write, if both may
+        write_record(*what)
+
+    monkeypatch.setattr(cutting, "write_record", write)
+    modes = Modes(config)
+    monkeypatch.setattr(modes, "_is_on", lambda _: False)
+    monkeypatch.setattr(modes, "_switch", lambda *_, **__: None)
+    threads = [
+        threading.Thread(target=modes.on, args=(SimpleNamespace(uuid=uuid), None, "a claim"))
+        for uuid in ("GPU-1", "GPU-2")
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    again = Modes(config)
+    again.load()
+    assert again.switched == modes.switched == {"GPU-1", "GPU-2"}
 
 
 def test_what_a_killed_agent_has_left_of_a_write_is_removed(tmp_path: Path) -> None:

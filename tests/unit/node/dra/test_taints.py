@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.node.dra.devices import Device, publishable
-from integration.node.dra.slices import VERSIONS, Owner, changes, contents
-from integration.node.dra.taints import Taint, with_times
+from integration.node.dra.devices import Device, Taint, publishable
+from integration.node.dra.slices import VERSIONS, Owner, changes, contents, with_times
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
 from integration.node.options import DRA_DRIVER

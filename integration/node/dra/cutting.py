@@ -1,48 +1,57 @@
-"""MIG devices that are made for claims, and undone again. Acts; for a thread.
+"""MIG devices that are made for claims, and the MIG mode that they need. Acts; for a thread.
 
 ::
 
+    note in STATE/dra-mig-mode.json ─▶ nvidia-smi -mig 1 ─▶ NVML: it is on ─▶ … claims …
     note in STATE/dra-mig.json ─▶ nvidia-smi mig -cgi -C ─▶ NVML has it ─▶ its UUID is noted, too
     NVML has it ─▶ nvidia-smi mig -dci ─▶ nvidia-smi mig -dgi ─▶ the note is removed
+    no MIG device is left ─▶ nvidia-smi -mig 0 ─▶ NVML: it is off ─▶ the note is removed
 
 Rules
-- What is to be made is written down before: for which claim, and where on which GPU. So whoever
-  comes after an agent that was killed finds what it has made, and goes on from there or undoes it.
-  At one place of a GPU there is one GPU instance at most, so nothing is made twice.
+- What is to be made or switched is written down before: for which claim, and where on which GPU. So
+  whoever comes after an agent that was killed finds what it has done, and goes on from there or
+  undoes it. At one place of a GPU there is one GPU instance at most, so nothing is made twice.
+- NVML says what there is, before and after; what nvidia-smi prints is for people. It ends with 0
+  also where it has switched nothing, as for a GPU that is in use. It ends with the agent.
 - Nothing is made where another claim's is, or where one is still to be undone.
-- NVML says what there is, before and after; what nvidia-smi prints is for people. nvidia-smi ends
-  with the agent, whatever ends that.
 - What could not be made is undone at once, or later (:meth:`Making.orphans`).
-- Instances do not outlive a boot, and neither do the notes. On a GPU that does not answer nothing
-  can be undone: its reset does that, or we do once it answers.
+- Neither instances nor modes that can be switched so outlive a boot, and neither do the notes. On a
+  GPU that does not answer nothing can be undone: its reset does that, or we do once it answers.
+- Only the mode of a GPU that we have switched on is switched off: one that a person has set stays.
+  A GPU that a person has cut meanwhile is that person's: its mode stays, and the note goes.
+- Nobody of us has NVML open while a mode is switched (:mod:`integration.nvml_lock`): that has every
+  GPU open. A shim that begins a container may, for a moment, once after each change of the driver:
+  it does not take the lock, for no container is to wait for a switch. The switch fails then, the
+  claim is refused, and the kubelet asks again.
 
-Source: NVIDIA's MIG user guide; nvidia-smi mig -h.
+Source: NVIDIA's MIG user guide; nvidia-smi(1), nvidia-smi mig -h; kubernetes-sigs/
+dra-driver-nvidia-gpu, nvlib.go (when it switches).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import threading
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from hooks.node.cache import boot_id_path
+from api.errors import NvshimError
 from hooks.node.drained import driver_of, read_drains
-from hooks.node.witness import read_text
 from integration.devices.creating import Wish, create
-from integration.files import read_file, replace_file
 from integration.inventory import inventory_of
-from integration.node.dra.parts import Part, Parts, overlaps, parse_name
-from integration.node.dra.switching import ask_parts
+from integration.node.dra.parts import Part, Parts, overlaps, parse_name, parse_parts
+from integration.node.dra.state import read_record, write_record
 from integration.node.errors import (
     ClaimedDeviceMissing,
     DeviceTaken,
-    DraStateUnwritten,
     MigDeviceNotMade,
     MigDeviceNotUndone,
+    MigModeNotSwitched,
 )
 from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
+from integration.node.nvml import ask_nvml
+from integration.nvml_lock import alone
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
@@ -53,13 +62,126 @@ if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
     from integration.node.dra.values import Claim, ClaimDevice
 
-__all__ = ["Making", "is_unmade"]
+__all__ = ["Making", "Modes", "ask_parts", "is_unmade"]
 
-_FILE: Final = "dra-mig.json"
-_FORMAT: Final = 1
-_MODE: Final = 0o600
+_MODES: Final = "dra-mig-mode.json"
+_MADE: Final = "dra-mig.json"
+# Seconds, together less than a kubelet waits for all of a claim (45).
+_TO_CLOSE: Final = 5.0 * PATIENCE
+_TO_SWITCH: Final = 12.0 * PATIENCE
 _TO_ACT: Final = 12.0 * PATIENCE
-"""Seconds that nvidia-smi may take. A kubelet waits 45 s for all of a claim."""
+
+_UNREAD: Final = (OSError, ValueError, KeyError, TypeError)
+
+
+def ask_parts(config: Config) -> Parts:
+    """What NVML says now of all that GPUs are cut into.
+
+    Raises:
+        SmiFailed: it does not say.
+    """
+    try:
+        parts = parse_parts(ask_nvml(config, "parts"))
+    except NvshimError as error:
+        raise SmiFailed(f"NVML cannot be asked: {error}") from error
+    if parts.failure:
+        raise SmiFailed(f"NVML does not say what there is: {parts.failure}")
+    return parts
+
+
+class Modes:
+    """Switches. Two threads may, for different GPUs."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.switched: frozenset[str] = frozenset()
+        """The UUIDs of the GPUs whose mode was switched on for claims."""
+        self._one_writes = threading.Lock()
+
+    def load(self) -> None:
+        """Know what an agent before this one has switched on, in this boot."""
+        try:
+            self.switched = frozenset(map(str, read_record(self._config, _MODES)["gpus"]))
+        except _UNREAD:
+            self.switched = frozenset()
+
+    def on(self, gpu: Gpu, inventory: Inventory, whom: str) -> None:
+        """Have a GPU be in MIG mode.
+
+        Args:
+            whom: for whom, for messages.
+
+        Raises:
+            MigModeNotSwitched: it cannot be; its mode is as before then, or is set back later.
+            DraStateUnwritten: it cannot be written down.
+        """
+        is_ours = False
+        try:
+            if self._is_on(gpu):
+                return  # by us before, or by a person just now
+            self._note(gpu.uuid, on=True)
+            is_ours = True
+            self._switch(gpu, inventory, on=True)
+        except SmiFailed as error:
+            with suppress(MigModeNotSwitched):  # what is pending would come with a reset
+                if is_ours:
+                    self.off(gpu, inventory)
+                    self.forget(gpu.uuid)
+            raise MigModeNotSwitched(
+                f"to switch MIG mode of {gpu.uuid} on for {whom}", found=error.found, do=error.do
+            ) from error
+
+    def off(self, gpu: Gpu, inventory: Inventory) -> None:
+        """Have a GPU be whole again, of which claims have nothing any more; then it is forgotten.
+
+        Raises:
+            MigModeNotSwitched: it cannot be; it is to be tried again.
+        """
+        try:
+            there = ask_parts(self._config).gpus.get(gpu.uuid)
+            if there is None:
+                raise SmiFailed("NVML does not tell of it")  # noqa: TRY301 - as what else fails
+            if not there.instances:
+                self._switch(gpu, inventory, on=False)
+        except SmiFailed as error:
+            raise MigModeNotSwitched(
+                f"to switch MIG mode of {gpu.uuid} off, for nobody has a part of it any more",
+                found=error.found, do=error.do,
+            ) from error  # fmt: skip
+
+    def forget(self, uuid: str) -> None:
+        """Forget a GPU that is whole, or a person's.
+
+        Raises:
+            DraStateUnwritten: it cannot be written down.
+        """
+        self._note(uuid, on=False)
+
+    def _switch(self, gpu: Gpu, inventory: Inventory, *, on: bool) -> None:
+        arguments = ("-i", gpu.bus_id, "-mig", str(int(on)))
+        with ExitStack() as stack:
+            try:
+                lock = stack.enter_context(alone(self._config.state, _TO_CLOSE))
+            except OSError as error:
+                raise SmiFailed(f"{error.filename}: {error.strerror}") from error
+            if lock is None:
+                raise SmiFailed("a program of ours that asks NVML has it open still")
+            said = run_nvidia_smi(
+                inventory.driver, self._config, arguments, _TO_SWITCH, ends_with_us=True, lock=lock
+            )
+        if self._is_on(gpu) is not on:
+            raise SmiFailed(f"it is not: {said}")
+
+    def _is_on(self, gpu: Gpu) -> bool:
+        there = ask_parts(self._config).gpus.get(gpu.uuid)
+        return there is not None and there.mode
+
+    def _note(self, uuid: str, *, on: bool) -> None:
+        with self._one_writes:
+            switched = self.switched | {uuid} if on else self.switched - {uuid}
+            if switched != self.switched:
+                write_record(self._config, _MODES, "gpus", json.dumps(sorted(switched)))
+                self.switched = switched
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +210,12 @@ class Making:
     def load(self) -> None:
         """Know what an agent before this one has made, in this boot."""
         try:
-            document: Any = json.loads(read_file(self._path) or b"")
-            if document["format"] == _FORMAT and document["boot"] == self._boot():
-                notes = [
-                    Note(each["claim"], each["title"], Part(**each["part"]), each["uuid"])
-                    for each in document["made"]
-                ]
-                self._notes = {note.part.name: note for note in notes}
-        except (OSError, ValueError, KeyError, TypeError):
+            notes = [
+                Note(each["claim"], each["title"], Part(**each["part"]), each["uuid"])
+                for each in read_record(self._config, _MADE)["made"]
+            ]
+            self._notes = {note.part.name: note for note in notes}
+        except _UNREAD:
             self._notes = {}
 
     @property
@@ -120,7 +240,6 @@ class Making:
 
         Args:
             claim: as that agent, or the kubelet, has noted it.
-            parts: what NVML says.
 
         Returns:
             None if something of it was not made yet: then nobody was told of the claim.
@@ -153,7 +272,6 @@ class Making:
 
         Args:
             parts: where each of the devices that are made for claims is, by their names.
-            inventory: what the node has.
 
         Returns:
             The claim with the devices' UUIDs. Nodes of all of them are there.
@@ -189,13 +307,13 @@ class Making:
         self._note(Note(claim.uid, str(claim), part))
         where = ["mig", "-i", gpu.uuid]
         try:
-            there = self._ask() if is_known else Parts()
+            there = ask_parts(self._config) if is_known else Parts()
             instance = there.instance_at(part)
             if instance is None:
                 self._smi(inventory, *where, "-cgi", f"{part.profile}:{part.start}", "-C")
             elif not there.device_at(part):
                 self._smi(inventory, *where, "-gi", str(instance.id), "-cci")
-            uuid = self._ask().device_at(part)
+            uuid = ask_parts(self._config).device_at(part)
         except SmiFailed as error:
             raise MigDeviceNotMade(f"to make {asked}", found=error.found, do=error.do) from error
         if not uuid:
@@ -223,7 +341,6 @@ class Making:
 
         Args:
             claim: its UID.
-            inventory: what the node has.
 
         Returns:
             What is no more, to be forgotten.
@@ -252,7 +369,7 @@ class Making:
 
     def _undo(self, note: Note, gpu: Gpu, inventory: Inventory) -> None:
         try:
-            there = self._ask()
+            there = ask_parts(self._config)
             instance = there.instance_at(note.part)
             if instance is None:
                 return
@@ -267,36 +384,17 @@ class Making:
 
     # NVML, nvidia-smi, the file
 
-    def _ask(self) -> Parts:
-        return ask_parts(self._config)
-
     def _smi(self, inventory: Inventory, *arguments: str) -> None:
         run_nvidia_smi(inventory.driver, self._config, arguments, _TO_ACT, ends_with_us=True)
-
-    @property
-    def _path(self) -> str:
-        return os.path.join(self._config.state, _FILE)
-
-    def _boot(self) -> str:
-        return (read_text(boot_id_path(self._config)) or "").strip()
 
     def _note(self, note: Note) -> None:
         with self._one_writes:
             self._write({**self._notes, note.part.name: note})
 
     def _write(self, notes: dict[str, Note]) -> None:
-        """Write down what is made, and go by it then.
-
-        Raises:
-            DraStateUnwritten: it cannot be done. What was written before is there still.
-        """
-        made = [asdict(note) for note in notes.values()]
-        document = {"format": _FORMAT, "boot": self._boot(), "made": made}
-        try:
-            replace_file(self._path, f"{json.dumps(document)}\n".encode(), mode=_MODE)
-        except OSError as error:
-            found = error.strerror or str(error)
-            raise DraStateUnwritten(f"to write {self._path}", found=found) from error
+        """Write down what is made, and go by it then."""
+        made = json.dumps([asdict(note) for note in notes.values()])
+        write_record(self._config, _MADE, "made", made)
         self._notes = notes
 
 
