@@ -257,7 +257,7 @@ class Driver:
         """Have devices be a claim's; returns it, and what it was before."""
         if self._devices is None:
             raise ClaimedDeviceMissing(
-                f"the devices of the claim {reference.namespace}/{reference.name}",
+                f"the devices of the {reference}",
                 found="NVML has not said yet what the node has",
                 do="see `nvidia-smi` on the node; it is tried again",
             )
@@ -356,9 +356,7 @@ class Driver:
         async with self.on_demand.alone(self.on_demand.making.gpus_of(reference.uid)):
             claim = self._claims.get(reference.uid)
             if claim is None or any(map(is_unmade, claim.devices)):
-                raise ResourceClaimUnusable(
-                    f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
-                )
+                raise ResourceClaimUnusable(f"the {reference}", found="it is taken back")
             await self._give(claim, claim)
             return claim
 
