@@ -41,9 +41,9 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 	@$(VENV)/bin/python -m tests.tools.demo
 
 # What fails once fails again: examples are the same in each run, and so is the order of sets.
-test: export PYTHONHASHSEED := 0
+test test-thorough: export PYTHONHASHSEED := 0
 # Each module is compiled once, and not by each worker and program, whatever the environment says.
-test test-matrix: export PYTHONDONTWRITEBYTECODE :=
+test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that run side by side. Those end to end wait for others half of their time.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
@@ -56,13 +56,17 @@ test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end agai
 	@$(VENV)/bin/python -m tests.harness.dist & \
 	$(VENV)/bin/python -m pytest --collect-only -q >/dev/null || true; \
 	status=0; \
-	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest' || status=$$?; \
+	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest and not thorough' || status=$$?; \
 	$(VENV)/bin/python -m pytest -m 'serial and not newest' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \
 	exit $$status
 
 .PHONY: check-more
 check-more: setup ## Run everything beyond make test, one after another, and print a table; ONLY=fuzz,soak
 	@$(VENV)/bin/python -m tests.more $(if $(ONLY),--only $(ONLY))
+
+.PHONY: test-thorough
+test-thorough: setup $(CACHE)/.parts #- Run rare combinations of what make test proves
+	@$(VENV)/bin/python -m pytest $(BESIDE) -m 'thorough and not newest' $$(grep -rl --include='test_*.py' 'mark\.thorough' tests)
 
 .PHONY: test-examples
 test-examples: export NVSHIM_TEST_EXAMPLES := random
@@ -252,13 +256,16 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 	@touch $@
 
 # The driver, and programs of other releases, before a test's time is measured. Debian unstable's
-# are for make test-matrix, which gets them itself: they change from day to day.
-$(CACHE)/.parts: $(VENV)/.ready integration/simulated/driver.py tests/tools/parts.py \
-                 tests/harness/docker.py tests/harness/kubectl.py tests/harness/prometheus.py
-	$(VENV)/bin/python -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
-	$(VENV)/bin/python -m tests.tools.parts trixie
+# are for make test-matrix, which gets them itself: they change from day to day. What needs nothing
+# of the environment can be had while that is made.
+$(CACHE)/.programs: $(CACHE)/.packages integration/simulated/driver.py tests/tools/parts.py tests/harness/kubectl.py
+	$(PYTHON) -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
+	$(PYTHON) -m tests.tools.parts trixie
+	$(PYTHON) -m tests.harness.kubectl bookworm trixie
+	@touch $@
+
+$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready tests/harness/docker.py tests/harness/prometheus.py
 	$(VENV)/bin/python -m tests.harness.docker bookworm trixie
-	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie
 	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 

@@ -139,6 +139,15 @@ def remove_file(path: str, *, durable: bool = True) -> None:
         sync_directory(os.path.dirname(path))
 
 
+def directories(path: str) -> list[str]:
+    """The paths of the directories in one, in order; none if it cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(each.path for each in entries if each.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
 def sweep(path: str, *, staging: str | None = None) -> None:
     """Remove what one that was killed while it replaced a file has left of it.
 

@@ -27,7 +27,7 @@ from shim.causes.agent import is_locked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NONE", "alone", "is_alone", "opening"]
+__all__ = ["NONE", "alone", "is_alone", "locked", "opening"]
 
 NONE: Final = -1
 """In the place of a descriptor: there is no lock."""
@@ -54,7 +54,7 @@ def opening(state: str, seconds: float) -> Iterator[int | None]:
         yield NONE
         return
     try:
-        yield fd if _locked(fd, fcntl.LOCK_SH, seconds) else None
+        yield fd if locked(fd, fcntl.LOCK_SH, seconds) else None
     finally:
         os.close(fd)
 
@@ -76,7 +76,7 @@ def alone(state: str, seconds: float) -> Iterator[int | None]:
     os.makedirs(state, mode=0o711, exist_ok=True)
     fd = os.open(_path(state), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        yield fd if _locked(fd, fcntl.LOCK_EX, seconds) else None
+        yield fd if locked(fd, fcntl.LOCK_EX, seconds) else None
     finally:
         os.close(fd)
 
@@ -86,7 +86,8 @@ def is_alone(state: str) -> bool:
     return is_locked(_path(state))
 
 
-def _locked(fd: int, kind: int, seconds: float) -> bool:
+def locked(fd: int, kind: int, seconds: float) -> bool:
+    """Lock a file; whether that was to be had in time."""
     deadline = time.monotonic() + seconds
     while True:
         try:

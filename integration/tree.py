@@ -23,8 +23,6 @@ from typing import Any, Final
 
 from integration.errors import TreeDamaged, TreeUnreadable
 
-__all__ = ["ARCHITECTURES", "MANIFEST", "Tree", "own_tree", "read_tree", "verify", "write_tree"]
-
 MANIFEST: Final = "tree.json"
 ARCHITECTURES: Final = {"aarch64": "arm64", "x86_64": "amd64"}
 """The kernel's name of a machine, and Debian's, Go's and Kubernetes'."""
@@ -110,7 +108,7 @@ def verify(path: str) -> Tree:
     """
     tree = read_tree(path)
     try:
-        files, programs = _look(tree.path)
+        files, programs = look(tree.path)
     except OSError as error:
         raise TreeDamaged(
             f"the tree {path}", found=f"{error.filename}: {os.strerror(error.errno or 0).lower()}"
@@ -134,36 +132,6 @@ def verify(path: str) -> Tree:
     return tree
 
 
-def write_tree(path: str, *, version: str, revision: str, architecture: str, python: str) -> Tree:
-    """Write the manifest of a tree whose files are complete.
-
-    Args:
-        path: where it lies.
-        version: see :class:`Tree`, as for the others.
-        revision: likewise.
-        architecture: likewise.
-        python: likewise.
-
-    Returns:
-        The tree.
-    """
-    files, programs = _look(path)
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "version": version,
-        "revision": revision,
-        "architecture": architecture,
-        "python": python,
-        "digest": _digest(files, programs),
-        "programs": sorted(programs),
-        "files": files,
-    }
-    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=False)
-    with open(os.path.join(path, MANIFEST), "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-    return _tree(path, content)
-
-
 def _tree(path: str, content: Any) -> Tree:
     """The tree of a manifest.
 
@@ -183,7 +151,7 @@ def _tree(path: str, content: Any) -> Tree:
     version = content["version"]
     if "/" in version or not version or version.startswith("."):
         raise ValueError(f"version is {version!r}")
-    if content["digest"] != _digest(files, programs):
+    if content["digest"] != digest_of(files, programs):
         raise ValueError("its digest is not that of its files")
     return Tree(
         path=path,
@@ -210,12 +178,13 @@ def _check(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}")
 
 
-def _digest(files: Mapping[str, str], programs: frozenset[str]) -> str:
+def digest_of(files: Mapping[str, str], programs: frozenset[str]) -> str:
+    """What tells these files from others."""
     said = json.dumps([sorted(files.items()), sorted(programs)], separators=(",", ":"))
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def _look(path: str) -> tuple[dict[str, str], frozenset[str]]:
+def look(path: str) -> tuple[dict[str, str], frozenset[str]]:
     """What is in a tree: its files as a manifest has them, and which may be executed."""
     files, programs = {}, set()
     for name, entry in _walk(path, ""):

@@ -86,8 +86,8 @@ def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
     # One writer per process and name at a time: the pid makes the name ours.
     temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
     try:
-        remove(temporary)  # of a predecessor with our pid, killed in this very function
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        # Truncated: a predecessor with our pid may have been killed in this very function.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(temporary, flags, 0o600)
         try:
             os.fchmod(fd, mode)

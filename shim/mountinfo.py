@@ -127,10 +127,7 @@ def _paths(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> Iterator[st
 def _is_below(path: str, points: Container[str], plain: set[str]) -> bool:
     """Whether a path leads to or below one of some mount points, also through links.
 
-    Args:
-        path: a path.
-        points: the mount points.
-        plain: paths that are known not to be links; those of this path are added.
+    ``plain`` has paths that are known not to be links; those of this path are added.
     """
     if not path.startswith("/"):
         return False

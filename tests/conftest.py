@@ -27,7 +27,6 @@ from typing import Final
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from integration.tree import Tree
 from tests.harness import forking  # noqa: F401 - before anything imports gRPC
 from tests.harness.containerds import containerd_with_images, nothing_left
@@ -35,6 +34,7 @@ from tests.harness.examples import load_profile
 from tests.harness.launcher import REPOSITORY, make_launcher
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import OURS, Runtime
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import busybox, glibc
 from tests.tools.parts import INSTALLED, Parts
 

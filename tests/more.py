@@ -17,6 +17,7 @@ from typing import Final
 from tests.harness.launcher import REPOSITORY
 
 CHECKS: Final = {
+    "thorough": "test-thorough",
     "examples": "test-examples",
     "matrix": "test-matrix",
     "vm": "test-vm",

@@ -260,6 +260,25 @@ def _be_child(writing: int, library: str, modules: str, given_up: dict[int, str]
     os._exit(0)
 
 
+def import_pynvml() -> Any:
+    """pynvml, for half of what it costs to import.
+
+    It takes a function of ``ctypes.util``, for Windows alone, and that module imports
+    ``subprocess``, ``tempfile``, ``shutil`` and what these need: it is not there meanwhile.
+    """
+    name = "ctypes.util"
+    before = sys.modules.get(name)
+    stand_in: Any = type(sys)(name)
+    stand_in.find_library = None
+    sys.modules[name] = before or stand_in
+    try:
+        import pynvml  # noqa: PLC0415 - found only after main() has said where
+    finally:
+        if before is None:
+            del sys.modules[name]
+    return pynvml
+
+
 def ask(given_up: dict[int, str], asks: Callable[[int], None]) -> dict[str, Any]:
     """NVML's report of each GPU.
 
@@ -267,8 +286,7 @@ def ask(given_up: dict[int, str], asks: Callable[[int], None]) -> dict[str, Any]
         given_up: why some are lost, by their indices; they are not asked.
         asks: called with the index of each of the others before it is asked.
     """
-    import pynvml as nvml  # noqa: PLC0415 - found only after main() has said where
-
+    nvml = import_pynvml()
     nvml.nvmlInit()
     gpus: list[dict[str, Any]] = []
     notes: list[str] = []

@@ -140,8 +140,7 @@ def _change(
     notes: Sequence[str],
 ) -> Change:
     files = changes(
-        record, former, wanted, config=options.config, name=options.runtime_name,
-        remedy=options.remedy, replaced=bool(options.replace),
+        options, record, former, wanted, config=options.config, replaced=bool(options.replace),
         # What it imports it may import by "*", and somebody may start it just now.
         staging=os.path.dirname(os.path.realpath(options.config)),
     )  # fmt: skip

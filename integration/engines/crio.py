@@ -203,8 +203,7 @@ def _change(
     notes: tuple[str, ...] = (),
 ) -> Change:
     files = changes(
-        record, former, wanted, config=options.drop_in, name=options.runtime_name,
-        remedy=options.remedy, replaced=replaced,
+        options, record, former, wanted, config=options.drop_in, replaced=replaced,
         # CRI-O reads every file of its directory, whatever its name.
         staging=os.path.dirname(os.path.dirname(os.path.realpath(options.drop_in))),
     )  # fmt: skip

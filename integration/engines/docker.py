@@ -280,8 +280,8 @@ def _change(
 ) -> Change:
     hooks = (path for path in wanted.exchanged if os.path.basename(path) == HOOK)
     files = changes(
-        record, former, wanted, config=options.config, name=options.runtime_name,
-        remedy=options.remedy, replaced=replaced, mode=dict.fromkeys(hooks, 0o755),
+        options, record, former, wanted, config=options.config, replaced=replaced,
+        mode=dict.fromkeys(hooks, 0o755),
     )  # fmt: skip
     need, why = _need(options, files)
     return Change(ENGINE, files, need, why, options.config, notes)

@@ -6,7 +6,7 @@ inverse of the other, for every engine in the same way::
     record = read_record(path)
     former = without(record, force=False)     # the node as it would be had we never been there
     wanted = former.edited("/etc/…", text)    # with our parts
-    changes(record, former, wanted, …)        # the files, with the record of what they were
+    changes(options, record, former, wanted, …)  # the files, with the record of what they were
 
 Rules
 - The record is written before the files and goes after them. So whoever is killed between two files
@@ -24,10 +24,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from integration.engines.errors import ChangedByHand, RecordInvalid
 from integration.engines.files import FileChange, missing_directories, read, read_text
+
+if TYPE_CHECKING:
+    from integration.engines.runtime_options import RuntimeOptions
 
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
 """How each file begins that is ours."""
@@ -248,13 +251,12 @@ def changed_by_hand(path: str) -> ChangedByHand:
 
 
 def changes(
+    options: RuntimeOptions,
     record: Record,
     former: View,
     wanted: View,
     *,
     config: str,
-    name: str,
-    remedy: str,
     replaced: bool = False,
     mode: Mapping[str, int] | None = None,
     staging: str | None = None,
@@ -264,13 +266,12 @@ def changes(
     What is referred to is there before the reference, and goes after it.
 
     Args:
+        options: what is wanted.
         record: of what was done before.
         former: the node without us.
         wanted: the node with our parts, or the former one.
         config: the engine's own file, which refers to others.
-        name: the handler's.
-        remedy: the command that takes all of it back.
-        replaced: whether it takes the place of somebody's.
+        replaced: whether the handler takes the place of somebody's.
         mode: of files that are made, where it is another than 0644.
         staging: see :class:`FileChange`.
     """
@@ -281,7 +282,7 @@ def changes(
     }
     made = {path: _made_for(path, record) for path in (*files, record.path)}
     new = Record(
-        record.path, name, remedy, replaced, files,
+        record.path, options.runtime_name, options.remedy, replaced, files,
         record.earlier if files == record.files else record.files,
         {path: directories for path, directories in made.items() if directories},
     )  # fmt: skip

@@ -49,10 +49,6 @@ def _boolean(text: str) -> bool:
     raise ValueError("true or false")
 
 
-def _not(text: str) -> bool:
-    return not _boolean(text)
-
-
 def _path(text: str) -> str:
     if not text:
         return text

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from api.errors import one_line
+from integration.files import replace_file
 from integration.kubernetes.errors import InstallerUnwell
 
 if TYPE_CHECKING:
@@ -137,13 +138,8 @@ class Reporter:
         self.status = replace(status, heard=self._said)
         content = (json.dumps(asdict(self.status)) + "\n").encode()
         self._host.write(self._path, content)
-        if not self._local:
-            return
-        new = os.path.join(self._local, f".{FILE}.new")
-        os.makedirs(self._local, exist_ok=True)
-        with open(new, "wb") as file:
-            file.write(content)
-        os.rename(new, os.path.join(self._local, FILE))
+        if self._local:
+            replace_file(os.path.join(self._local, FILE), content, durable=False)
 
 
 def check(question: str, local: str, now: float) -> Status:

@@ -239,8 +239,7 @@ async def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
     for name, part in PARTS.items():
         if part.is_wanted(context.options):
             with suppress(ImportError):  # the part itself says so
-                load = partial(importlib.import_module, part.module)
-                await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+                await aside(importlib.import_module, part.module)
             tasks.start_soon(keep, name, context)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -43,7 +43,8 @@ class Access:
     port: int  # likewise
     authority: str  # PEM certificates of who signs its certificate
     name: str = ""  # in its certificate, if that is another than the address; "" if not
-    token: str = ""  # of who asks; "" for none
+    # of who asks, "" for none; a connection is good for whichever
+    token: str = field(default="", compare=False)
     certificate: str = ""  # PEM certificate and key of who asks; "" for none
 
 

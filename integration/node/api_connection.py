@@ -20,7 +20,6 @@ import socket
 import ssl
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ class Kept:
     def trust(self, access: Access) -> ssl.SSLContext:
         """What is trusted: read anew where the authority, or the client's certificate, is new."""
         kept = self._trust
-        if kept is None or not _is_same(kept[0], access):
+        if kept is None or kept[0] != access:
             kept = self._trust = access, trusted(access)
         return kept[1]
 
@@ -184,12 +183,7 @@ class Kept:
                 since, connection = self._idle.pop()
             except IndexError:  # another thread was faster
                 return None
-            if time.monotonic() - since < _IDLE and _is_same(connection.access, access):
+            if time.monotonic() - since < _IDLE and connection.access == access:
                 return connection
             connection.close()
         return None
-
-
-def _is_same(one: Access, other: Access) -> bool:
-    """Whether a connection is good for both: the token comes with each call."""
-    return replace(one, token="") == replace(other, token="")

@@ -1,7 +1,8 @@
 """Doing something in a thread for which nobody has to wait who waits no more.
 
-Neither does the process: a thread that waits for another's server must not keep the agent from
-ending when it is told to.
+Neither does the process: a thread that waits for another's server, or for a file system that hangs,
+must not keep the agent from ending when it is told to. anyio's own threads would: Python waits for
+them at its end, also for one whose call was abandoned.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ __all__ = ["aside"]
 T = TypeVar("T")
 
 
-async def aside(do: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> T:
+async def aside(
+    do: Callable[..., T], *arguments: object, drop: Callable[[T], object] = lambda _: None
+) -> T:
     """Do something in a thread of its own.
 
     Args:
         do: what. Once this is cancelled it goes on, unheard.
+        arguments: of that.
         drop: is given what that returns if nobody hears it.
 
     Returns:
@@ -43,7 +47,7 @@ async def aside(do: Callable[[], T], drop: Callable[[T], object] = lambda _: Non
     def run() -> None:
         found, failed = None, None
         try:
-            found = do()
+            found = do(*arguments)
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
             failed = error
         try:

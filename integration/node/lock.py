@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from integration.node.aside import aside
 from integration.node.errors import AgentRunning, AgentStateUnusable
 from integration.node.readiness import PODS, pod_path
+from integration.nvml_lock import locked
 from shim.causes.agent import LOCK, is_locked
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ _MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o711
 # Seconds for one who asks for readiness.
 _TO_ASK: Final = 1.0
-_POLL: Final = 0.02
 
 
 def lock_path(config: Config) -> str:
@@ -84,13 +82,13 @@ class NodeLock:
 
     def take(self) -> bool:
         """Take it; whether it was to be had."""
-        if is_taken := _lock(self._fd):
+        if is_taken := locked(self._fd, fcntl.LOCK_EX, _TO_ASK):
             self._sign()
         return is_taken
 
     async def wait(self) -> None:
         """Take it as soon as it is to be had."""
-        await aside(partial(fcntl.flock, self._fd, fcntl.LOCK_EX))
+        await aside(fcntl.flock, self._fd, fcntl.LOCK_EX)
         self._sign()
 
     def show_pod(self, uid: str) -> None:
@@ -105,7 +103,7 @@ class NodeLock:
         path = pod_path(self._config, uid)
         while uid and self._pod is None:
             fd = _opened(path)
-            _lock(fd)
+            locked(fd, fcntl.LOCK_EX, _TO_ASK)
             if _is_at(fd, path):
                 self._pod = path, fd
             else:  # it was removed before it was locked
@@ -138,17 +136,3 @@ def _is_at(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
     except OSError:
         return False
-
-
-def _lock(fd: int) -> bool:
-    """Take a lock; one who only asks whether it is held has it for a moment."""
-    deadline = time.monotonic() + _TO_ASK
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL)
-        else:
-            return True

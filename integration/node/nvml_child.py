@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
 _ENABLED = 1
 _MOST_LINKS = 18
 _DEFAULT_MODE = 0
@@ -66,9 +67,10 @@ def main(seconds: str, library: str, modules: str, question: str, *arguments: st
     os.dup2(2, 1)
     try:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        sys.path.append(modules)
-        import pynvml as nvml  # noqa: PLC0415 - found only now
+        sys.path += [modules, _ROOT]
+        from hooks.node.nvml_probe import import_pynvml  # noqa: PLC0415 - found only now
 
+        nvml = import_pynvml()
         nvml.nvmlInit()
         told = _ANSWERS[question](nvml, *arguments)
         text, status = json.dumps(told), 0

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import anyio
-import anyio.to_thread
-
 from api.errors import NvshimError
 from integration.node.api_server import ApiServer, api_server_of
+from integration.node.aside import aside
 
 if TYPE_CHECKING:
     from integration.node.components import Context
@@ -34,7 +32,7 @@ async def keep_told(context: Context, tell: Callable[[ApiServer], None], *names:
         while True:
             version, line = board.version(*names), ""
             try:
-                await anyio.to_thread.run_sync(tell, api, abandon_on_cancel=True)
+                await aside(tell, api)
             except NvshimError as error:
                 line = str(error)
             if line and line != failed:

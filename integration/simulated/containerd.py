@@ -1,19 +1,22 @@
 """A containerd of our own, beside whatever the machine runs.
 
-It can be stopped, killed and looked into without anybody else noticing. It is the installed
-program, unmodified, with root, state, sockets and configuration in one directory::
+It is the installed program, unmodified, with root, state, sockets and configuration in one
+directory::
 
-    with PrivateContainerd("/tmp/somewhere", shim_directory=".cache/bin") as containerd:
+    containerd = PrivateContainerd(shim_directory=".cache/bin")
+    try:
+        containerd.start()
         containerd.ctr("images", "import", "busybox.tar")
         done = containerd.ctr("run", "--rm", "--runtime", RUNTIME, IMAGE, "first", "true")
+    finally:
+        containerd.remove()
 
 Rules
 - Nothing is shared with another containerd but what every containerd has at fixed places: the
   sockets of shims (named by a hash of our address) and the low-level runtime's state (in a
   directory named by our namespace).
 - One namespace with a name of its own, so that the traces of our containers can be told apart
-  (:mod:`integration.traces`). Pods of the CRI are always in a namespace that every containerd
-  has; they are told apart by their ids.
+  (:mod:`integration.traces`).
 - Everything is removed at the end, whatever state it is in: processes, mounts, cgroups, sockets,
   files. What cannot be removed is an error, not a silence.
 
@@ -32,12 +35,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 from integration import traces
-from integration.inspection.procfs import Procfs
 from integration.simulated.errors import (
     CleanupIncomplete,
     ContainerdExited,
@@ -92,9 +93,8 @@ path = {opt}
 _LIMITS: Final = {"cleanup": 5, "load": 5, "shutdown": 3, "answer": 2}
 
 _START_TIMEOUT: Final = 20.0 * PATIENCE
-_STOP_TIMEOUT: Final = 10.0 * PATIENCE
 _CTR_TIMEOUT: Final = 30.0
-_CLEANUP_TIMEOUT: Final = 10.0 * PATIENCE
+CLEANUP_TIMEOUT: Final = 10.0 * PATIENCE
 _POLL: Final = 0.01
 
 
@@ -114,21 +114,14 @@ class Completed:
 
 
 class PrivateContainerd:
-    """A containerd with everything of its own. As a context it runs, and is removed at the end.
+    """A containerd with everything of its own.
 
     Args:
         directory: where all of it is; made if missing, removed at the end. None for a
             temporary one. Keep it short: a unix socket's path ends at 107 bytes.
         shim_directory: where ``containerd-shim-nvidia-v1`` is; None to use installed shims only.
         shim_config: path of the config.toml that the shim is to read (NVSHIM_CONFIG).
-        environment: more variables for containerd, and so for its shims.
-        debug: whether containerd and its shims log debug messages.
         parts: which containerd; the installed one if not given.
-        amend: called before each start with the path of the configuration, to change it.
-
-    Attributes:
-        parts: which one is started next. Another one may be put here while none runs: that is
-            an upgrade.
 
     Raises:
         ContainerdNotInstalled: no parts were given, and something is not installed.
@@ -142,10 +135,7 @@ class PrivateContainerd:
         *,
         shim_directory: str | None = None,
         shim_config: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        debug: bool = True,
         parts: Programs | None = None,
-        amend: Callable[[str], None] | None = None,
     ) -> None:
         self.parts = parts or Programs.installed()
         if directory is None:
@@ -157,41 +147,22 @@ class PrivateContainerd:
         self.namespace = f"nvshim-{digest}"
         self.address = os.path.join(self.directory, "containerd.sock")
         self.log_path = os.path.join(self.directory, "containerd.log")
-        self.fifo_directory = os.path.join(self.directory, "fifo")
         self._config_path = os.path.join(self.directory, "config.toml")
         self._shim_directory = shim_directory
+        self._debug = True
         self._more_environment = {
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "TMPDIR": os.path.join(self.directory, "tmp"),
             **({"NVSHIM_CONFIG": os.path.abspath(shim_config)} if shim_config else {}),
-            **(environment or {}),
         }
-        self._debug = debug
-        self._amend = amend
         self._process: subprocess.Popen[bytes] | None = None
         self._words: set[str] = set()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.remove()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
 
     @property
     def pid(self) -> int:
         """The process of containerd; 0 if it does not run."""
         return self._process.pid if self._process else 0
-
-    @property
-    def ttrpc_address(self) -> str:
-        """The socket where shims publish their events."""
-        return self.address + ".ttrpc"
 
     @property
     def marks(self) -> traces.Marks:
@@ -202,7 +173,6 @@ class PrivateContainerd:
             self.namespace,
             frozenset(self._words),
             self.pid,
-            frozenset(self.pod_ids()),
         )
 
     @property
@@ -214,33 +184,6 @@ class PrivateContainerd:
     @property
     def _environment(self) -> dict[str, str]:
         return {"PATH": self.path, **self._more_environment}
-
-    def configure_plugins(self, version: int) -> str:
-        """What the configuration has to say of plugins, in TOML; called before each start.
-
-        Args:
-            version: of the configuration's format: 2, or 3 for containerd 2.x.
-        """
-        del version
-        return ""
-
-    def pod_ids(self) -> Iterable[str]:
-        """The ids that the CRI has given to pods and containers so far; this one has no CRI."""
-        return ()
-
-    def know(self, *containers: str) -> None:
-        """Count ids of containers that another client has made among those of this one."""
-        self._words.update(containers)
-
-    def bundle(self, container: str, *, namespace: str | None = None) -> str:
-        """The directory of a task's bundle, which may not be there."""
-        return os.path.join(
-            self.directory,
-            "state",
-            "io.containerd.runtime.v2.task",
-            namespace or self.namespace,
-            container,
-        )
 
     def start(self, *, timeout: float = _START_TIMEOUT) -> None:
         """Start containerd, and wait until it answers.
@@ -281,22 +224,12 @@ class PrivateContainerd:
                 )
             time.sleep(_POLL)
 
-    def stop(self, *, timeout: float = _STOP_TIMEOUT) -> None:
-        """End containerd as a service manager does; containers go on. Nothing if it is stopped.
-
-        Args:
-            timeout: seconds after which it is killed.
-        """
-        self._end(signal.SIGTERM, timeout)
-
     def kill(self) -> None:
         """End containerd as a crash does; containers go on. Nothing if it is stopped."""
-        self._end(signal.SIGKILL, _STOP_TIMEOUT)
-
-    def restart(self) -> None:
-        """Stop containerd, and start it in the same directories."""
-        self.stop()
-        self.start()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def ctr_argv(self, *arguments: str, namespace: str | None = None) -> list[str]:
         """The command line of ``ctr`` for this containerd and its namespace, or another."""
@@ -367,39 +300,9 @@ class PrivateContainerd:
         """
         return subprocess.Popen(self.ctr_argv(*arguments), env=self._environment, **options)
 
-    def shim_pids(self) -> list[int]:
-        """The processes that listen on a socket where a shim of ours would."""
-        return self.pids_listening_on(*(trace.name for trace in traces.sockets(self.marks)))
-
-    def pids_listening_on(self, *paths: str) -> list[int]:
-        """The processes of ours that listen on one of these unix sockets."""
-        return sorted(
-            int(trace.name)
-            for trace in traces.processes(self.marks)
-            if not Procfs().listening(int(trace.name)).isdisjoint(paths)
-        )
-
-    def log(self) -> str:
-        """What containerd and its shims have logged so far."""
-        try:
-            with open(self.log_path, encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
-
-    def sweep(self) -> set[traces.Trace]:
-        """Remove what containers left: processes, mounts, cgroups, sockets, files.
-
-        containerd may run meanwhile; its own files are not touched.
-
-        Returns:
-            What could not be removed in time.
-        """
-        return traces.clean(self.marks, _CLEANUP_TIMEOUT)
-
     def end_fork_servers(self) -> None:
         """End the processes that fork our shims; each removes its own socket."""
-        deadline = time.monotonic() + _CLEANUP_TIMEOUT
+        deadline = time.monotonic() + CLEANUP_TIMEOUT
         while servers := traces.fork_servers(self.marks):
             late = time.monotonic() > deadline
             for pid in servers:
@@ -415,7 +318,7 @@ class PrivateContainerd:
         """
         self.kill()
         self.end_fork_servers()
-        left = self.sweep()
+        left = traces.clean(self.marks, CLEANUP_TIMEOUT)
         if left:
             raise CleanupIncomplete(
                 f"to remove the containerd in {self.directory}",
@@ -427,8 +330,7 @@ class PrivateContainerd:
             raise CleanupIncomplete(f"to remove {self.directory}", found="it is still there")
 
     def _write_config(self) -> None:
-        for name in ("tmp", "fifo"):
-            os.makedirs(os.path.join(self.directory, name), exist_ok=True)
+        os.makedirs(os.path.join(self.directory, "tmp"), exist_ok=True)
         version = 2 if self.parts.version < (2, 0) else 3
         # The level at which each event that passes through containerd is logged.
         level = "debug" if self.parts.version < (1, 7) else "trace"
@@ -445,9 +347,7 @@ class PrivateContainerd:
         limits = {key: f"{seconds * PATIENCE:g}s" for key, seconds in _LIMITS.items()}
         text = _CONFIG.format(**{key: json.dumps(v) for key, v in {**values, **limits}.items()})
         with open(self._config_path, "w", encoding="utf-8") as file:
-            file.write(text + self.configure_plugins(version))
-        if self._amend is not None:
-            self._amend(self._config_path)
+            file.write(text)
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -460,17 +360,7 @@ class PrivateContainerd:
         except CtrTimeout:
             return False
 
-    def _end(self, number: signal.Signals, timeout: float) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(number)
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
     def _last_words(self) -> str:
-        lines = [line for line in self.log().splitlines() if line.strip()]
-        return lines[-1] if lines else "none"
+        with open(self.log_path, encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file if line.strip()]
+        return lines[-1].rstrip("\n") if lines else "none"

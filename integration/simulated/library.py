@@ -2,11 +2,13 @@
 
 ``nvml.c`` is compiled once for a driver, with the names of what it leaves unsupported: they are
 read from the driver's own library, so that a program finds in ours every symbol it finds in the
-real one. Each node's library is that object and the scenario as tables of C.
+real one. Each node's library is that object and the scenario as tables of C. A process compiles
+the tables of a scenario once, with room for a node's paths, which are written into what was linked.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -25,6 +27,9 @@ SONAME: Final = "libnvidia-ml.so.1"
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 _DEFINED: Final = re.compile(r"^(?:API .*?(nvml\w+)\(|[A-Z0-9_]+\((nvml\w+),)", re.MULTILINE)
+# The paths of directories of a node that the library has, and the bytes that there are for each.
+_PLACES: Final = {"NODE_DEV": "dev", "NODE_STATE": "state"}
+_LONGEST: Final = 4096
 # Not optimised: a node is made often and asked little.
 _FLAGS: Final = ("-std=gnu11", "-fPIC", "-fvisibility=hidden", "-O0", f"-I{_HERE}")
 
@@ -42,13 +47,31 @@ def build_nvml(
         LibraryNotBuilt: there is no compiler, or it refused.
         DriverIncomplete: ``real`` is not a library.
     """
+    made = _linked(
+        _tables(scenario, driver=driver), _visibility(scenario.nvml_lacks), _common(real, cache)
+    )
+    for name, below in _PLACES.items():
+        path = os.fsencode(os.path.join(node, below))
+        made = made.replace(_room(name), path.ljust(_LONGEST, b"\0"))
+    with open(target, "xb", opener=lambda path, flags: os.open(path, flags, 0o755)) as file:
+        file.write(made)
+
+
+@functools.lru_cache(maxsize=32)
+def _linked(tables: str, visibility: str, common: str) -> bytes:
+    """The library of these tables, with room for the paths of a node."""
     with tempfile.TemporaryDirectory(prefix="nvml-") as work:
-        tables, names = os.path.join(work, "tables.c"), os.path.join(work, "names")
-        _write(tables, _tables(scenario, driver=driver, node=node))
-        _write(names, _visibility(scenario.nvml_lacks))
-        _link(
-            target, SONAME, *_FLAGS, f"-Wl,--version-script={names}", tables, _common(real, cache)
-        )
+        source, names, target = (os.path.join(work, n) for n in ("tables.c", "names", SONAME))
+        _write(source, tables)
+        _write(names, visibility)
+        _link(target, SONAME, *_FLAGS, f"-Wl,--version-script={names}", source, common)
+        with open(target, "rb") as file:
+            return file.read()
+
+
+def _room(name: str) -> bytes:
+    """What stands where a path is to be written."""
+    return name.encode().ljust(_LONGEST, b"\0")
 
 
 def _common(real: str, cache: str) -> str:
@@ -107,7 +130,7 @@ def exported_names(library: str) -> list[str]:
     return names
 
 
-def _tables(scenario: Scenario, *, driver: str, node: str) -> str:
+def _tables(scenario: Scenario, *, driver: str) -> str:
     """A source of C that defines what ``nvml.h`` declares."""
     major, minor = scenario.cuda_version(driver)
     keys = list(dict.fromkeys(gpu.key for gpu in scenario.gpus))
@@ -134,8 +157,6 @@ def _tables(scenario: Scenario, *, driver: str, node: str) -> str:
         _table("const struct mig", "MIG", rows),
     ]  # fmt: skip
     texts = {
-        "NODE_DEV": os.path.join(node, "dev"),
-        "NODE_STATE": os.path.join(node, "state"),
         "DRIVER_VERSION": driver,
         # NVML numbers itself by the newest CUDA major at the time and the driver's version.
         "NVML_VERSION": f"{major}.{driver}",
@@ -147,6 +168,7 @@ def _tables(scenario: Scenario, *, driver: str, node: str) -> str:
     }
     return "".join([
         '#include "nvml.h"\n',
+        *(f"const char {name}[{_LONGEST}] = {_quoted(name)};\n" for name in _PLACES),
         *(f"const char {name}[] = {_quoted(text)};\n" for name, text in texts.items()),
         f"const int CUDA_VERSION = {major * 1000 + minor * 10};\n",
         *(f"const u32 {name} = {count};\n" for name, count in counts.items()),

@@ -7,7 +7,6 @@ import os
 import shutil
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -38,10 +37,6 @@ _ROOTS: Final = {
     "drained": "drained",
 }
 _BOOT_ID: Final = "proc/sys/kernel/random/boot_id"
-
-MADE_INSTANCES: Final = "nvml-mig"
-"""The file of the state directory with the MIG instances of now, once they are not the scenario's:
-``nvidia-smi mig`` makes and undoes them (nvml.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,7 @@ class SimulatedNode:
             SimulatedError: no compiler, no device nodes. Nothing of the node is left.
         """
         directory = os.path.abspath(directory)
-        files, version = _driver_of(scenario, packages_cache, say)
+        files, version = driver_of(scenario, packages_cache, say)
         node = cls(directory, scenario, version)
         if os.path.lexists(directory) and not (os.path.isdir(directory) and _empty(directory)):
             raise NodeExists(
@@ -123,7 +118,7 @@ class SimulatedNode:
         if say is not None:
             say("copying the driver's files and building its library")
         try:
-            node._fill(files, layout)
+            node.fill(files, layout)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -156,24 +151,6 @@ class SimulatedNode:
             )
         return cls(directory, Scenario.load(os.path.join(directory, "scenario.toml")), version)
 
-    def change(self, scenario: Scenario, *, layout: Layout = Layout.INSTALLER) -> SimulatedNode:
-        """Make the node another, as an update of the driver or a change of its GPUs does.
-
-        What stands for the driver, /dev, /proc and /sys is made anew in the same places; the
-        shim's state stays, and files that containers have mounted go on in them.
-
-        Returns:
-            The node as it is now, in the place of this one.
-        """
-        files, version = _driver_of(scenario)
-        for name in ("driver", "dev", "proc", "sys"):
-            shutil.rmtree(os.path.join(self.directory, name))
-        with suppress(FileNotFoundError):  # instances that were made on the node before
-            os.unlink(os.path.join(self.state, MADE_INSTANCES))
-        changed = SimulatedNode(self.directory, scenario, version)
-        changed._fill(files, layout)
-        return changed
-
     def remove(self) -> None:
         """Remove the node. One that is gone already is no error."""
         if os.path.lexists(self.directory):
@@ -185,7 +162,13 @@ class SimulatedNode:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _fill(self, files: DriverFiles | None, layout: Layout) -> None:
+    def fill(self, files: DriverFiles | None, layout: Layout) -> None:
+        """Make what is in the node, but for what is there already of the shim's.
+
+        Args:
+            files: the driver's, as :func:`driver_of` has them.
+            layout: how they lie.
+        """
         for name in _ROOTS.values():
             if name != _ROOTS["drained"]:  # as on any node where everything is in service
                 os.makedirs(os.path.join(self.directory, name), 0o755, exist_ok=True)
@@ -224,7 +207,7 @@ class SimulatedNode:
         write_loader_cache(self.driver_root, files.triplet)
 
 
-def _driver_of(
+def driver_of(
     scenario: Scenario, cache: str | None = None, say: Callable[[str], None] | None = None
 ) -> tuple[DriverFiles | None, str]:
     """The driver's files that a scenario is made of, and the version that they are to have."""

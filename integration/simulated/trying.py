@@ -1,4 +1,4 @@
-"""Containers on a node, with a containerd of their own: for who tries things.
+"""A container on a node, with a containerd of its own: for who tries things.
 
 The containerd is the installed one, unmodified, in a directory that goes with it; the container
 runs through this tree's shim, on a simulated node or on the real one. Nothing is left.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.errors import ShimNotFound
-from integration.simulated.images import GLIBC, Image, glibc, write_archive
+from integration.simulated.images import GLIBC, glibc, write_archive
 from shim import PROGRAM, RUNTIME_NAME
 
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -48,44 +47,6 @@ def shim_directory() -> str:
     return os.path.dirname(found)
 
 
-@contextmanager
-def private_containerd(
-    config_path: str | None,
-    say: Callable[[str], None] = lambda _: None,
-    image: Callable[[], Image] = glibc,
-) -> Iterator[PrivateContainerd]:
-    """A containerd of one's own that runs, with an image that has glibc and a shell.
-
-    Args:
-        config_path: the shim's configuration; None for that of this machine.
-        say: told in one line what is being done; "" once it is done.
-        image: makes the image.
-
-    Raises:
-        IntegrationError: something is not installed, or it does not start. Nothing is left.
-    """
-    containerd = PrivateContainerd(shim_directory=shim_directory(), shim_config=config_path)
-    try:
-        say("writing an image with glibc and a shell")
-        archive = write_archive(os.path.join(containerd.directory, "image.tar"), [image()])
-        say("starting a containerd, and copying the image into it")
-        containerd.start()
-        containerd.ctr("images", "import", archive)
-        say("")
-        yield containerd
-    finally:
-        containerd.remove()
-
-
-def container_flags(devices: str, capabilities: str) -> list[str]:
-    """What ``ctr run`` is told of a container that asks for GPUs."""
-    return [
-        "--runtime", RUNTIME_NAME,
-        "--env", f"NVIDIA_VISIBLE_DEVICES={devices}",
-        "--env", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",
-    ]  # fmt: skip
-
-
 def run(
     config_path: str | None,
     words: Sequence[str],
@@ -98,15 +59,36 @@ def run(
 
     Args:
         config_path: the shim's configuration; None for that of this machine.
-        say: as of :func:`private_containerd`.
+        words: the command, in an image that has glibc and a shell.
+        devices: which GPUs the container asks for.
+        capabilities: which of the driver's.
+        say: told in one line what is being done; "" once it is done.
 
     Returns:
         The exit status of the command; that of ``ctr``, 1, if the container could not be made.
 
     Raises:
-        IntegrationError: as :func:`private_containerd`.
+        IntegrationError: something is not installed, or it does not start. Nothing is left.
     """
-    with private_containerd(config_path, say) as containerd:
+    containerd = PrivateContainerd(shim_directory=shim_directory(), shim_config=config_path)
+    try:
+        say("writing an image with glibc and a shell")
+        archive = write_archive(os.path.join(containerd.directory, "image.tar"), [glibc()])
+        say("starting a containerd, and copying the image into it")
+        containerd.start()
+        containerd.ctr("images", "import", archive)
+        say("")
         flags = ["--rm", *container_flags(devices, capabilities)]
         with containerd.spawn_ctr("run", *flags, GLIBC, _NAME, *words) as process:
             return process.wait()
+    finally:
+        containerd.remove()
+
+
+def container_flags(devices: str, capabilities: str) -> list[str]:
+    """What ``ctr run`` is told of a container that asks for GPUs."""
+    return [
+        "--runtime", RUNTIME_NAME,
+        "--env", f"NVIDIA_VISIBLE_DEVICES={devices}",
+        "--env", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",
+    ]  # fmt: skip

@@ -38,8 +38,9 @@ from api.values import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
-__all__ = ["LoggedXid", "parse_record", "read_xids"]
+__all__ = ["Log", "LoggedXid", "parse_record", "read_xids"]
 
 _FACILITY_SHIFT: Final = 3
 _RECORD: Final = re.compile(
@@ -55,8 +56,7 @@ _MOST_PIDS: Final = 1 << 22
 # Letters of a name that are kept; the kernel's own have fifteen.
 _LONGEST_NAME: Final = 64
 
-ROOM: Final = 1 << 16
-"""Bytes that a read of the log needs room for: each gives one record."""
+_ROOM: Final = 1 << 16  # bytes that a read of the log needs room for: each gives one record
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,70 @@ def parse_record(record: str) -> LoggedXid | None:
     )
 
 
+class Log:
+    """The kernel's log, open, and what of it was not read yet. As a context it is closed.
+
+    Args:
+        path: /dev/kmsg, or a pipe that has the same lines.
+        flags: more of open(2)'s.
+
+    Attributes:
+        fd: becomes readable when there is more.
+        has_ended: whether there will be no more, which is so of a pipe alone.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: str, flags: int = 0) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+        self.has_ended, self._rest = False, b""
+        kind = os.fstat(self.fd).st_mode
+        if not (stat.S_ISCHR(kind) or stat.S_ISFIFO(kind)):
+            os.close(self.fd)
+            raise OSError(errno.EINVAL, "neither a device nor a pipe", path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def skip(self) -> None:
+        """Leave out all that a device has now."""
+        if stat.S_ISCHR(os.fstat(self.fd).st_mode):
+            os.lseek(self.fd, 0, os.SEEK_END)
+
+    def read(self) -> list[LoggedXid] | None:
+        """The Xids of what comes next; None if there is no more now. Never waits.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            read = os.read(self.fd, _ROOM)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            # Records that were dropped before they were read; one that has no room.
+            if error.errno in {errno.EPIPE, errno.EINVAL}:
+                return []
+            raise
+        if not read:
+            self.has_ended = True
+            return None
+        *lines, rest = (self._rest + read).split(b"\n")
+        self._rest = rest[-_ROOM:]
+        # Of some thousand records few are the driver's.
+        told = (line.decode(errors="replace") for line in lines if b"NVRM: Xid" in line)
+        return [xid for line in told if (xid := parse_record(line)) is not None]
+
+
 def read_xids(path: str, seconds: float) -> Iterator[LoggedXid]:
     """The Xids that the log has now, the oldest first. Never waits.
 
     Args:
-        path: of the log: /dev/kmsg, or a pipe that has the same lines.
+        path: as of :class:`Log`; no link is followed.
         seconds: after which the rest is left unread.
 
     Raises:
@@ -118,31 +177,10 @@ def read_xids(path: str, seconds: float) -> Iterator[LoggedXid]:
         TimeoutError: the rest is left unread.
     """
     deadline = time.monotonic() + seconds
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        kind = os.fstat(fd).st_mode
-        if not (stat.S_ISCHR(kind) or stat.S_ISFIFO(kind)):
-            raise OSError(errno.EINVAL, "neither a device nor a pipe", path)
-        rest = b""
+    with Log(path, os.O_NOFOLLOW) as log:
         while time.monotonic() < deadline:
-            try:
-                read = os.read(fd, ROOM)
-            except BlockingIOError:
+            found = log.read()
+            if found is None:
                 return
-            except OSError as error:
-                # Records that were dropped before they were read; one that has no room.
-                if error.errno in {errno.EPIPE, errno.EINVAL}:
-                    continue
-                raise
-            if not read:
-                return
-            *lines, rest = (rest + read).split(b"\n")
-            rest = rest[-ROOM:]
-            for line in lines:
-                # Of some thousand records few are the driver's.
-                xid = parse_record(line.decode(errors="replace")) if b"NVRM: Xid" in line else None
-                if xid is not None:
-                    yield xid
-    finally:
-        os.close(fd)
+            yield from found
     raise TimeoutError(errno.ETIMEDOUT, f"not read to its end within {seconds} s", path)

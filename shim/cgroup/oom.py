@@ -25,7 +25,7 @@ import errno
 import itertools
 import os
 import select
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from shim import loop
 
@@ -46,30 +46,6 @@ _MOST_BELOW: Final = 500
 # Seconds to wait, each time, after a signal without a kill. By then the kernel has killed, or
 # others have freed memory.
 _AGAIN: Final = (0.02, 0.1, 0.5)
-
-
-class OomWatch(Protocol):
-    """Watches one container."""
-
-    over: bool  # the cgroup is gone
-    unsure: bool  # there was a signal, and no kill yet that explains it
-
-    def fileno(self) -> int:
-        """A descriptor that becomes readable when there is a reason to look."""
-
-    def news(self, *, init_killed: bool = False) -> bool:
-        """Whether the container has run out of memory since the last call.
-
-        Args:
-            init_killed: its init was killed by SIGKILL, by whomever. Only then the traces count
-                that a removed cgroup leaves.
-        """
-
-    def forget(self) -> None:
-        """The signals so far were for another container."""
-
-    def close(self) -> None:
-        """Stop watching. :meth:`news` still works."""
 
 
 def watch(cgroup: Cgroup | None) -> OomWatch | None:
@@ -118,10 +94,14 @@ async def follow(watch: OomWatch, tell: Callable[[], None]) -> None:
 
 
 class WatchV1:
-    """A watch on cgroup version 1; see :class:`OomWatch`.
+    """A watch on one container, on cgroup version 1.
 
     Args:
         directory: the container's in the memory hierarchy.
+
+    Attributes:
+        over: the cgroup is gone.
+        unsure: there was a signal, and no kill yet that explains it.
     """
 
     def __init__(self, directory: str) -> None:
@@ -144,11 +124,16 @@ class WatchV1:
             raise
 
     def fileno(self) -> int:
-        """The eventfd."""
+        """A descriptor that becomes readable when there is a reason to look."""
         return self._fd
 
     def news(self, *, init_killed: bool = False) -> bool:
-        """Look at the counter, and at how often the kernel has signalled."""
+        """Whether the container has run out of memory since the last call.
+
+        Args:
+            init_killed: its init was killed by SIGKILL, by whomever. Only then the traces count
+                that a removed cgroup leaves.
+        """
         self._signals += self._drain()
         try:
             own = _read_table(os.path.join(self._directory, _CONTROL))
@@ -169,12 +154,12 @@ class WatchV1:
         return found
 
     def forget(self) -> None:
-        """What was signalled so far was for another container."""
+        """The signals so far were for another container."""
         self._signals = 0
         self.unsure = False
 
     def close(self) -> None:
-        """Close the eventfd."""
+        """Stop watching. :meth:`news` still works."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -201,7 +186,7 @@ class WatchV1:
 
 
 class WatchV2:
-    """A watch on cgroup version 2; see :class:`OomWatch`.
+    """A watch on cgroup version 2; see :class:`WatchV1`.
 
     Args:
         directory: the container's cgroup.
@@ -264,6 +249,9 @@ class WatchV2:
             return (_read_table(self._parent) or {}).get(_KILLS, 0)
         except OSError:
             return 0
+
+
+OomWatch: TypeAlias = WatchV1 | WatchV2
 
 
 # A cgroup that is removed while its file is open answers ENODEV.

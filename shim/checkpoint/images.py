@@ -199,11 +199,7 @@ def link_parent(directory: str, parent: str) -> None:
 def _require_plain_files(asked: str, directory: str, do: str, *, parent_is_named: bool) -> None:
     """Check that nothing in a checkpoint, and in those that it builds on, leads elsewhere.
 
-    Args:
-        asked: what is being done, for the message.
-        directory: the checkpoint.
-        do: what helps, for the message.
-        parent_is_named: whether its link to its parent is ours, and so may lead anywhere.
+    Its link to its parent may lead anywhere if it is ours (``parent_is_named``).
     """
     for _ in range(_MOST_PARENTS):
         _require_plain(asked, directory, do)

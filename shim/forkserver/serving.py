@@ -26,8 +26,7 @@ from hooks.node.cache import decode_ahead
 from hooks.prepared import Prepared
 from shim import resident, sockets
 from shim.forkserver import gpu_rehearsal
-from shim.forkserver.immortal import make_immortal
-from shim.forkserver.packing import fill_holes
+from shim.forkserver.memory import fill_holes, make_immortal
 from shim.forkserver.rehearsal import rehearse
 from shim.forkserver.spares import Spares, serve_in_fork
 from shim.verbs.warmstart import ACCEPTED, link_name, peer_is_another

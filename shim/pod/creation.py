@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hooks.requests.glance import glance
@@ -263,8 +264,7 @@ class Resources:
                 # Of a runtime that was killed in its work.
                 root = os.path.join(self._root, self._id, bundle_files.RESTORED_ROOT)
                 await detaching.unmount(root)
-                await self.runtime.delete(force=True)
-                await self._end_cgroup()
+                await self._delete_by_force("undoing restore")
             files.remove(self._init_pid_file)
 
     # -- removing ----------------------------------------------------------------------------
@@ -328,11 +328,7 @@ class Resources:
         init.close_stdio()
         await self._end_init(init)
         if made:
-            with self._logged("undoing create: delete"):
-                if self._runtime_has_it():
-                    await self.runtime.delete(force=True)
-            with self._logged("undoing create: cgroup"):
-                await self._end_cgroup()
+            await self._delete_by_force("undoing create")
         with self._logged("undoing create: unmount"):
             await self._rootfs.unmount()
         with self._logged("undoing create: files"):
@@ -351,13 +347,18 @@ class Resources:
             with loop.move_on_after(_DYING):
                 await init.child.wait()
 
-    async def _end_cgroup(self) -> None:
-        """Remove a cgroup that a runtime made before it was killed, and did not write down."""
-        path = cgroups_path_of(bundle_files.read_spec(self._bundle))
-        if not remains.has_cgroup(path, self._id):
-            return
-        for problem in await in_thread(lambda: remains.end_cgroup(path, self._id)):
-            self._shim.log.warning("a cgroup is left", id=self._id, why=problem)
+    async def _delete_by_force(self, doing: str) -> None:
+        """Have the runtime delete the container; what it leaves if it is killed is removed too."""
+        with self._logged(f"{doing}: delete"):
+            if self._runtime_has_it():
+                await self.runtime.delete(force=True)
+        with self._logged(f"{doing}: remains"):
+            path = cgroups_path_of(bundle_files.read_spec(self._bundle))
+            record = bundle_files.read_runtime_record(self._bundle)
+            if record and (self._runtime_has_it() or remains.has_cgroup(path, self._id)):
+                end = partial(remains.end_container, cgroup_path=path, ask_runtime=False)
+                for problem in await in_thread(partial(end, record, self._id, 0)):
+                    self._shim.log.warning("a container is left", id=self._id, why=problem)
 
     def _runtime_has_it(self) -> bool:
         """Whether the runtime keeps a state of the container, also of one half made."""

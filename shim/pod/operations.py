@@ -327,12 +327,7 @@ class Exits:
         )
 
     def _publish_exit(self, process: Process, told: Exit | None = None) -> None:
-        """Tell containerd, and answer those who wait for the process.
-
-        Args:
-            process: which.
-            told: what to tell in place of how it ended.
-        """
+        """Tell containerd how a process ended, or that, and answer those who wait for it."""
         child = process.child
         if child is None or child.exit is None:
             message = "an exit is published after it happened"

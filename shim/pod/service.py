@@ -416,12 +416,7 @@ class TaskService:
 
 
 def _refuse_zero_bytes(name: str, value: Any) -> None:
-    """Refuse a string with a zero byte in it, where the kernel would cut it off.
-
-    Args:
-        name: the field's name, for the error.
-        value: the field's value, or a message, of which all fields are checked.
-    """
+    """Refuse strings with a zero byte in a field or message: the kernel would cut them off."""
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidInvocation(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from google.protobuf.any_pb2 import Any as AnyMessage
+    from google.protobuf.message import Message
 
 DEFAULT_BINARY: Final = "runc"
 
@@ -168,34 +169,18 @@ def _is_of_systemd(cgroups_path: str) -> bool:
 
 
 def _from_runc(value: bytes) -> RuntimeOptions:
-    options = runc_options_pb2.Options.FromString(value)
-    return RuntimeOptions(
-        binary_name=options.binary_name or DEFAULT_BINARY,
-        root=options.root or DEFAULT_ROOT,
-        systemd_cgroup=options.systemd_cgroup,
-        no_pivot_root=options.no_pivot_root,
-        no_new_keyring=options.no_new_keyring,
-        io_uid=options.io_uid,
-        io_gid=options.io_gid,
-        criu_path=options.criu_path,
-        criu_image_path=options.criu_image_path,
-        criu_work_path=options.criu_work_path,
-        shim_cgroup=options.shim_cgroup,
-    )
+    return _from_message(runc_options_pb2.Options.FromString(value))
 
 
 def _from_first_generation(value: bytes) -> RuntimeOptions:
     # What else it has is about saving a container, which a checkpoint remembers of itself.
-    options = linux_runc_pb2.CreateOptions.FromString(value)
-    return RuntimeOptions(
-        no_pivot_root=options.no_pivot_root,
-        no_new_keyring=options.no_new_keyring,
-        io_uid=options.io_uid,
-        io_gid=options.io_gid,
-        criu_image_path=options.criu_image_path,
-        criu_work_path=options.criu_work_path,
-        shim_cgroup=options.shim_cgroup,
-    )
+    return _from_message(linux_runc_pb2.CreateOptions.FromString(value))
+
+
+def _from_message(message: Message) -> RuntimeOptions:
+    """The options that a message has, whose fields have the names of ours."""
+    given = {field: getattr(message, field, None) for field, _ in _KEYS.values()}
+    return RuntimeOptions(**{field: value for field, value in given.items() if value})
 
 
 def _from_toml(value: bytes) -> RuntimeOptions:

@@ -28,7 +28,7 @@ from shim.processes import hold, hold_descendants, may_be_alive, send_kill, star
 from shim.programs import has_ended, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 # Seconds. The runtime usually needs 0.02, and containerd allows 5 for the whole verb.
 CALLS_TIMEOUT: Final = 1.0
@@ -255,30 +255,14 @@ def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
 
 
 def has_cgroup(path: str, container_id: str) -> bool:
-    """Whether there is something for :func:`end_cgroup` to do.
+    """Whether a container's cgroup is there.
 
     Args:
-        path: as there.
-        container_id: as there.
+        path: it, as the OCI spec names it. One that is not named after the container, as systemd's
+            are not here, does not count.
+        container_id: the container.
     """
     return bool(_named(path, container_id))
-
-
-def end_cgroup(path: str, container_id: str) -> list[str]:
-    """End what is in a container's cgroup, and remove it; nothing if there is none.
-
-    For a runtime that was killed before it had written down anything.
-
-    Args:
-        path: the cgroup as the OCI spec names it. One that is not named after the container, as
-            systemd's are not here, is left alone.
-        container_id: the container.
-
-    Returns:
-        What is left, each in one line.
-    """
-    named = _named(path, container_id)
-    return end_by_force(container_id, 0, Recorded(cgroups=named)) if named else []
 
 
 def read_state(directory: str, problems: list[str]) -> Recorded:
@@ -319,15 +303,9 @@ def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
 
 
 def _end_family(pid: int, held: int, container_id: str) -> list[str]:
-    """Kill a process with all that it has started, and remove the container's cgroup.
+    """Kill a process, which a pidfd holds, with all that it has started; returns what is left.
 
-    Args:
-        pid: the process.
-        held: a pidfd of it.
-        container_id: whose cgroup may have been made for what it has started.
-
-    Returns:
-        What is left, each in one line.
+    A cgroup that was made for it is removed, if it is named after the container.
     """
     deadline = time.monotonic() + 2 * _REAP_TIMEOUT
     family = hold_descendants(pid)
@@ -411,16 +389,7 @@ def _is_apart(directory: str) -> bool:
     """Whether a cgroup is one that may be killed: neither we nor containerd are in it."""
     if not os.path.realpath(directory).startswith(f"{_CGROUPS}/"):
         return False
-    return not {os.getpid(), os.getppid()}.intersection(_pids_in(directory))
-
-
-def _pids_in(directory: str) -> Iterator[int]:
-    for folder in at_and_below(directory):
-        try:
-            with open(os.path.join(folder, "cgroup.procs"), "rb") as file:
-                yield from [int(line) for line in file]
-        except OSError:
-            continue  # removed while we walked
+    return not {os.getpid(), os.getppid()}.intersection(cgroup.pids_in(directory))
 
 
 def _kill_all_in(directory: str) -> None:
@@ -431,19 +400,19 @@ def _kill_all_in(directory: str) -> None:
                 file.write(content)
         except OSError:
             continue  # this version or hierarchy of cgroups has no such file
-    for pid in _pids_in(directory):
+    for pid in cgroup.pids_in(directory):
         held = hold(pid)
         if held is None:
             continue
         try:
-            if pid in _pids_in(directory):  # still: then the pidfd is that process
+            if pid in cgroup.pids_in(directory):  # still: then the pidfd is that process
                 send_kill(held)
         finally:
             os.close(held)
 
 
 def _all_ended(cgroups: Sequence[str], init: int | None) -> bool:
-    if any(True for directory in cgroups for _ in _pids_in(directory)):
+    if any(cgroup.pids_in(directory) for directory in cgroups):
         return False
     return init is None or has_ended(init, 0)
 

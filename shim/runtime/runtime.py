@@ -102,9 +102,8 @@ class LowLevelRuntime:
         self._bundle = bundle
         self._mapped = mapped
         self._under_way: dict[Child, str] = {}
-        # Those for calls about the container, once its init process has been made.
-        self._init: Child | None = None
-        self._made: StandIns | None = None
+        # For calls about the container, once its init process has been made.
+        self._stand_ins: StandIns | None = None
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
         """Make the container and its init process, which waits for :meth:`start`."""
@@ -121,24 +120,17 @@ class LowLevelRuntime:
         Args:
             init: its init process, which waits for :meth:`start`.
         """
-        self._init = init
+        self._stand_ins = StandIns(
+            self._options.binary_name,
+            os.path.join(self._root, self._id),
+            init,
+            systemd_cgroup=self._options.systemd_cgroup,
+        )
 
     async def start(self) -> None:
         """Let the init process execute its program."""
-        stand_ins = self._stand_ins()
-        if stand_ins is None or not await stand_ins.start():
+        if self._stand_ins is None or not await self._stand_ins.start():
             await self._call("start", [self._id])
-
-    def _stand_ins(self) -> StandIns | None:
-        """What may stand in for calls: made before init executes its program, by :meth:`start`."""
-        if self._made is None and self._init is not None:
-            self._made = StandIns(
-                self._options.binary_name,
-                os.path.join(self._root, self._id),
-                self._init,
-                systemd_cgroup=self._options.systemd_cgroup,
-            )
-        return self._made
 
     async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
         """Run a further process in the container; returns when it runs."""
@@ -147,8 +139,7 @@ class LowLevelRuntime:
 
     async def kill(self, signal: int, *, everyone: bool = False) -> None:
         """Signal the init process, or every process of the container."""
-        stand_ins = None if everyone else self._stand_ins()
-        if stand_ins is not None and stand_ins.kill(signal):
+        if not everyone and self._stand_ins is not None and self._stand_ins.kill(signal):
             return
         arguments = ["--all"] if everyone else []
         await self._call("kill", [*arguments, self._id, str(signal)])
@@ -211,8 +202,7 @@ class LowLevelRuntime:
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""
-        stand_ins = None if force else self._stand_ins()
-        if stand_ins is not None and await stand_ins.delete():
+        if not force and self._stand_ins is not None and await self._stand_ins.delete():
             return
         arguments = ["--force"] if force else []
         await self._call("delete", [*arguments, self._id])
@@ -301,12 +291,7 @@ class LowLevelRuntime:
     ) -> RuntimeFailed | ProcessFinished:
         """The error of a call that has failed.
 
-        Args:
-            verb: of the call.
-            status: its exit status.
-            log: its log.
-            stderr: what it wrote to stderr; None if that is not ours.
-            shown: whether its stderr is that of the container's process.
+        Its stderr is None if not ours, and ``shown`` if it is that of the container's process.
         """
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb} of {self._id}"

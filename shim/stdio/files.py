@@ -20,6 +20,7 @@ Source: fork(2), unix(7) SOCK_SEQPACKET.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -29,7 +30,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from shim import forked, loop
 from shim.errors import StdioTimeout, StdioUnavailable
-from shim.stdio.pipes import Descriptors, Opening, Relay, state_of
+from shim.mountinfo import may_hang
+from shim.stdio.pipes import Descriptors, Opening, Relay, is_fifo, state_of
 from shim.stdio.streams import Input, Output
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 OPENING: Final = 10.0
 """Seconds that a file may take to be opened."""
 
+_IN_MEMORY: Final = "/run/"
 _CHUNK: Final = 1 << 16
 _LONGEST_MESSAGE: Final = 1 << 12
 _OPENED: Final = b"opened"
@@ -213,6 +216,29 @@ class FileOutput(ProcessOutput):
 _Pipe = tuple[int, int]
 
 
+async def leads_to_fifo(role: str, path: str) -> bool:
+    """Whether a path leads to a fifo, and not to another file.
+
+    Args:
+        role: what is there: "stdin".
+        path: where it is.
+
+    Raises:
+        StdioUnavailable: it cannot be looked at.
+        StdioTimeout: its file system does not answer.
+    """
+    with Opening(role, path):
+        # Clients have their fifos below /run, which is in memory.
+        if path.startswith(_IN_MEMORY) or not may_hang([("", path, "", ())]):
+            return is_fifo(path)
+        with loop.move_on_after(OPENING):
+            try:
+                return await loop.run_in_thread(lambda: is_fifo(path))
+            except RuntimeError as error:  # no thread can be started
+                raise OSError(errno.EAGAIN, str(error)) from error
+    raise _late(f"{role} at {path}", "stat")
+
+
 async def open_log_file(shim: ShimContext, path: str, *, make: bool = True) -> FileOutput:
     """Start a child that writes to a file.
 
@@ -268,15 +294,8 @@ async def _start(
 ) -> tuple[Child, socket.socket]:
     """Start a child that copies, and wait until it has opened its file.
 
-    Args:
-        shim: whose child it is.
-        role: what the file is, for an error.
-        path: the file.
-        open_: called in the child; returns where to read from, and where to write to.
-        kept: the descriptor of ours that this needs.
-
-    Returns:
-        The child, and the connection to it.
+    ``open_`` is called in the child, where ``kept`` stays open; it returns where to read from, and
+    where to write to.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -301,15 +320,19 @@ async def _wait_until_opened(connection: socket.socket, asked: str) -> None:
     with loop.move_on_after(OPENING) as waiting:
         message = await _receive(connection)
     if waiting.cancelled_caught:
-        raise StdioTimeout(
-            asked,
-            found=f"open(2) had not returned after {OPENING:.0f} s",
-            do="look for a FUSE or network file system that does not answer",
-        )
+        raise _late(asked, "open")
     if not message:
         raise StdioUnavailable(asked, found="what opens it was killed", do="try again")
     if message != _OPENED:
         raise StdioUnavailable(**json.loads(message))
+
+
+def _late(asked: str, call: str) -> StdioTimeout:
+    return StdioTimeout(
+        asked,
+        found=f"{call}(2) had not returned after {OPENING:.0f} s",
+        do="look for a FUSE or network file system that does not answer",
+    )
 
 
 async def _receive(connection: socket.socket) -> bytes:

@@ -21,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 
 from api.values import dataclass
 from shim.errors import StdioUnsupported
-from shim.stdio.files import open_input_file, open_log_file
+from shim.stdio.files import leads_to_fifo, open_input_file, open_log_file
 from shim.stdio.logger import LoggerUri, parse_logger, start_logger
-from shim.stdio.pipes import Opening, is_fifo, open_fifo
+from shim.stdio.pipes import Opening, open_fifo
 from shim.stdio.streams import FifoOutput, Input, Output, PlainStdio
 from shim.stdio.terminal import TerminalStdio
 
@@ -203,8 +203,8 @@ async def _open_outputs(
 
 
 async def _open_input(shim: ShimContext, place: Fifo) -> Input:
-    with Opening("stdin", place.path):
-        if is_fifo(place.path):
+    if await leads_to_fifo("stdin", place.path):
+        with Opening("stdin", place.path):
             reading, writing = open_fifo(place.path)
             return Input(reading, writing=writing)
     return await open_input_file(shim, place.path)
@@ -213,7 +213,7 @@ async def _open_input(shim: ShimContext, place: Fifo) -> Input:
 async def _open_output(shim: ShimContext, place: Fifo | LogFile, *, relayed: bool) -> Output:
     if isinstance(place, LogFile):
         return await open_log_file(shim, place.path)
-    with Opening("stdout or stderr", place.path):
-        if is_fifo(place.path):
+    if await leads_to_fifo("stdout or stderr", place.path):
+        with Opening("stdout or stderr", place.path):
             return FifoOutput(place.path, relayed=relayed)
     return await open_log_file(shim, place.path, make=False)

@@ -68,14 +68,7 @@ def _clean_up(
     *,
     ask_runtime: bool = True,
 ) -> None:
-    """Remove all that is left of a container.
-
-    Args:
-        container_id: the container.
-        path: its bundle; it may be half made, or gone.
-        record: tells how its runtime is called.
-        ask_runtime: whether there is time to.
-    """
+    """Remove all that is left of a container, whose bundle may be half made, or gone."""
     staging = os.path.join(path, bundle.STAGING)
     calls = bundle.calls_under_way(path)
     _take(
@@ -160,13 +153,7 @@ def _end_container(
 ) -> None:
     """End a container that was not ended in good order.
 
-    Args:
-        container_id: the container.
-        path: its bundle.
-        record: how its runtime is called.
-        cut_off: whether the runtime had been called, and had perhaps not come to write down what
-            it has made.
-        ask_runtime: whether there is time to.
+    The call of its runtime may have been ``cut_off`` before it had written down what it has made.
     """
     pid = _pid(path)
     state = os.path.join(record.root, container_id)

@@ -30,6 +30,7 @@ from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import say
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.processes import end, family
+from tests.tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,7 +207,7 @@ def _change(node: SimulatedNode, scenario: Scenario, pid: int) -> None:
     # A real node is not taken away and built up again below an agent that makes nodes there.
     os.kill(pid, signal.SIGSTOP)
     try:
-        node.change(scenario)
+        changed_node(node, scenario)
     finally:
         os.kill(pid, signal.SIGCONT)
 

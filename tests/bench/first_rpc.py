@@ -23,9 +23,9 @@ from tests.harness.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.simulated.containerd import PrivateContainerd
     from tests.bench.results import Results
     from tests.bench.stage import Stage
+    from tests.tools.containerd import PrivateContainerd
 
 
 def measure_starts(stage: Stage) -> Results:

@@ -26,9 +26,9 @@ from tests.harness.runtime import OURS, STOCK
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.simulated.containerd import PrivateContainerd
     from tests.bench.stage import Stage
     from tests.harness.pods import Pod
+    from tests.tools.containerd import PrivateContainerd
 
 # As many as a kubelet starts at the same time on a small node.
 _AT_ONCE: Final = 4

@@ -20,9 +20,9 @@ from tests.tools.images import BUSYBOX, GLIBC
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.simulated.containerd import PrivateContainerd
     from tests.bench.processor import Meter
     from tests.bench.stage import Stage
+    from tests.tools.containerd import PrivateContainerd
 
 _FIRST: Final = "the same, the first on a node"
 _WITH_GPUS: Final = "the same with two GPUs, all capabilities"

@@ -15,11 +15,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from tests.bench.processor import Meter
 from tests.harness.dist import built
 from tests.harness.low_level import without_second_cgroups
 from tests.harness.pods import containerd_for_pods
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import PAUSE, busybox, glibc, pause, write_archive
 from tests.tools.parts import Parts
@@ -138,6 +138,7 @@ class Stage:
             "shim_directory": os.path.dirname(self.launcher),
             "shim_config": self.node.config_path,
             "debug": False,
+            "environment": {},  # what is measured has its own, and not that of tests
         }
 
     @cached_property

@@ -13,10 +13,10 @@ import time
 
 from api.errors import one_line
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from tests.chaos.trials import FAULTS, MOMENTS, Failed, Machine, Outcome
 from tests.harness.launcher import make_launcher
 from tests.harness.runtime import OURS, Runtime, remove_fifos
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import glibc, write_archive
 
 _HEAD = ("fault", "moment", "told", "preferred", "allocate", "start", "wasted")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.bench.processor import Meter
 from tests.bench.runs import once
 from tests.harness.runtime import Runtime
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import BUSYBOX, busybox, write_archive
 
 # A container that counts, and then says how much processor time that took itself.

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import Completed
 from tests.harness.runtime import Runtime, one_line
+from tests.tools.containerd import Completed
 from tests.tools.images import GLIBC
 
 

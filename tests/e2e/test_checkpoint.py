@@ -24,6 +24,7 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand, StartShim
 from tests.tools.images import glibc
+from tests.tools.nodes import changed_node
 
 pytestmark = pytest.mark.anyio
 
@@ -306,7 +307,7 @@ async def test_restored_container_has_the_gpus_that_a_created_one_has(
                 # The driver is updated while the container waits to be restored.
                 shim.bundle("c3", "sh", "-c", COUNT, **asks)
                 await shim.create("c3", options=with_criu(criu), checkpoint=saved)
-                node.change(replace(node.scenario, driver="550.54.14"))
+                changed_node(node, replace(node.scenario, driver="550.54.14"))
                 status, message = await refusal(shim, "Start", id="c3")
                 assert status == Status.FAILED_PRECONDITION
                 assert "NVSHIM-E0140" in message

@@ -10,12 +10,12 @@ from typing import Final
 
 import pytest
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import RUNTIME
 from tests.harness.events import Recorder
 from tests.harness.leaks import Census, describe
 from tests.harness.runtime import Container, Runtime, is_alive, one_line, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import busybox, write_archive
 from tests.tools.parts import SYSTEM_PATH, Parts
 

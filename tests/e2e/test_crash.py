@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from integration import traces
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.events import Recorder
 from tests.harness.runtime import Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 
 GROUP = "io.containerd.runc.v2.group"
 

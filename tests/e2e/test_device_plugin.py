@@ -21,6 +21,7 @@ from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
+from tests.tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,7 +268,7 @@ def test_an_engine_gives_the_files_that_the_shim_gives(
 def test_resources_come_and_go_without_a_word_to_the_others(
     gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
 ) -> None:
-    gpus.change(Scenario.parse({"gpus": 2, "model": "a100", "gpu": []}))
+    changed_node(gpus, Scenario.parse({"gpus": 2, "model": "a100", "gpu": []}))
     keep_specs_in(f"{tmp_path}/cdi", gpus)
     # Without a directory of the driver's there is nothing to hear.
     agent = NodeAgent(gpus, str(tmp_path), kubelet.socket, "--poll", "1")

@@ -19,7 +19,6 @@ import pytest
 
 from integration.compat import COMPATIBLE_WITH
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from integration.tree import Tree, verify
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.bare_root import BareRoot, bare_root
@@ -29,6 +28,7 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.node import socket_of_server, words_of
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.dist.archive import archive_name, write_tarball
 from tests.tools.dist.debian import package_name, write_package
 from tests.tools.dist.interpreter import elf_files, needed
@@ -76,7 +76,7 @@ print("imported", done)
 FORK_AND_LOOK: Final = """
 import os, sys
 sys.path.append(sys.executable.removesuffix("/runtime/bin/python3") + "/lib")
-from shim.forkserver.immortal import make_immortal
+from shim.forkserver.memory import make_immortal
 objects = [[] for _ in range(100_000)]
 def copied():
     reading, writing = os.pipe()
@@ -251,14 +251,15 @@ print(shim.pod.server.__file__, decimal.__file__)
 """
 
 
-@pytest.fixture
-def packages(built_tree: Tree, tmp_path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def packages(built_tree: Tree, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Two packages of one version, the second of a later commit."""
-    newer = copied(built_tree, str(tmp_path / "newer"), revision="later")
+    directory = tmp_path_factory.mktemp("packages")
+    newer = copied(built_tree, str(directory / "newer"), revision="later")
     paths = []
     for tree, epoch in ((built_tree, 1_700_000_000), (newer, 1_700_000_060)):
         made_of = replace(inputs(), revision=tree.revision, epoch=epoch)
-        paths.append(str(tmp_path / package_name(made_of)))
+        paths.append(str(directory / package_name(made_of)))
         write_package(tree, made_of, paths[-1], compression="-Znone")
     return paths
 

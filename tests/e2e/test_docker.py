@@ -11,13 +11,13 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.traces import cgroup_hierarchies
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, new_name
 from tests.harness.waiting import settled
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import glibc
 from tests.tools.parts import Parts
 

@@ -11,11 +11,12 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.cgroup import is_v2
 from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Runtime, new_name
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import GLIBC
+from tests.tools.nodes import changed_node
 
 NEWER: Final = "550.54.14"
 OF_CONTAINERS: Final = ("D100", "D101", "D102", "D103")
@@ -70,7 +71,7 @@ def test_a_running_container_is_judged_by_what_it_was_given(
         assert container.exec("sh", "-c", "exec 3</dev/nvidia0").code != 0
     # One GPU is taken out, and the driver is updated.
     scenario = replace(node.scenario, gpus=node.scenario.gpus[1:], driver=NEWER)
-    node.change(scenario)
+    changed_node(node, scenario)
     after = found(doctor(node, containerd, *only("D101", "D102")))
     assert NEWER in after["D101"]
     assert node.scenario.gpus[0].uuid in after["D102"]

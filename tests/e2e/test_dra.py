@@ -129,33 +129,33 @@ def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
     assert error_of(place.driver, place.claim("plain", place.gpus[0], config=config)) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "requests"),
-    [
-        ("d-two-gpus-xxm87", ["first", "second"]),
-        ("d-prio-gpu-lm58h", ["gpu"]),
-        ("d-ext-extended-resources-dfjj6", ["container-0-request-0"]),
-        ("d-ext-implicit-extended-resources-kqbvt", ["container-0-request-0"]),
-        ("admin", ["all", "all"]),
-    ],
-)
-def test_claims_of_a_real_scheduler_are_prepared(
-    place: Place, name: str, requests: list[str]
-) -> None:
-    (recorded,) = [
-        line["allocation"]["devices"]
-        for line in recorded_lines("dra/claims.jsonl")
-        if line["claim"] == name
-    ]
+# The claims of a real scheduler that are prepared, and the requests that their devices are for.
+RECORDED: Final = {
+    "d-two-gpus-xxm87": ["first", "second"],
+    "d-prio-gpu-lm58h": ["gpu"],
+    "d-ext-extended-resources-dfjj6": ["container-0-request-0"],
+    "d-ext-implicit-extended-resources-kqbvt": ["container-0-request-0"],
+    "admin": ["all", "all"],
+}
+
+
+def test_claims_of_a_real_scheduler_are_prepared(place: Place) -> None:
+    recorded = {
+        line["claim"]: line["allocation"]["devices"] for line in recorded_lines("dra/claims.jsonl")
+    }
     ours = {"gpu-0": place.gpus[0], "gpu-1": place.gpus[1]}
-    results = [{**each, **place.result(ours[each["device"]])} for each in recorded["results"]]
-    uid = place.cluster.claim(name, results, config=recorded["config"])
-    answer = place.driver.prepare(("default", uid, name))[uid]
-    assert not answer.error
-    assert [list(each.request_names) for each in answer.devices] == [[each] for each in requests]
-    assert [each.device_name for each in answer.devices] == [each["device"] for each in results]
-    with open(place.spec(("default", uid, name)), encoding="utf-8") as file:
-        assert len(json.load(file)["devices"]) == len(results)
+    for name, requests in RECORDED.items():
+        given = recorded[name]["results"]
+        results = [{**each, **place.result(ours[each["device"]])} for each in given]
+        uid = place.cluster.claim(name, results, config=recorded[name]["config"])
+        answer = place.driver.prepare(("default", uid, name))[uid]
+        assert not answer.error, name
+        told = [list(each.request_names) for each in answer.devices]
+        assert told == [[each] for each in requests], name
+        assert [each.device_name for each in answer.devices] == [each["device"] for each in results]
+        with open(place.spec(("default", uid, name)), encoding="utf-8") as file:
+            assert len(json.load(file)["devices"]) == len(results)
+        assert place.driver.unprepare(("default", uid, name)) == {uid: ""}
 
 
 def test_a_resource_is_not_served_by_claims_and_by_the_device_plugin(

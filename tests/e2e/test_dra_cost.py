@@ -20,7 +20,13 @@ _CLAIMS: Final = 100
 _MOST_MEMORY: Final = 15 * 1024  # KiB
 
 
-@pytest.fixture(params=[(), ("--device-plugin", "no")], ids=["plugin", "alone"])
+@pytest.fixture(
+    params=[
+        pytest.param((), id="plugin"),
+        # It does less than with a device plugin beside it.
+        pytest.param(("--device-plugin", "no"), id="alone", marks=pytest.mark.thorough),
+    ]
+)
 def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
     found: tuple[str, ...] = request.param
     return found

@@ -34,7 +34,14 @@ def left(place: Place) -> tuple[list[str], list[object]]:
     return [each for each in os.listdir(place.cdi) if DRA_DRIVER in each], claims
 
 
-@pytest.mark.parametrize("nth", [1, 2], ids=["state", "spec"])
+@pytest.mark.parametrize(
+    "nth",
+    [
+        # Less is left: nothing but the state has been written.
+        pytest.param(1, id="state", marks=pytest.mark.thorough),
+        pytest.param(2, id="spec"),
+    ],
+)
 def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
     place: Place, nth: int
 ) -> None:
@@ -54,7 +61,14 @@ def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
     assert error_of(place.driver, other) == ""
 
 
-@pytest.mark.parametrize("calls", [REMOVES, MOVES], ids=["spec", "state"])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        # More is left, as of a claim that was prepared.
+        pytest.param(REMOVES, id="spec", marks=pytest.mark.thorough),
+        pytest.param(MOVES, id="state"),
+    ],
+)
 def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
     place: Place, calls: str
 ) -> None:

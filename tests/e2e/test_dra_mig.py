@@ -254,6 +254,9 @@ STEPS: Final = (
     "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy",
 )  # fmt: skip
 
+KILLED: Final = {(STEPS[0], False), (STEPS[1], True), (STEPS[2], True)}
+"""At which steps, and whether its claims are lost, an agent is killed by default."""
+
 
 def kill_at(step: str, claim: tuple[str, str, str], place: Cut) -> bool:
     """Kill the agent while nvidia-smi hangs in a call of NVML, for a claim.
@@ -281,8 +284,15 @@ def kill_at(step: str, claim: tuple[str, str, str], place: Cut) -> bool:
     return is_to_go
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("loss", [False, True], ids=["", "and its claims are lost"])
+# Each step is gone through once in make test: here, or where a whole GPU is cut (below).
+@pytest.mark.parametrize(
+    ("step", "loss"),
+    [
+        pytest.param(step, loss, marks=[] if (step, loss) in KILLED else pytest.mark.thorough)
+        for step in STEPS
+        for loss in (False, True)
+    ],
+)
 def test_an_agent_that_is_killed_leaves_nothing(place: Cut, step: str, loss: bool) -> None:
     claim = place.claim("one", place.part("2g20gb", 2))
     is_to_go = kill_at(step, claim, place)
@@ -328,7 +338,14 @@ def record(place: Cut, claim: Reference, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "lost", [(), ("dra.json",), ("dra-mig.json",), ("dra.json", "dra-mig.json")]
+    "lost",
+    [
+        (),
+        # What either alone is needed for is needed when both are lost, too.
+        pytest.param(("dra.json",), marks=pytest.mark.thorough),
+        pytest.param(("dra-mig.json",), marks=pytest.mark.thorough),
+        ("dra.json", "dra-mig.json"),
+    ],
 )
 def test_what_a_pod_has_outlives_the_agent_and_its_notes(place: Cut, lost: tuple[str, ...]) -> None:
     name, inside = place.part("2g20gb", 2), place.part("1g10gb", 3)
@@ -484,7 +501,15 @@ def test_a_mode_that_a_person_has_just_set_is_left_to_that_person(place: Cut) ->
     assert place.mode() == ON
 
 
-@pytest.mark.parametrize("step", ["nvmlDeviceSetMigMode", *STEPS])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "nvmlDeviceSetMigMode",
+        # How parts of a GPU that is cut already are left is above.
+        *(pytest.param(step, marks=pytest.mark.thorough) for step in STEPS[:-1]),
+        STEPS[-1],
+    ],
+)
 def test_an_agent_that_is_killed_leaves_gpus_whole(place: Cut, step: str) -> None:
     claim = place.claim("one", place.part("2g20gb", 2, gpu=0))
     is_to_go = kill_at(step, claim, place)

@@ -28,6 +28,12 @@ WAYS: Final = ("hold", "drop", "reset")
 FEW: Final = 12
 
 
+def one_of_the_ways(way: str) -> list[Any]:
+    """The ways, of which one is gone through in make test: each of them by another test."""
+    marks = [pytest.mark.thorough]
+    return [pytest.param(each, marks=[] if each == way else marks) for each in WAYS]
+
+
 @contextmanager
 def behind_front(place: Place, timeout: float, **more: Any) -> Iterator[Front]:
     """Have the agent be another, which reaches the API server by a front only."""
@@ -52,7 +58,7 @@ def held(pid: int) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", one_of_the_ways("hold"))
 def test_what_is_prepared_does_not_wait_for_the_server(place: Place, way: str) -> None:
     claims = [place.claim(name, name) for name in place.gpus]
     with behind_front(place, timeout=15) as front:
@@ -68,7 +74,7 @@ def test_what_is_prepared_does_not_wait_for_the_server(place: Place, way: str) -
         assert driver.prepare(claims[1], patience=10)[claims[1][1]] == first[claims[1][1]]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", one_of_the_ways("drop"))
 def test_new_claims_are_refused_in_words_and_had_afterwards(place: Place, way: str) -> None:
     new = [place.claim(f"new-{n}", place.gpus[0]) for n in range(8)]
     with behind_front(place, timeout=0.5) as front:
@@ -101,7 +107,7 @@ def test_new_claims_are_refused_in_words_and_had_afterwards(place: Place, way: s
         assert driver.unprepare(*new) == dict.fromkeys((each[1] for each in new), "")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", one_of_the_ways("reset"))
 def test_what_has_changed_meanwhile_is_published_by_one_write(place: Place, way: str) -> None:
     config = ("--config", place.node.config_path)
     with behind_front(place, timeout=0.5) as front:

@@ -163,7 +163,14 @@ def test_a_call_that_meets_the_change_of_hands_waits_for_it(place: Place, end: s
         assert left(place) == ([], [])
 
 
-@pytest.mark.parametrize("nth", [1, 2], ids=["state", "spec"])
+@pytest.mark.parametrize(
+    "nth",
+    [
+        # As in test_dra_killed.py, and as when it is killed at the spec.
+        pytest.param(1, id="state", marks=pytest.mark.thorough),
+        pytest.param(2, id="spec"),
+    ],
+)
 def test_the_first_is_killed_in_the_middle_of_a_prepare(place: Place, nth: int) -> None:
     claim = place.claim("one", place.gpus[0], place.parts[0])
     with updating(place) as waiter:

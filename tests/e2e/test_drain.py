@@ -23,7 +23,7 @@ from tests.tools.images import GLIBC
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.simulated.containerd import Completed
+    from tests.tools.containerd import Completed
 
 # Nobody else's GPUs have these numbers: whoever has a node open holds it.
 _MINORS: Final = 28

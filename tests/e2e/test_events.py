@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.events import Recorder
 from tests.harness.runtime import Runtime, new_name
+from tests.tools.containerd import PrivateContainerd
 
 
 @pytest.fixture

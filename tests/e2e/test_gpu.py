@@ -15,11 +15,11 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import Completed, PrivateContainerd
 from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.runtime import Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import BUSYBOX, GLIBC, Directory, behind_link, glibc, write_archive
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"

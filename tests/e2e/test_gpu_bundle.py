@@ -29,7 +29,9 @@ def bundle(workshop: str, built_tree: Tree) -> str:
     return build(f"{workshop}/gpu-bundle", built_tree).path
 
 
-# It starts some forty containers.
+# It starts some forty containers. What it tells of them other tests tell; that a tree runs on a
+# machine without anything is in test_dist.py.
+@pytest.mark.thorough
 def test_bundle_proves_what_it_can_on_a_machine_without_anything(
     bundle: str, two_gpus: SimulatedNode, tmp_path: Path
 ) -> None:

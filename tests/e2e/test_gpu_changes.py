@@ -13,12 +13,13 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.simulated.layouts import Layout
 from tests.harness import api
 from tests.harness.libcuda import build_libcuda, note
 from tests.harness.runtime import Runtime
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import GLIBC, File, Link, glibc, write_archive
+from tests.tools.nodes import changed_node
 
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 COMPAT_IMAGE: Final = "nvshim.local/compat:latest"
@@ -96,7 +97,7 @@ def test_driver_that_is_updated_under_a_container_is_the_next_one_s(
     script = "ls /usr/lib/*-linux-gnu/ | grep libcuda.so."
     before = running.exec("sh", "-c", script).stdout
     assert f"libcuda.so.{node.driver_version}\n" in before
-    node = node.change(replace(node.scenario, driver=NEWER))
+    node = changed_node(node, replace(node.scenario, driver=NEWER))
     assert f"libcuda.so.{NEWER}\n" in run(ours, "sh", "-c", script).stdout
     # What runs goes on with what it has, and can be looked into.
     assert running.exec("sh", "-c", script).stdout == before
@@ -111,7 +112,7 @@ def test_nvml_is_asked_once_and_again_only_when_something_has_changed(
     for devices in ("all", "0", "none", node.scenario.gpus[1].uuid):
         assert run(ours, "true", devices=devices).code == 0
     assert inits.read_text() == "."
-    node = node.change(replace(node.scenario, driver=NEWER))
+    node = changed_node(node, replace(node.scenario, driver=NEWER))
     assert run(ours, "true").code == 0
     assert run(ours, "true").code == 0
     assert inits.read_text() == ".."
@@ -122,13 +123,15 @@ def test_mig_devices_that_are_made_and_destroyed_are_the_next_container_s(
 ) -> None:
     node = make(Scenario.of(1, model="h100"))
     assert len(LISTED.findall(run(ours, "nvidia-smi", "-L").stdout)) == 1
-    node = node.change(Scenario.parse({"gpus": 1, "gpu": [{"index": 0, "mig": ["3g.40gb"]}]}))
+    node = changed_node(
+        node, Scenario.parse({"gpus": 1, "gpu": [{"index": 0, "mig": ["3g.40gb"]}]})
+    )
     first = run(ours, "nvidia-smi", "-L", devices="0:0")
     assert first.code == 0, first.stdout + first.stderr
     assert any(uuid.startswith("MIG-") for uuid in LISTED.findall(first.stdout))
     refused = run(ours, "true", devices="0")
     assert "NVSHIM-E0204" in refused.stderr
-    node.change(Scenario.of(1, model="h100"))
+    changed_node(node, Scenario.of(1, model="h100"))
     again = run(ours, "nvidia-smi", "-L", devices="0")
     assert not any(uuid.startswith("MIG-") for uuid in LISTED.findall(again.stdout))
     assert again.code == 0
@@ -145,7 +148,7 @@ def test_container_is_not_started_with_another_driver_than_it_was_made_with(
     )  # fmt: skip
     rootfs = ours.prepare_rootfs(container.name)
     api.create_task(ours.containerd, container.name, mounts=rootfs)
-    changed = node.change(replace(node.scenario, driver=NEWER))
+    changed = changed_node(node, replace(node.scenario, driver=NEWER))
     with pytest.raises(api.ApiRefused) as refused:
         api.start_task(ours.containerd, container.name)
     for word in ("NVSHIM-E0140", node.driver_version, NEWER):

@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import Completed
 from tests.harness.runtime import Container, Runtime
+from tests.tools.containerd import Completed
 from tests.tools.images import GLIBC
 
 PROFILE: Final = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"

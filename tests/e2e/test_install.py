@@ -18,13 +18,14 @@ from integration import traces
 from integration.install.places import Place
 from integration.install.survey import look
 from integration.install.usage import Role, users
-from integration.simulated.containerd import PrivateContainerd
-from integration.tree import MANIFEST, Tree, write_tree
+from integration.tree import MANIFEST, Tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.runtime import OURS, Container, Runtime, is_alive, remove_fifos
 from tests.harness.trees import disk_of_its_own, other_version
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
+from tests.tools.dist.manifest import write_tree
 from tests.tools.images import busybox
 from tests.tools.parts import INSTALLED, Parts
 

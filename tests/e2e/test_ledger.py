@@ -24,8 +24,8 @@ from tests.tools.images import GLIBC
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from integration.simulated.containerd import PrivateContainerd
     from tests.harness.runtime import Container, Runtime
+    from tests.tools.containerd import PrivateContainerd
 
 HOSTILE: Final = "evil\x1b[2Jname"
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from api.proto import cgroups_v1_pb2, cgroups_v2_pb2
-from integration.simulated.containerd import PrivateContainerd
 from shim.cgroup import cgroup, stats
 from tests.harness import api
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.messages import flat
 from tests.harness.runtime import STOCK, Container, Runtime
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 
 LIMIT = 64 << 20
 

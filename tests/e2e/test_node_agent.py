@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tests.harness.node_agent import agent_process
 from tests.harness.nvshim import Answer, nvshim
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
+from tests.tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -67,7 +69,7 @@ def test_the_spec_follows_the_node(own_gpus: SimulatedNode, tmp_path: Path) -> N
         )
         # A real node is not taken away and built up again below an agent that makes nodes there.
         process.send_signal(signal.SIGSTOP)
-        own_gpus.change(Scenario.load("mig"))
+        changed_node(own_gpus, Scenario.load("mig"))
         process.send_signal(signal.SIGCONT)
         eventually(lambda: any(":" in name for name in devices_of(spec)), "MIG")
         libraries, aside = (
@@ -239,3 +241,19 @@ def test_it_ends_when_another_version_is_put_into_effect(
     assert process.returncode == 0
     assert "another version was put into effect" in said.splitlines()[-1]
     assert "1" in devices_of(spec)
+
+
+def test_an_api_server_that_does_not_answer_keeps_no_agent_from_ending(
+    own_gpus: SimulatedNode, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.crt").touch()
+    (tmp_path / "token").write_text("of the agent")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = str(silent.getsockname()[1])
+        more = ("--node-condition", "--service-account", str(tmp_path), "--api-timeout", "15")
+        with agent(own_gpus, "none", *more, "--api-server", "127.0.0.1", "--api-port", port) as it:
+            asked, _ = silent.accept()
+            with asked:
+                assert asked.recv(1), "it waits for an answer"
+                it.send_signal(signal.SIGTERM)
+                assert it.wait(timeout=10) == 0

@@ -15,6 +15,7 @@ from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
+from tests.tools.nodes import changed_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,7 +182,7 @@ def test_a_gpu_that_was_exchanged_is_said_to_be_gone_once(tmp_path: Path) -> Non
             eventually(lambda: it.states() == ["healthy", "healthy"], "both are known")
         gone, new = node.scenario.gpus[1].uuid, "GPU-11111111-2222-4333-8444-555555555555"
         other = Scenario.parse({"gpus": 2, "model": "h100", "gpu": [{"index": 1, "uuid": new}]})
-        changed = node.change(other)
+        changed = changed_node(node, other)
         with gpu_agent(changed, tmp_path, *options) as it:
             eventually(lambda: len(it.states()) == 3, "the new one is known as well")
             (line,) = eventually(lambda: it.said("a device is unhealthy"), "it is said")

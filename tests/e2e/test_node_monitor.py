@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from hooks.config import load_config
+from integration.node import backoff
 from integration.node.components import Context
 from integration.node.monitor import children as children_
 from integration.node.monitor import component, events, sampling
@@ -55,8 +56,7 @@ def _not_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has failed is tried again soon."""
-    for module in (events, sampling):
-        monkeypatch.setattr(module, "_FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(backoff, "_FIRST_PAUSE", 0.2)
 
 
 @pytest.fixture

@@ -350,6 +350,7 @@ def test_clients_outlive_agents_and_a_sharing_that_is_no_more(stand_in: Agent) -
     shutil.rmtree(container)
     eventually(lambda: not os.path.ismount(agent.root / "shm"), "all is gone")
     nothing_is_left(agent)
+    assert all(each["unready"] for line in agent.said() for each in line["mps"].values())
 
 
 def test_a_container_that_may_become_a_client_keeps_the_daemon(stand_in: Agent) -> None:

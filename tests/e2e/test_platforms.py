@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import Completed
 from integration.simulated.platforms import STORE
 from tests.harness.runtime import Runtime
+from tests.tools.containerd import Completed
 from tests.tools.images import GLIBC
 
 OWN = f"/usr/lib/{os.uname().machine}-linux-gnu/nvidia"

@@ -16,12 +16,12 @@ import pytest
 from api.errors import Status
 from api.ttrpc import RemoteError
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from integration.timeouts import PATIENCE
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive
 from tests.harness.shim import ShimByHand, StartShim, content_of, gone, wait_for_file
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import to_toml
 from tests.tools.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
 from tests.tools.parts import Parts

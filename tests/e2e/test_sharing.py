@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import Completed, PrivateContainerd
 from tests.harness.node import words_of
 from tests.harness.runtime import Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import GLIBC
 
 ON_GPU_0: Final = ("--env", "NVIDIA_VISIBLE_DEVICES=0")

@@ -138,6 +138,18 @@ async def test_a_create_whose_runtime_is_killed_halfway_leaves_nothing(
         await gone(shim, "c1")
 
 
+async def test_a_runtime_that_is_killed_in_making_and_in_deleting_leaves_nothing(
+    start_shim: StartShim,
+) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        dies = shim.options(before='[ "$verb" = create ] && $binary "$@"; kill -9 $$')
+        assert await outcome(shim.create("c1", options=dies)) != Status.OK
+        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+        await shim.run("c1")
+        await shim.end("c1")
+        await gone(shim, "c1")
+
+
 async def test_a_runtime_that_is_killed_at_any_moment_leaves_nothing(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000") as shim:
         for milliseconds in some(range(2, 60, 3)):

@@ -75,10 +75,15 @@ async def test_a_log_that_cannot_be_written_holds_up_no_neighbour_and_its_contai
         await gone(shim, "c1")
 
 
+@pytest.mark.parametrize(
+    ("role", "scheme"),
+    [("stdout", "file://"), ("stdout", ""), ("stdin", "")],
+    ids=["file", "path", "input from a path"],
+)
 async def test_a_log_that_cannot_be_opened_is_an_error_in_time(
-    start_shim: StartShim, log: FuseServer
+    start_shim: StartShim, log: FuseServer, role: str, scheme: str
 ) -> None:
-    uri = f"file://{log.mount_point}/{FILE}"
+    uri = {role: f"{scheme}{log.mount_point}/{FILE}"}
     async with start_shim("c1", "sleep", "1000", **_POD) as shim:
         await shim.run("c1")
         shim.bundle("c2", "sleep", "1000", **_POD)
@@ -87,7 +92,7 @@ async def test_a_log_that_cannot_be_opened_is_an_error_in_time(
 
         async def create() -> None:
             with pytest.raises(RemoteError) as caught:
-                await shim.create("c2", stdout=uri, timeout=30)
+                await shim.create("c2", timeout=30, **uri)
             errors.append(str(caught.value))
 
         began = time.monotonic()
@@ -100,7 +105,7 @@ async def test_a_log_that_cannot_be_opened_is_an_error_in_time(
         assert time.monotonic() - began < 20
         log.go_on()
         shim.bundle("c3", "echo", "hello", **_POD)
-        await shim.run("c3", stdout=uri)
+        await shim.run("c3", **uri)
         assert (await shim.call("Wait", id="c3")).exit_status == 0
         await shim.call("Delete", id="c3")
         await shim.end("c1")

@@ -15,13 +15,13 @@ from typing import Final
 
 import pytest
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.events import Recorder
 from tests.harness.releases import of_releases
 from tests.harness.runtime import OURS, Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import busybox
 from tests.tools.parts import INSTALLED, Parts
 

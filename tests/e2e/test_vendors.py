@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import Completed
 from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.runtime import Runtime
+from tests.tools.containerd import Completed
 from tests.tools.images import GLIBC
 
 

@@ -14,7 +14,6 @@ from typing import Final
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness import api
 from tests.harness.containerds import containerd_with_images
@@ -31,6 +30,7 @@ from tests.harness.runtime import (
 )
 from tests.harness.terminal import Terminal
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import GLIBC, busybox, glibc
 from tests.tools.parts import INSTALLED, Parts
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import pytest
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.leaks import Census, describe
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import Image, write_archive
 from tests.tools.parts import Parts
+
+ENVIRONMENT: Final = {"GOGC": "400"}
+"""Of containerd, and so of runc: they live for a short time, and may need more memory meanwhile."""
 
 
 @contextmanager
@@ -28,7 +32,10 @@ def containerd_with_images(
     """
     # Not below pytest's directory: the paths of unix sockets are short.
     with PrivateContainerd(
-        shim_directory=shim_directory, shim_config=shim_config, parts=parts
+        shim_directory=shim_directory,
+        shim_config=shim_config,
+        environment=ENVIRONMENT,
+        parts=parts,
     ) as containerd:
         if isinstance(images, str):
             containerd.ctr("images", "import", images)

@@ -12,11 +12,12 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from integration.tree import Tree, write_tree
+from integration.tree import Tree
 from tests.tools import REPOSITORY
 from tests.tools.dist.build import build
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.interpreter import Packages
+from tests.tools.dist.manifest import write_tree
 
 CACHE: Final = os.path.join(REPOSITORY, ".cache", "dist")
 _TREES: Final = os.path.join(CACHE, "trees")

@@ -28,10 +28,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.timeouts import PATIENCE
 from tests.harness.processes import end
 from tests.harness.waiting import eventually
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import Image, write_layer
 from tests.tools.parts import programs_of_release
 

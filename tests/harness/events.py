@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from integration.simulated import SimulatedNode
-    from integration.simulated.containerd import PrivateContainerd
+    from tests.tools.containerd import PrivateContainerd
 
 GROUP: Final = "io.containerd.runc.v2.group"
 MULTIARCH: Final = "/usr/lib/x86_64-linux-gnu"

@@ -14,10 +14,10 @@ import time
 from typing import Final
 
 from integration import traces
-from integration.simulated.containerd import PrivateContainerd
 from integration.timeouts import PATIENCE
 from integration.traces import Trace
 from tests.harness import api
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import NAMESPACE as PODS
 from tests.tools.cri.plugin import CriContainerd
 

@@ -16,6 +16,7 @@ import yaml
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import start_nvshim
 from tests.harness.processes import family
+from tests.tools.nodes import changed_node
 
 __all__ = ["NodeAgent", "agent_process"]
 
@@ -91,7 +92,7 @@ class NodeAgent:
                     os.kill(pid, signal.SIGSTOP)
             stopped += more
         try:
-            self.node = self.node.change(scenario)
+            self.node = changed_node(self.node, scenario)
         finally:
             for pid in reversed(stopped):
                 with suppress(ProcessLookupError):

@@ -19,7 +19,7 @@ from api.proto import deviceplugin_pb2
 from integration import traces
 from integration.cri.client import Cri
 from integration.cri.errors import CriError
-from tests.harness.containerds import nothing_left
+from tests.harness.containerds import ENVIRONMENT, nothing_left
 from tests.harness.kubelet_plugins import container_fields
 from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.runtime import new_name
@@ -384,6 +384,7 @@ def containerd_for_pods(*images: Image, **options: Any) -> Iterator[CriContainer
         images: what to import.
         options: of :class:`CriContainerd`, ``cri`` among them.
     """
+    options = {"environment": ENVIRONMENT, **options}
     with CriContainerd(**options) as containerd, Cri(containerd.address) as cri:
         archive = write_archive(f"{containerd.directory}/pods.tar", images)
         import_image(cri, containerd, archive, *(image.name for image in images))

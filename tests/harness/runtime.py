@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from integration import traces
-from integration.simulated.containerd import Completed, PrivateContainerd
 from tests.harness.waiting import eventually
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import BUSYBOX
 
 STOCK: Final = "io.containerd.runc.v2"

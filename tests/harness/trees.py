@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from integration.tree import ARCHITECTURES, MANIFEST, Tree, read_tree, write_tree
+from integration.tree import ARCHITECTURES, MANIFEST, Tree, read_tree
 from shim import syscalls
 from tests.harness.dist import copied
+from tests.tools.dist.manifest import write_tree
 
 _PROGRAM = """\
 #!/bin/sh

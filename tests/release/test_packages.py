@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.tree import write_tree
 from tests.harness.bare_root import bare_root
 from tests.harness.dist import copied, inputs
 from tests.tools.dist import debian, rpm
+from tests.tools.dist.manifest import write_tree
 from tests.tools.packages import sources_of
 from tests.tools.vm.guests import Guest
 from tests.tools.vm.root import install

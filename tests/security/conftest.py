@@ -17,7 +17,7 @@ from tests.tools.parts import Parts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from integration.simulated.containerd import PrivateContainerd
+    from tests.tools.containerd import PrivateContainerd
 
 SECONDS: Final = float(os.environ.get("NVSHIM_TEST_HOSTILE_SECONDS", "5"))
 """How long races are run."""

@@ -25,10 +25,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.launcher import make_launcher
 from tests.harness.leaks import Census
 from tests.harness.runtime import OURS, Container, Runtime, new_name, remove_fifos
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import busybox, write_archive
 
 GROUP: Final = "io.containerd.runc.v2.group"

@@ -20,13 +20,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from api.errors import NvshimError
-from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.node import SimulatedNode
 from integration.simulated.scenario import Scenario
-from integration.simulated.trying import container_flags, private_containerd
+from integration.simulated.trying import container_flags, shim_directory
 from tests.tools import REPOSITORY
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.errors import DemoFailed
-from tests.tools.images import GLIBC, glibc
+from tests.tools.images import GLIBC, glibc, write_archive
 
 _CACHE: Final = os.path.join(REPOSITORY, ".cache")
 _REAL_DRIVER: Final = "/proc/driver/nvidia/version"
@@ -88,7 +88,10 @@ def _run(asked: argparse.Namespace) -> None:
             config = node.config_path
         _tell_node(real=real)
         with watch.step("make an image, start containerd"):
-            containerd = cleanup.enter_context(private_containerd(config, image=glibc))
+            containerd = PrivateContainerd(shim_directory=shim_directory(), shim_config=config)
+            cleanup.enter_context(containerd)
+            archive = write_archive(os.path.join(containerd.directory, "image.tar"), [glibc()])
+            containerd.ctr("images", "import", archive)
         _show_container(containerd, asked, watch)
     _title("How long each step took")
     for name, seconds in watch.steps:

@@ -24,9 +24,9 @@ from typing import Any, Final
 from api.proto import cri_pb2 as pb
 from integration.cri.client import Cri
 from integration.simulated import Scenario, SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from shim import RUNTIME_NAME
 from tests.tools import REPOSITORY
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 from tests.tools.images import GLIBC, PAUSE, glibc, pause, write_archive
 from tests.tools.parts import Parts

@@ -8,9 +8,9 @@ import signal
 import subprocess
 from typing import Final
 
-from integration.simulated.containerd import PrivateContainerd
 from integration.timeouts import PATIENCE
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 
 UNIT: Final = "containerd.service"
 

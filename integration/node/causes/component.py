@@ -27,9 +27,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.to_thread
 
 from hooks.node.inventory import Inventory
+from integration.node.aside import aside
 from integration.node.board import Unsampled
 from integration.node.causes.files import FAULT, Files, read_all
 from integration.node.causes.hits import DRIVER_LOST, GPU_LOST, MPS, XID, Hit, hits_of, lost
@@ -64,9 +64,7 @@ async def run(context: Context) -> None:
     """Keep the causes of containers' ends, until cancelled."""
     with context.board.listen() as events:
         clerk = _Clerk(context)  # what is posted while files are read is news
-        clerk.journal.entries |= await anyio.to_thread.run_sync(
-            read_all, context.config.state, abandon_on_cancel=True
-        )
+        clerk.journal.entries |= await aside(read_all, context.config.state)
         await clerk.keep(events)
 
 

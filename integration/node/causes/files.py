@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
-import anyio.to_thread
 
 from api.errors import NvshimError
+from integration.node.aside import aside
 from integration.node.backoff import Backoff
 from integration.node.causes.journal import Entry, Journal, Key
 from shim.causes import ended, record
@@ -106,9 +106,7 @@ class Files:
         """Write; why something could not be."""
         taken = self._journal.take_unwritten()
         failed: dict[Key, str] = {}
-        await anyio.to_thread.run_sync(
-            _write_all, self._state, taken, failed, abandon_on_cancel=True
-        )
+        await aside(_write_all, self._state, taken, failed)
         self._journal.unwritten |= failed.keys()
         return next(iter(failed.values()), "")
 

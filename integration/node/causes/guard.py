@@ -26,6 +26,7 @@ import anyio
 from api.errors import NvshimError, printable
 from hooks.config import Beyond
 from integration.inspection.bundles import Container
+from integration.node.aside import aside
 from integration.node.board import Unsampled
 from integration.node.causes.hits import Hit
 from integration.node.causes.limits import (
@@ -37,7 +38,6 @@ from integration.node.causes.limits import (
     parse_limit,
 )
 from integration.node.errors import ContainerNotKilled
-from integration.node.ledger.component import aside
 from integration.node.ledger.usage import usage_by
 from integration.node.ledger.values import Ledger
 from integration.node.monitor.values import Sample

@@ -24,10 +24,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.to_thread
 
 from api.errors import one_line
 from hooks.config import Config
+from integration.node.aside import aside
 from integration.node.board import Unsampled
 from integration.node.health import requests, store
 from integration.node.health.blame import Blame, blame
@@ -333,9 +333,7 @@ class _Ward:
     async def _save(self) -> None:
         async with self._saving:
             try:
-                await anyio.to_thread.run_sync(
-                    store.write, self._config, self._book, abandon_on_cancel=True
-                )
+                await aside(store.write, self._config, self._book)
                 self._unwritten = ""
             except OSError as error:
                 line = f"{store.path_of(self._config)}: {error.strerror}"

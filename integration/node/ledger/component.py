@@ -15,15 +15,12 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
-
-import anyio
-import anyio.to_thread
+from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line, printable
 from hooks.config import Config
 from hooks.node.inventory import Inventory
-from integration.files import read_file, replace_file
+from integration.files import directories, read_file, replace_file
 from integration.inspection.bundles import (
     KNOWN_STATES,
     TASKS,
@@ -34,6 +31,7 @@ from integration.inspection.bundles import (
 from integration.inspection.holding import LEDGER
 from integration.inspection.processes import find_processes, states_of
 from integration.inspection.procfs import Procfs
+from integration.node.aside import aside
 from integration.node.errors import LedgerUnwritten
 from integration.node.ledger.holdings import (
     UNKNOWN_POD,
@@ -49,8 +47,6 @@ from shim.bundle import INIT_PID, RECORD
 
 if TYPE_CHECKING:
     from integration.node.components import Context
-
-R = TypeVar("R")
 
 FILE: Final = LEDGER
 _PROC: Final = "/proc"
@@ -218,18 +214,10 @@ def interests(states: Iterable[str]) -> dict[str, Interest]:
     for state in states:
         tasks = os.path.join(state, TASKS)
         found[tasks] = _MADE_OR_REMOVED
-        for namespace in _directories(tasks):
+        for namespace in directories(tasks):
             found[namespace] = _MADE_OR_REMOVED
-            found |= dict.fromkeys(_directories(namespace), _OF_A_BUNDLE)
+            found |= dict.fromkeys(directories(namespace), _OF_A_BUNDLE)
     return found
-
-
-def _directories(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
 
 
 def _is_overtaken(ledger: Ledger) -> bool:
@@ -270,12 +258,6 @@ def _tell(context: Context, before: Ledger, now: Ledger) -> None:
     for line in now.unknown:
         if line not in before.unknown:
             context.say("warning", printable(line))
-
-
-async def aside(function: Callable[..., R], *args: object) -> R:
-    """Call in a thread that nobody has to wait for at the end."""
-    call = partial(function, *args)
-    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 def _write(config: Config, ledger: Ledger) -> str:

@@ -22,8 +22,9 @@ from integration.inspection.errors import StateUnreadable
 from integration.inspection.health import read_health
 from integration.inspection.procfs import Procfs
 from integration.inventory import look_at_node
+from integration.node.aside import aside
 from integration.node.board import Unsampled
-from integration.node.ledger.component import aside, known_states, look
+from integration.node.ledger.component import known_states, look
 from integration.node.ledger.energy import Meter
 from integration.node.ledger.top import Moment
 from integration.node.ledger.usage import owners_of, usage_of

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio.to_thread
-
 from integration.inspection.procfs import Procfs
+from integration.node.aside import aside
 from integration.node.ledger.cgroups import Owners
 from integration.node.ledger.energy import Meter
 from integration.node.ledger.values import DeviceUse, Holding, Ledger
@@ -49,9 +48,7 @@ async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
         has processes of none. If NVML does not answer, what is held, and nothing of its use.
     """
     ledger, meter = context.board.ledger, context.board.energy
-    owners = await anyio.to_thread.run_sync(
-        owners_of, sample, ledger.containers, "/proc", abandon_on_cancel=True
-    )
+    owners = await aside(owners_of, sample, ledger.containers, "/proc")
     uses = usage_of(sample, ledger, owners, meter)
     context.board.post(usage=uses)
     return uses

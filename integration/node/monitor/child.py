@@ -49,8 +49,9 @@ def main(what: str, library: str, modules: str, parent: str) -> None:
     try:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         sys.path += [modules, _ROOT]
-        import pynvml  # noqa: PLC0415 - found only now
+        from hooks.node.nvml_probe import import_pynvml  # noqa: PLC0415 - found only now
 
+        pynvml = import_pynvml()
         if what == EVENTS:
             from integration.node.monitor.watching import watch  # noqa: PLC0415 - likewise
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from integration.node.backoff import Backoff
 from integration.node.errors import ChildFailed
 from integration.node.monitor.child import EVENTS
 from integration.node.monitor.children import Child, Children, identity_of, library_of, uuids_of
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
 BEAT: Final = 60.0
 """Seconds after which a child that has nothing to say says so."""
 
-# Seconds until another child is begun: the first time, and at most; and until what could not be
-# watched is tried again, the first time.
-_FIRST_PAUSE: Final = 1.0
+# Seconds until another child is begun, at most; and until what could not be watched is tried again,
+# the first time.
 _LONGEST_PAUSE: Final = 300.0
 _RETRY: Final = 60.0
 
@@ -83,7 +83,7 @@ class Watch:
 
     async def keep(self) -> None:
         """Keep a child as long as there is something to watch, until cancelled."""
-        pause = _FIRST_PAUSE
+        backoff = Backoff(longest=_LONGEST_PAUSE)
         while True:
             version, seen = self._board.version(*_GOES_BY), self._board.seen
             if self._board.unasked or not library_of(seen):
@@ -100,13 +100,11 @@ class Watch:
                 if not seen.gpus or not unwatched.keys() >= set(seen.gpus):
                     unwatched = {"": error.found}
                 self._post(unwatched, str(error))  # what is known of each says more
-                if time.monotonic() - begun > _LONGEST_PAUSE:
-                    pause = _FIRST_PAUSE
+                pause = backoff.pause(time.monotonic() - begun)
                 version = self._board.version(*_GOES_BY)
                 await self._board.change(*_GOES_BY, since=version, timeout=pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
             else:
-                pause = _FIRST_PAUSE
+                backoff = Backoff(longest=_LONGEST_PAUSE)
 
     async def _one(self, seen: Seen) -> None:
         """Hear one child, until there is another driver, or other GPUs, or it is time to try again.

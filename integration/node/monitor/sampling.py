@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from hooks.config import Config
+from integration.node.backoff import Backoff
 from integration.node.errors import ChildFailed
 from integration.node.monitor.child import SAMPLES
 from integration.node.monitor.children import (
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from integration.node.refresh import Seen
 
 _IDLE: Final = 75.0
-_FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
 _TO_BEGIN: Final = 5.0
 # Of the time that an answer may take, how much one GPU may.
@@ -72,7 +72,7 @@ class NvmlSampler:
         self._look, self._children, self._post = look, children, post
         self._to_answer, self._idle = to_answer, idle
         self._last: Sample | None = None
-        self._pause, self._retry = 0.0, -math.inf
+        self._backoff, self._retry = Backoff(longest=_LONGEST_PAUSE), -math.inf
         self._wake, self._answered = anyio.Event(), anyio.Event()
         self._is_asked = False
         self._asking = anyio.CancelScope()
@@ -127,8 +127,10 @@ class NvmlSampler:
 
     def _tell(self, sample: Sample) -> None:
         """Give all who wait the same answer."""
-        self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE) if sample.failure else 0
-        self._retry = now() + self._pause
+        if sample.failure:
+            self._retry = now() + self._backoff.pause()
+        else:
+            self._backoff = Backoff(longest=_LONGEST_PAUSE)
         self._last, self._is_asked = sample, False
         answered, self._answered = self._answered, anyio.Event()
         answered.set()

@@ -156,7 +156,7 @@ class Keeper:
         found = await self._living()
         if found is None and plan is None:
             await _aside(lambda: self._daemon.take_away(self._spared()))
-            self._tell("", fault="")
+            self._tell(self.says.unready, fault="")
             return True
         if found is not None and (plan is None or not _serves(found, plan)):
             await self._drain(found)

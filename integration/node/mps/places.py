@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from integration.files import directories
 
 CONTAINER_ROOT: Final = "/mps"
 """The directory that containers see the pipes below."""
@@ -35,41 +37,29 @@ class Places:
 
     root: str  # the host's directory of MPS
     resource: str  # the resource's name
+    directory: str = field(init=False, repr=False)  # all that belongs to the resource
+    pipe: str = field(init=False, repr=False)  # CUDA_MPS_PIPE_DIRECTORY of the daemon
+    container_pipe: str = field(init=False, repr=False)  # likewise, of clients in containers
+    log: str = field(init=False, repr=False)  # CUDA_MPS_LOG_DIRECTORY
+    log_file: str = field(init=False, repr=False)  # what the daemon and its servers say
+    # locked by flock(2) as long as a daemon, or a server of one, is alive
+    lock: str = field(init=False, repr=False)
+    devices: str = field(init=False, repr=False)  # names the GPUs whose compute mode was set
 
-    @property
-    def directory(self) -> str:
-        """All that belongs to the resource."""
-        return os.path.join(self.root, self.resource)
-
-    @property
-    def pipe(self) -> str:
-        """CUDA_MPS_PIPE_DIRECTORY of the daemon."""
-        return os.path.join(self.directory, "pipe")
-
-    @property
-    def container_pipe(self) -> str:
-        """CUDA_MPS_PIPE_DIRECTORY of clients in containers."""
-        return os.path.join(CONTAINER_ROOT, self.resource, "pipe")
-
-    @property
-    def log(self) -> str:
-        """CUDA_MPS_LOG_DIRECTORY."""
-        return os.path.join(self.directory, "log")
-
-    @property
-    def log_file(self) -> str:
-        """What the daemon and its servers say."""
-        return os.path.join(self.log, "control.log")
-
-    @property
-    def lock(self) -> str:
-        """Locked by flock(2) as long as a daemon, or a server of one, is alive."""
-        return os.path.join(self.directory, ".lock")
-
-    @property
-    def devices(self) -> str:
-        """Names the GPUs whose compute mode was set."""
-        return os.path.join(self.directory, ".devices")
+    def __post_init__(self) -> None:
+        """Find the places."""
+        directory = os.path.join(self.root, self.resource)
+        found = {
+            "directory": directory,
+            "pipe": f"{directory}/pipe",
+            "container_pipe": f"{CONTAINER_ROOT}/{self.resource}/pipe",
+            "log": f"{directory}/log",
+            "log_file": f"{directory}/log/control.log",
+            "lock": f"{directory}/.lock",
+            "devices": f"{directory}/.devices",
+        }
+        for name, path in found.items():
+            object.__setattr__(self, name, path)
 
 
 def shm(root: str) -> str:
@@ -79,18 +69,10 @@ def shm(root: str) -> str:
 
 def places_in(root: str) -> Iterator[Places]:
     """The resources that somebody kept a daemon for below a root, who may be dead."""
-    for domain in _directories(root):
+    for domain in map(os.path.basename, directories(root)):
         if domain == _SHM:  # what is in it is the containers'
             continue
-        for name in _directories(os.path.join(root, domain)):
+        for name in map(os.path.basename, directories(os.path.join(root, domain))):
             places = Places(root, f"{domain}/{name}")
             if os.path.lexists(places.lock) or os.path.lexists(places.devices):
                 yield places
-
-
-def _directories(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
-    except OSError:
-        return []

@@ -38,11 +38,11 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
 from hooks.node.inventory import Inventory
+from integration.node.aside import aside
 from integration.node.components import Context
 from integration.node.errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
 from integration.node.metrics.counters import FAILED, OK, REFUSED
@@ -290,8 +290,7 @@ class _Plugin:
             of = (known.settings, known.inventory, state_of(config))
             if known.settings is None or self._specs_of == of:
                 return self._specs
-            keep = partial(keep_specs, known.settings, known.inventory, config)
-            specs = await anyio.to_thread.run_sync(keep)
+            specs = await aside(keep_specs, known.settings, known.inventory, config)
             # The state from before they were read: a file that is removed after that differs from
             # it. What was just written is compared once more the next time.
             settled = not specs.fault and not specs.written
@@ -416,8 +415,7 @@ class _Plugin:
         """Find how near the GPUs are to each other, which NVML may take long to say."""
         async with self._finding:
             if self._known.inventory is not None:
-                find = partial(self._context.topologies.find, self._known.inventory)
-                await anyio.to_thread.run_sync(find, abandon_on_cancel=True)
+                await aside(self._context.topologies.find, self._known.inventory)
 
     def _resource(self, name: str) -> Resource:
         for resource in self._known.resources:

@@ -16,11 +16,11 @@ from contextlib import suppress
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from integration.cri.client import Cri
 from integration.cri.engine import Engine
 from integration.cri.errors import CriError
+from integration.node.aside import aside
 from integration.node.plugin.sockets import socket_identity
 
 _TIMEOUT: Final = 2.0
@@ -47,9 +47,7 @@ class EngineAsked:
                 self._engine, self._asked_of = None, sockets
                 for path, there in zip(self._sockets, sockets, strict=True):
                     if there is not None and self._engine is None:
-                        self._engine = await anyio.to_thread.run_sync(
-                            _ask, path, abandon_on_cancel=True
-                        )
+                        self._engine = await aside(_ask, path)
             return self._engine
 
 

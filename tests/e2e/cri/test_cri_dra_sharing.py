@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["node", "root"]
 
 MPS: Final = {"memoryLimit": "1Gi", "threadPercentage": 30}
+# That containerd's own shim gives a claim's devices is in test_cri_dra.py.
+HANDLERS: Final = ["nvidia", pytest.param("runc", marks=pytest.mark.thorough)]
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def mps(node: SimulatedNode) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.mark.parametrize("handler", ["nvidia", "runc"])
+@pytest.mark.parametrize("handler", HANDLERS)
 def test_containers_of_a_claim_are_clients_of_its_daemon(
     handler: str, node: SimulatedNode, root: str, mps: Path, shim_directory: str, tmp_path: Path
 ) -> None:
@@ -99,7 +101,7 @@ def test_containers_of_a_claim_are_clients_of_its_daemon(
             assert not list(mps.glob("claims/*/.lock"))
 
 
-@pytest.mark.parametrize("handler", ["nvidia", "runc"])
+@pytest.mark.parametrize("handler", HANDLERS)
 def test_containers_of_shares_know_their_part_and_the_shim_counts_them(
     handler: str, node: SimulatedNode, root: str, shim_directory: str, tmp_path: Path
 ) -> None:

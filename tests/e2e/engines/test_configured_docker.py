@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import SimulatedNode
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import HOOK, DockerParts, PrivateDocker
 from tests.harness.nvshim import Answer, nvshim
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import glibc
 from tests.tools.parts import Parts
 

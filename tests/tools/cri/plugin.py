@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from integration.simulated.containerd import DISABLED_PLUGINS, PrivateContainerd
+from tests.tools.containerd import DISABLED_PLUGINS, PrivateContainerd
 from tests.tools.errors import CniNotInstalled
 
 # Where the CRI keeps its containers and images, whoever's containerd it is.

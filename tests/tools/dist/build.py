@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from integration.errors import TreeError
-from integration.tree import Tree, read_tree, verify, write_tree
+from integration.tree import Tree, read_tree, verify
 from integration.verify.program import NAME as PROBE
 from tests.tools.dist import interpreter, modules, share
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.interpreter import Packages
+from tests.tools.dist.manifest import write_tree
 from tests.tools.errors import TreeNotBuilt
 from tests.tools.launcher import SOURCES, compile_native, tree_text
 from tests.tools.stamps import read_stamp, write_stamp
@@ -30,7 +31,7 @@ import sys
 _tree = __file__.rpartition("/bin/")[0]
 sys.path += [_tree + "/lib", _tree + "/lib-node"]
 del sys.argv[0]
-from integration.cli.app import main
+from integration.cli.__main__ import main
 
 sys.exit(main())
 """

@@ -2,7 +2,7 @@
 
 It is taken from one release of Debian, whatever the tree is built on: its libc asks for nothing
 newer than Linux 3.2, and a tree is the same wherever it is built. Its Python has immortal objects,
-without which an idle shim takes twice the memory (:mod:`shim.forkserver.immortal`). Of the standard
+without which an idle shim takes twice the memory (:mod:`shim.forkserver.memory`). Of the standard
 library that is left out which no program of a node uses; with it go libraries that would only be
 there for that.
 

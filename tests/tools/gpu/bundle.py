@@ -25,11 +25,12 @@ from dataclasses import replace
 from typing import Final
 
 from api.errors import NvshimError
-from integration.tree import MANIFEST, Tree, write_tree
+from integration.tree import MANIFEST, Tree
 from tests.tools import REPOSITORY
 from tests.tools.dist.archive import write_tarball
 from tests.tools.dist.build import build as build_tree
 from tests.tools.dist.inputs import Inputs
+from tests.tools.dist.manifest import write_tree
 from tests.tools.errors import BundleNotBuilt
 from tests.tools.gpu.image import PROGRAM, gpu_image
 from tests.tools.gpu.machine import BUNDLE

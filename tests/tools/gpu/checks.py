@@ -22,7 +22,7 @@ from hooks.node.capabilities import CONTROL
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
 from integration import traces
-from integration.simulated.containerd import Completed
+from tests.tools.containerd import Completed
 from tests.tools.errors import CheckNotPossible
 from tests.tools.gpu.containers import TIMEOUT, Container, Containers, asking
 from tests.tools.gpu.report import Report, failed, not_possible

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from integration.simulated.containerd import Completed, PrivateContainerd
+from tests.tools.containerd import Completed, PrivateContainerd
 
 IMAGE: Final = "nvshim.local/gpu:latest"
 

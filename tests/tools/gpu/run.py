@@ -23,9 +23,9 @@ from api.errors import NvshimError
 from hooks import engine
 from hooks.config import Config, load_config
 from hooks.node.inventory import Inventory
-from integration.simulated.containerd import Completed, PrivateContainerd
 from integration.simulated.programs import Programs
 from integration.tree import Tree, verify
+from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.gpu.capabilities import check_capabilities
 from tests.tools.gpu.checks import Subject, computes, make_checks, told
 from tests.tools.gpu.containers import OURS, STOCK, TIMEOUT, Containers

@@ -42,12 +42,13 @@ def modules(rooms: tuple[str, ...] = ROOMS) -> tuple[Module, ...]:
     Args:
         rooms: the directories to look in.
     """
-    found = []
-    for path in _files(rooms, ".py"):
-        if not path.endswith("_pb2.py"):
-            with open(os.path.join(REPOSITORY, path), encoding="utf-8") as file:
-                found.append(Module(path, ast.parse(file.read(), path)))
-    return tuple(found)
+    return tuple(_module(path) for path in _files(rooms, ".py") if not path.endswith("_pb2.py"))
+
+
+@functools.cache
+def _module(path: str) -> Module:
+    with open(os.path.join(REPOSITORY, path), encoding="utf-8") as file:
+        return Module(path, ast.parse(file.read(), path))
 
 
 def _files(rooms: tuple[str, ...], *endings: str) -> Iterator[str]:

@@ -1,7 +1,19 @@
+"""What a kubelet's probe of the node agent answers, and what it costs."""
+
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from integration.cli import __main__ as program
+from integration.cli import app, exits
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What the agent needs, and who asks whether it is ready does not.
 HEAVY = (
@@ -10,11 +22,45 @@ HEAVY = (
 )  # fmt: skip
 
 
-def test_a_probe_of_the_kubelet_imports_nothing_of_the_agent() -> None:
+@pytest.mark.parametrize(
+    ("words", "spared"),
+    [("node --ready", (*HEAVY, "click")), ("node --ready --poll 1", HEAVY),
+     ("node-exec --host /nonexistent node", HEAVY)],
+)  # fmt: skip
+def test_a_probe_of_the_kubelet_imports_nothing_of_the_agent(
+    words: str, spared: tuple[str, ...]
+) -> None:
     """Each is two programs: one in the pod, and the one of the node that it becomes."""
     code = (
-        "import sys, integration.cli.app, integration.cli.node, integration.cli.node_exec\n"
-        f"print(*sys.modules.keys() & {set(HEAVY)!r})"
+        f"import sys; sys.argv[1:] = {words.split()!r}\n"
+        "from integration.cli.__main__ import main; main()\n"
+        f"print(*sys.modules.keys() & {set(spared)!r})"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert loaded.stdout.split() == []
+
+
+@pytest.mark.parametrize("pod", ["", "b5e5d3a1-0001", "another", "../x"])
+def test_a_probe_answers_what_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pod: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, state = tmp_path / "config.toml", tmp_path / "state"
+    config.write_text(f'[node]\nstate = "{state}"\n')
+    monkeypatch.setenv("NVSHIM_CONFIG", str(config))
+    monkeypatch.setenv("POD_UID", pod)
+    monkeypatch.setattr(sys, "argv", ["nvshim", "node", "--ready"])
+    (state / "pods").mkdir(parents=True)
+    (state / "node.json").write_text('{"poll": 60, "pid": 7}')
+    found = set()
+    with (state / "node.lock").open("w") as agent, (state / "pods/b5e5d3a1-0001").open("w") as own:
+        print(7, file=agent, flush=True)
+        fcntl.flock(own, fcntl.LOCK_EX)
+        for lock in (fcntl.LOCK_UN, fcntl.LOCK_EX):
+            fcntl.flock(agent, lock)
+            found.add(status := program.main())
+            assert status == app.main(["node", "--ready"])
+    known = {"another": {exits.FOUND}, "../x": {exits.USAGE}}
+    assert found == known.get(pod, {exits.OK, exits.FOUND})
+    config.write_text("nonsense")
+    assert program.main() == app.main(["node", "--ready"]) != exits.OK
+    assert capsys.readouterr().err

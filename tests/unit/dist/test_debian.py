@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from integration.tree import Tree, write_tree
+from integration.tree import Tree
 from tests.tools.dist.debian import package_name, package_version, write_package
 from tests.tools.dist.inputs import Inputs
+from tests.tools.dist.manifest import write_tree
 from tests.tools.errors import TreeNotBuilt
 
 INPUTS = Inputs(

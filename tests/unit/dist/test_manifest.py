@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from integration.errors import TreeDamaged, TreeUnreadable
-from integration.tree import MANIFEST, Tree, own_tree, read_tree, verify, write_tree
+from integration.tree import MANIFEST, Tree, own_tree, read_tree, verify
+from tests.tools.dist.manifest import write_tree
 
 
 def _make(path: Path, *, text: str = "import shim\n") -> Tree:

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 import tests.tools.gpu
-from integration.simulated.containerd import Completed
+from tests.tools.containerd import Completed
 from tests.tools.errors import CheckFailed
 from tests.tools.gpu.checks import answers, computes
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.simulated.containerd import Completed
+from tests.tools.containerd import Completed
 from tests.tools.errors import CheckFailed, CheckNotPossible
 from tests.tools.gpu.checks import computes, lists
 from tests.tools.gpu.report import Report, failed, in_one_line, not_possible

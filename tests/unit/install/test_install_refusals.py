@@ -36,9 +36,9 @@ from integration.install.places import Place
 from integration.install.status import status
 from integration.install.survey import look
 from integration.install.trees import problem_of
-from integration.tree import write_tree
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
+from tests.tools.dist.manifest import write_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

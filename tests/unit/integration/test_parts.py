@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from integration.simulated import programs
-from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.errors import ContainerdNotInstalled
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.tools import parts as module
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.errors import ProgramNotAdapted
 from tests.tools.parts import SYSTEM_PATH, Parts
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from integration.simulated import programs
-from integration.simulated.containerd import PrivateContainerd
 from integration.simulated.errors import (
     ContainerdExited,
     ContainerdNotInstalled,
@@ -16,6 +15,7 @@ from integration.simulated.errors import (
     CtrTimeout,
 )
 from tests.harness.runtime import is_alive
+from tests.tools.containerd import PrivateContainerd
 
 
 def test_it_answers_when_it_has_started_and_is_gone_at_the_end(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from integration import traces
-from integration.simulated.containerd import PrivateContainerd
 from integration.traces import Marks, Trace
 from tests.harness.waiting import eventually
+from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import CriContainerd, CriPlugin
 
 

@@ -29,10 +29,11 @@ from integration.kubernetes.host import Host
 from integration.kubernetes.installer import STAGING, Installer
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import FILE, Log, State
-from integration.tree import read_tree, write_tree
+from integration.tree import read_tree
 from shim import PROGRAM, RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
 from tests.harness.waiting import eventually
+from tests.tools.dist.manifest import write_tree
 from tests.tools.images import busybox, unpack
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is root's")

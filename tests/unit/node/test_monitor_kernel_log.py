@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from integration.node.errors import KernelLogUnusable
-from integration.node.monitor.kernel_log import follow, parse_record
-from integration.node.monitor.values import GpuEvent
+from integration.node.monitor.kernel_log import follow
+from shim.causes.kernel_log import LoggedXid, parse_record
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from integration.node.monitor.values import GpuEvent
 
 HEAD = "4,339,5140900,-;"
 
@@ -28,10 +30,8 @@ def xid(
     process: str = "",
     gpu_instance: int | None = None,
     compute_instance: int | None = None,
-) -> GpuEvent:
-    return GpuEvent(
-        0.0, "xid", "", bus_id, number, gpu_instance, compute_instance, pid, process, "kernel", text
-    )
+) -> LoggedXid:
+    return LoggedXid(5.1409, bus_id, number, gpu_instance, compute_instance, pid, process, text)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def xid(
         ("", None),
     ],
 )  # fmt: skip
-def test_what_drivers_write(text: str, expected: GpuEvent | None) -> None:
+def test_what_drivers_write(text: str, expected: LoggedXid | None) -> None:
     assert parse_record(HEAD + text) == expected
 
 
@@ -118,12 +118,13 @@ def test_anything_is_read(text: str) -> None:
 async def test_the_log_is_followed_from_its_end(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     os.mkfifo(path)
-    heard: list[int] = []
+    heard: list[GpuEvent] = []
     writer = os.open(path, os.O_RDWR)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow, str(path), lambda event: heard.append(event.xid))
-            record = f"{HEAD}NVRM: Xid (PCI:0000:18:00): 31, x\n SUBSYSTEM=pci\n".encode()
+            tasks.start_soon(follow, str(path), heard.append)
+            said = "NVRM: Xid (PCI:0000:18:00 GPU-I:01 GPU-CI:02): 31, pid=9, name=a, x"
+            record = f"{HEAD}{said}\n SUBSYSTEM=pci\n".encode()
             os.write(writer, record[:20])
             await anyio.wait_all_tasks_blocked()
             os.write(writer, record[20:] + b"\xff\xfe;nonsense\n" + record.replace(b"31,", b"79,"))
@@ -133,7 +134,16 @@ async def test_the_log_is_followed_from_its_end(tmp_path: Path) -> None:
             tasks.cancel_scope.cancel()
     finally:
         os.close(writer)
-    assert heard == [31, 79]
+    assert [each.xid for each in heard] == [31, 79]
+    first = heard[0]
+    assert (first.kind, first.source, first.gpu, first.bus_id) == (
+        "xid",
+        "kernel",
+        "",
+        "0000:18:00",
+    )
+    assert (first.gpu_instance, first.compute_instance) == (1, 2)
+    assert (first.pid, first.process, first.text) == (9, "a", "x")
 
 
 @pytest.mark.anyio

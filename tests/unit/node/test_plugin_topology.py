@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from integration.node.plugin.topology import (
 )
 from integration.node.plugin.values import Settings
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.waiting import eventually
 from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
@@ -177,3 +179,25 @@ def test_the_real_probe_finds_the_links_of_a_node(tmp_path: Path) -> None:
         found = Topologies(config).find(there)
         assert found.failure
         assert found.score(first[0], first[1]) == 20
+
+
+def test_nvml_is_asked_once_for_all_parts_of_the_agent(sys_tree: Config) -> None:
+    asked: list[int] = []
+    goes_on = threading.Event()
+
+    def answer() -> bytes | None:
+        asked.append(1)
+        goes_on.wait(20)
+        return None
+
+    topologies = Topologies(sys_tree, answer)
+    there = node_with(*GPUS)
+    parts = [threading.Thread(target=topologies.find, args=(there,)) for _ in range(2)]
+    for part in parts:
+        part.start()
+    eventually(lambda: asked, "one asks")
+    assert topologies.at_once(there).failure == "NVML has not answered yet"
+    goes_on.set()
+    for part in parts:
+        part.join()
+    assert len(asked) == 1

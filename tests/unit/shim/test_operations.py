@@ -66,12 +66,6 @@ async def _one_after(earlier: Kind, later: Kind) -> None:
         await turns.end("later")
 
 
-def test_every_operation_is_in_the_table_and_none_waits_for_a_kill_but_delete() -> None:
-    assert AFTER.keys() == set(Kind)
-    assert AFTER[Kind.KILL] == {}
-    assert [kind for kind in Kind if Kind.KILL in AFTER[kind]] == [Kind.DELETE]
-
-
 async def test_operations_on_execs_wait_for_those_on_the_same_exec_alone() -> None:
     async with anyio.create_task_group() as tasks:
         turns = _Turns(tasks)

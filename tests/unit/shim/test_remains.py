@@ -15,6 +15,7 @@ import os, subprocess, sys
 if sys.argv[1] == "v2":
     subprocess.run(["umount", "--lazy", "--recursive", "/sys/fs/cgroup"], check=True)
     subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
+from shim.bundle import RuntimeRecord
 from shim.cgroup import cgroup
 from shim.runtime import remains
 root = cgroup._mounted().mounts[cgroup.UNIFIED][1]
@@ -30,7 +31,8 @@ try:
         with open(os.path.join(path, "cgroup.procs"), "w") as file:
             file.write(str(processes[path].pid))
     print(remains._cgroups_of(processes[own].pid) == [own])
-    print(remains.end_cgroup(f"/{name}/c1", "c1"))
+    record = RuntimeRecord("runc", "/nonexistent", systemd_cgroup=False)
+    print(remains.end_container(record, "c1", 0, cgroup_path=f"/{name}/c1", ask_runtime=False))
     print(processes[own].wait(5), os.path.exists(own))
     print([processes[path].poll() for path in others])
 finally:

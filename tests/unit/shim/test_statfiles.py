@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shim.cgroup import statfiles
+from shim.cgroup import stats
 
 MOST = 2**64 - 1
 
@@ -35,30 +35,30 @@ MOST = 2**64 - 1
     ],
 )
 def test_a_number_is_read_or_nothing(text: str, number: int | None) -> None:
-    assert statfiles.number(text) == number
+    assert stats.number(text) == number
 
 
 def test_no_limit_is_what_the_version_says_that_it_is() -> None:
-    assert statfiles.number("max", unlimited=0) == 0
+    assert stats.number("max", unlimited=0) == 0
 
 
 @given(st.text())
 def test_whatever_a_text_is_it_is_no_error(text: str) -> None:
-    number = statfiles.number(text)
+    number = stats.number(text)
     assert number is None or 0 <= number <= MOST
-    assert all(0 <= value <= MOST for value in statfiles.table(text).values())
-    for _, pairs in statfiles.nested(text):
+    assert all(0 <= value <= MOST for value in stats.table(text).values())
+    for _, pairs in stats.nested(text):
         assert pairs
 
 
 def test_lines_that_are_no_pair_are_skipped() -> None:
     text = "anon 1\nfile\nshmem 2 3\nslab x\n\nsock 4\n"
-    assert statfiles.table(text) == {"anon": 1, "sock": 4}
+    assert stats.table(text) == {"anon": 1, "sock": 4}
 
 
 def test_nested_entries_keep_their_order() -> None:
     text = "8:0 rbytes=1 wbytes=2\n8:16 junk rios=3\n253:0\n"
-    assert statfiles.nested(text) == [
+    assert stats.nested(text) == [
         ("8:0", {"rbytes": "1", "wbytes": "2"}),
         ("8:16", {"rios": "3"}),
     ]
@@ -66,19 +66,19 @@ def test_nested_entries_keep_their_order() -> None:
 
 def test_what_is_missing_is_nothing(tmp_path: Path) -> None:
     directory = str(tmp_path / "gone")
-    text = statfiles.text_of(directory, "x")
+    text = stats.text_of(directory, "x")
     assert text == ""
-    assert statfiles.table(text) == {}
-    assert statfiles.nested(text) == []
-    assert statfiles.rdma(text) == []
-    assert statfiles.page_sizes(directory, ".current") == []
+    assert stats.table(text) == {}
+    assert stats.nested(text) == []
+    assert stats.rdma(text) == []
+    assert stats.page_sizes(directory, ".current") == []
 
 
 def test_a_directory_or_bytes_in_place_of_a_file_are_no_error(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00 1\nanon 2\n")
-    assert statfiles.text_of(str(tmp_path), "directory") == ""
-    assert statfiles.table(statfiles.text_of(str(tmp_path), "bytes"))["anon"] == 2
+    assert stats.text_of(str(tmp_path), "directory") == ""
+    assert stats.table(stats.text_of(str(tmp_path), "bytes"))["anon"] == 2
 
 
 def test_sizes_of_huge_pages_are_found_by_their_files(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_sizes_of_huge_pages_are_found_by_their_files(tmp_path: Path) -> None:
         "hugetlb.32MB.current", "hugetlb.2MB.rsvd.current", "hugetlb.2MB.max", "memory.current",
     ):  # fmt: skip
         (tmp_path / name).touch()
-    assert statfiles.page_sizes(str(tmp_path), ".current") == ["1GB", "32MB", "2MB", "64KB"]
+    assert stats.page_sizes(str(tmp_path), ".current") == ["1GB", "32MB", "2MB", "64KB"]
 
 
 def test_limits_of_rdma_fit_their_field() -> None:
@@ -95,7 +95,7 @@ def test_limits_of_rdma_fit_their_field() -> None:
         "mlx4_0 hca_handle=2 hca_object=2000\nocrdma1 hca_handle=3 hca_object=max\n"
         "x hca_handle=99999999999\n"
     )
-    assert statfiles.rdma(text) == [
+    assert stats.rdma(text) == [
         ("mlx4_0", 2, 2000),
         ("ocrdma1", 3, 2**32 - 1),
         ("x", 2**32 - 1, 0),

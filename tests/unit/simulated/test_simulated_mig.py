@@ -13,6 +13,7 @@ from hooks.config import load_config
 from integration.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.capabilities import access_minor
+from tests.tools.nodes import changed_node
 from tests.unit.simulated.conftest import AskNvml, MakeNode
 
 Smi = Callable[..., subprocess.CompletedProcess[str]]
@@ -98,7 +99,7 @@ def test_who_has_asked_before_sees_what_is_made_later(
 
 def test_another_scenario_has_no_instances_of_this_one(node: SimulatedNode, smi: Smi) -> None:
     assert smi(node, "mig", "-i", "1", "-cgi", "19:5", "-C").returncode == 0
-    assert devices(node.change(node.scenario), smi) == ["1g.10gb"]
+    assert devices(changed_node(node, node.scenario), smi) == ["1g.10gb"]
 
 
 def mode(node: SimulatedNode, smi: Smi) -> str:

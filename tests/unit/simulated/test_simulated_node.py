@@ -113,8 +113,9 @@ def test_nothing_is_left_of_a_node_whose_library_cannot_be_built(
     binaries = tmp_path / "bin"
     binaries.mkdir()
     monkeypatch.setenv("PATH", str(binaries))
+    unseen = Scenario.of(nvml_lacks=["nvmlOfNoOtherScenario"])  # its library was not built before
     with pytest.raises(LibraryNotBuilt):
-        SimulatedNode.create(str(tmp_path / "node"), Scenario.of())
+        SimulatedNode.create(str(tmp_path / "node"), unseen)
     assert os.listdir(tmp_path) == ["bin"]
 
 

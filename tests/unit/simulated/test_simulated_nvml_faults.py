@@ -9,6 +9,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,10 +225,10 @@ def test_it_compiles_without_a_warning(
     gcc = tmp_path / "gcc"
     gcc.write_text(f'#!/bin/sh\nexec {shutil.which("gcc")} {flags} "$@"\n')
     gcc.chmod(0o755)
-    for scenario in (Scenario.of(0), Scenario.load("mig")):
+    for name, scenario in (("none", Scenario.of(0)), ("mig", Scenario.load("mig"))):
         library.build_nvml(
-            str(tmp_path / "nvml.so"),
-            scenario,
+            str(tmp_path / name),
+            replace(scenario, nvml_lacks=("nvmlOfNoOtherScenario",)),  # it was not built before
             driver=driver_files.version,
             real=driver_files.nvml,
             node="/nowhere",

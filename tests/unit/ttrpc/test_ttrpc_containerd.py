@@ -20,8 +20,8 @@ from api.ttrpc import ConnectionClosed, Context, RemoteError, Service
 from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, RESPONSE, Frame, FrameReader, encode
 from api.ttrpc.server import Server
-from integration.simulated.containerd import PrivateContainerd
 from tests.harness.events import Recorder
+from tests.tools.containerd import PrivateContainerd
 
 pytestmark = [
     pytest.mark.e2e,

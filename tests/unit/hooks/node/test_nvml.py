@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,34 @@ from hypothesis import strategies as st
 from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node.driver import find_driver
-from hooks.node.nvml import parse_report, probe_command
+from hooks.node.nvml import modules_directory, parse_report, probe_command
 from hooks.node.witness import Witness
+from tests.harness.launcher import REPOSITORY
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
 
 def report(*gpus: Any, driver: Any = VERSION) -> bytes:
     return json.dumps({"driver": driver, "gpus": list(gpus)}).encode()
+
+
+# What is loaded once pynvml is; and that ctypes.util is what it was.
+IMPORTED = """
+import sys
+sys.path += sys.argv[1:]
+from hooks.node.nvml_probe import import_pynvml
+assert import_pynvml() is import_pynvml()
+print(*sys.modules)
+from ctypes.util import find_library
+assert find_library("c")
+"""
+
+
+def test_pynvml_is_imported_without_what_it_wants_on_windows() -> None:
+    modules = (modules_directory(), REPOSITORY)
+    argv = [sys.executable, "-I", "-S", "-c", IMPORTED, *modules]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert "pynvml" in loaded
+    assert not {"ctypes.util", "shutil", "subprocess", "tempfile"} & set(loaded)
 
 
 def test_report_is_read_with_names_as_procfs_writes_them() -> None:
