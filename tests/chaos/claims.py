@@ -144,8 +144,7 @@ def step(place: Place, what: str, calls: str, nth: int) -> bool:
 def handovers(place: Place) -> None:
     """Kill the agent at each step of a call, while the next one waits: no call fails."""
     place.agent.kill()
-    agents = [place.new_agent("--pod-uid", str(uuid.uuid4()))]
-    agents[0].start()
+    agents = [_next(place)]  # nobody is at work: it is at once
     killed = 0
     try:
         for what, calls in ((what, each) for what, names in _STEPS.items() for each in names):

@@ -321,7 +321,7 @@ def hanging(place: Cut) -> list[str]:
     return found
 
 
-def record(place: Cut, claim: Reference, name: str) -> None:
+def record(place: Place, claim: Reference, name: str) -> None:
     """Have the kubelet have noted a claim."""
     names = [f"k8s.{DRA_DRIVER}/claim={claim[1]}-{name}"]
     told = {

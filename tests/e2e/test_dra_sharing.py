@@ -18,7 +18,7 @@ from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.test_dra import CUT, error_of, root
-from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut
+from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut, record
 from tests.harness.cluster import Cluster
 from tests.harness.dra_node import NODE, Place, dra_node_of
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
@@ -245,6 +245,23 @@ def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Shar
     assert place.daemons() == {}
     assert place.modes() == set()
     assert error_of(place.driver, place.claim("plain", place.gpus[0])) == ""
+
+
+def test_a_daemon_of_pods_outlives_what_the_agent_has_written_down(place: Sharing) -> None:
+    claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
+    assert not error_of(place.driver, claim)
+    before = place.daemons()
+    spec = Path(place.spec(claim)).read_text("ascii")
+    record(place, claim, place.gpus[0])
+    place.agent.kill()
+    os.unlink(f"{place.node.state}/dra.json")
+    place.start_again()
+    assert place.daemons() == before
+    assert Path(place.spec(claim)).read_text("ascii") == spec
+    assert not error_of(place.driver, claim)
+    assert place.daemons() == before
+    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert not place.daemons()
 
 
 def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place: Sharing) -> None:

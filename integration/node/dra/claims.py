@@ -37,9 +37,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.drained import DRIVER
 from integration.node.dra.sharing import (
+    MPS,
     OURS,
     Configuration,
-    Mps,
     Result,
     Wish,
     configured,
@@ -53,6 +53,7 @@ from integration.node.dra.values import (
     MIG,
     Claim,
     ClaimDevice,
+    Sharing,
     parse_quantity,
 )
 from integration.node.errors import (
@@ -89,7 +90,7 @@ def read_claim(
         ClaimedDeviceMissing: this node does not have one of its devices.
         ClaimConfigUnknown: it is configured in a way that we do not know, or that cannot be.
     """
-    asked = f"the claim {reference.namespace}/{reference.name}"
+    asked = f"the {reference}"
     uid = (found.get("metadata") or {}).get("uid")
     if uid != reference.uid:
         raise ResourceClaimUnusable(
@@ -271,21 +272,21 @@ def _gpu_config(tree: object, at: str) -> Wish:
 
 def _mig_config(tree: object, at: str) -> Wish:
     wish = _gpu_config(tree, at)
-    if wish.time_slice:
+    if wish.sharing.time_slice:
         raise _Wrong(f"{at}.sharing.strategy is TimeSlicing, which a MIG device cannot have")
     return wish
 
 
-def _sharing(tree: object, at: str) -> Wish:
+def _sharing(tree: object, at: str) -> Any:
     strategy = _object(tree, at).get("strategy")
     if strategy not in ("TimeSlicing", "MPS"):  # it may be a list
         raise _Wrong(f"{at}.strategy is {strategy!r}, and not TimeSlicing or MPS")
     known: dict[str, tuple[_Reader, Any]] = {"strategy": (lambda *_: None, None)}
     if strategy == "MPS":
-        _, mps = _fields(tree, at, {**known, "mpsConfig": (partial(_mps, words=_NVIDIAS), Mps())})
-        return Wish(mps=mps)
+        mps = partial(_mps, words=_NVIDIAS)
+        return _fields(tree, at, {**known, "mpsConfig": (mps, Wish(Sharing(daemon=MPS)))})[1]
     _, interval = _fields(tree, at, {**known, "timeSlicingConfig": (_slicing, INTERVALS[0])})
-    return Wish(time_slice=interval)
+    return Wish(Sharing(interval))
 
 
 def _slicing(tree: object, at: str) -> str:
@@ -296,16 +297,17 @@ def _slicing(tree: object, at: str) -> str:
 def _device_sharing(tree: object, at: str) -> Wish:
     mps_reader = partial(_mps, words=_WORDS)
     mps, interval = _fields(tree, at, {"mps": (mps_reader, None), "timeSlice": (_interval, "")})
-    if mps is not None and interval:
+    if mps and interval:
         raise _Wrong(f"{at} has timeSlice and mps, of which one excludes the other")
-    return Wish(interval, mps)
+    return mps or Wish(Sharing(interval))
 
 
-def _mps(tree: object, at: str, words: Sequence[str]) -> Mps:
+def _mps(tree: object, at: str, words: Sequence[str]) -> Wish:
     readers: Sequence[tuple[_Reader, Any]]
     readers = ((_percent, ALL), (_mebibytes, 0), (_limits, {}), (_flag, False))
-    threads, *rest = _fields(tree, at, dict(zip(words, readers, strict=True)))
-    return Mps(threads or ALL, *rest)
+    found = dict(zip(words, readers, strict=True))
+    threads, memory, memory_of, multi_user = _fields(tree, at, found)
+    return Wish(Sharing("", MPS, threads or ALL, memory, multi_user), memory_of)
 
 
 def _percent(value: object, at: str) -> int:

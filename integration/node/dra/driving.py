@@ -117,8 +117,8 @@ class Driver:
     async def begin(self) -> None:
         """Know what was prepared by an agent before this one."""
         load = partial(state.load, self._config, self._name)
+        is_written = state.is_written(self._config)
         self._claims = await anyio.to_thread.run_sync(load)
-        self._applying.begin(self._claims.values())
         await self.on_demand.begin()
         self._tell()
         self.fault("old specs", "")
@@ -127,7 +127,26 @@ class Driver:
         except DraStateUnwritten as error:  # it harms nobody: no claim leads to it
             self.fault("old specs", str(error))
         await self._look()
+        if not is_written:
+            await self._recall()
+        self._applying.begin(self._claims.values())  # daemons that no claim asks for end by that
         await self._keep_specs(self._claims.values())
+
+    async def _recall(self) -> None:
+        """Know again what the kubelet's record does not say of claims: how they share devices."""
+        for claim in tuple(self._claims.values()):
+            try:
+                found = await self.reader.read(claim.reference)
+                now = read_claim(
+                    found, claim.reference, self._name, self._pool, self._devices or {}
+                )
+            except ApiServerSilent:
+                return
+            except NvshimError:
+                continue  # it is as the kubelet says
+            if {each.device for each in now.devices} == {each.device for each in claim.devices}:
+                self._claims[claim.uid] = now
+        self._tell()
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
@@ -257,7 +276,7 @@ class Driver:
         """Have devices be a claim's; returns it, and what it was before."""
         if self._devices is None:
             raise ClaimedDeviceMissing(
-                f"the devices of the claim {reference.namespace}/{reference.name}",
+                f"the devices of the {reference}",
                 found="NVML has not said yet what the node has",
                 do="see `nvidia-smi` on the node; it is tried again",
             )
@@ -356,9 +375,7 @@ class Driver:
         async with self.on_demand.alone(self.on_demand.making.gpus_of(reference.uid)):
             claim = self._claims.get(reference.uid)
             if claim is None or any(map(is_unmade, claim.devices)):
-                raise ResourceClaimUnusable(
-                    f"the claim {reference.namespace}/{reference.name}", found="it is taken back"
-                )
+                raise ResourceClaimUnusable(f"the {reference}", found="it is taken back")
             await self._give(claim, claim)
             return claim
 

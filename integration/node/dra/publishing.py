@@ -43,8 +43,6 @@ from integration.node.dra.slices import (
     GROUP,
     VERSIONS,
     Counting,
-    Create,
-    Delete,
     Owner,
     changes,
     content_of,
@@ -61,7 +59,7 @@ if TYPE_CHECKING:
     from integration.node.api_server import ApiServer, Watch
     from integration.node.components import Context
     from integration.node.dra.devices import Device
-    from integration.node.dra.slices import Change
+    from integration.node.dra.slices import Write
 
 __all__ = ["Publisher", "claim_path", "class_path"]
 
@@ -256,13 +254,13 @@ class Publisher:
             due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
             return pause
-        if any(isinstance(change, Create) for change in due):
+        if any(write.method == "POST" for write in due):
             # Slices may be gone with their Node, of which there may be another.
             self._owner = replace(self._owner, node_uid=await self._node_uid())
             due = changes(self._there.values(), lists, self._owner, kept=self._kept)
         try:
-            for change in due:
-                await self._make(path, change)
+            for write in due:
+                await self._make(path, write)
         except _Uncounted:
             self._count(Counting.NONE, "it does not keep them")
             return None
@@ -324,21 +322,18 @@ class Publisher:
         with _understood("the Node"):
             return str(node["metadata"]["uid"])
 
-    async def _make(self, path: str, change: Change) -> None:
+    async def _make(self, path: str, write: Write) -> None:
         """Make a write, and note what the server has made of it."""
-        if isinstance(change, Delete):
-            await self._call("DELETE", f"{path}/{quote(change.name, safe='')}", change.body)
-            self._there.pop(change.name, None)
+        where = f"{path}/{quote(write.name, safe='')}" if write.name else path
+        found = await self._call(write.method, where, write.body)
+        if write.method == "DELETE":
+            self._there.pop(write.name, None)
             return
-        if isinstance(change, Create):
-            found = await self._call("POST", path, change.body)
-        else:
-            found = await self._call("PUT", f"{path}/{quote(change.name, safe='')}", change.body)
         with _understood("a slice that was written"):
             name, has = _name_of(found), content_of(found["spec"])
         if name not in self._gone:
             self._there[name] = found
-        sent = with_times(content_of(change.body["spec"]), (found,))
+        sent = with_times(content_of(write.body["spec"]), (found,))
         if lost_counters(sent, has):
             raise _Uncounted
         if has != sent and self._kept.get(key_of(sent)) != has:

@@ -110,7 +110,7 @@ class ClaimReader:
             ResourceClaimUnusable: it has no such claim.
             ExtendedResourceClash: it is for a resource that a device plugin serves.
         """
-        asked = f"to read the claim {reference.namespace}/{reference.name}"
+        asked = f"to read the {reference}"
         limit = self._api.timeout * _FOR_A_CLAIM
         if is_prepared:
             limit = min(limit, _A_MOMENT)
@@ -149,9 +149,7 @@ class ClaimReader:
         except ApiServerRefused as error:
             if error.http != _NOT_FOUND:
                 raise
-            raise ResourceClaimUnusable(
-                f"the claim {reference.namespace}/{reference.name}", found="does not exist"
-            ) from error
+            raise ResourceClaimUnusable(f"the {reference}", found="does not exist") from error
 
     async def _refuse_clash(self, found: Mapping[str, Any], served: Collection[str]) -> None:
         """See that a claim is not for a resource that a device plugin serves.
@@ -273,7 +271,7 @@ class Stale:
             if claim.uid in recorded or _is_named(claim, context.options.dra_driver, named):
                 continue
             try:
-                if await self._reader.is_gone(Reference(claim.namespace, claim.uid, claim.name)):
+                if await self._reader.is_gone(claim.reference):
                     found.append(claim)
             except ApiServerSilent:
                 return []
@@ -281,7 +279,7 @@ class Stale:
 
     async def _end(self, claim: Claim) -> None:
         try:
-            await self._take_back(Reference(claim.namespace, claim.uid, claim.name))
+            await self._take_back(claim.reference)
         except NvshimError as error:
             self._context.say("warning", str(error), claim=f"{claim.namespace}/{claim.name}")
             return

@@ -68,6 +68,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Places", "Serving", "places_of", "stand_by"]
 
+_PACKAGES: Final = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
+_HEALTH: Final = ("v1", "v1alpha1")
+VERSIONS: Final = (
+    "v1.DRAPlugin",
+    "v1beta1.DRAPlugin",
+    *(f"{version}.DRAResourceHealth" for version in _HEALTH),
+)
+
+_DIRECTORY_MODE: Final = 0o750
+# Seconds after which it is tried again to pass a call on.
+_AGAIN: Final = 0.2
+# Seconds that calls have whose socket is to be made anew.
+_TO_END: Final = 1.0
+
 _DIGEST: Final = 12
 _UID: Final = "(-[A-Za-z0-9-]{1,63})?"
 
@@ -119,21 +133,6 @@ def places_of(root: str, driver: str, pod: str) -> Places:
         if all(len(os.fsencode(path)) <= sockets.LONGEST for path in paths):
             break
     return Places(registry, directory, driver, *paths, os.path.join(directory, "dra.sock"))
-
-
-_PACKAGES: Final = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
-_HEALTH: Final = ("v1", "v1alpha1")
-VERSIONS: Final = (
-    "v1.DRAPlugin",
-    "v1beta1.DRAPlugin",
-    *(f"{version}.DRAResourceHealth" for version in _HEALTH),
-)
-
-_DIRECTORY_MODE: Final = 0o750
-# Seconds after which it is tried again to pass a call on.
-_AGAIN: Final = 0.2
-# Seconds that calls have whose socket is to be made anew.
-_TO_END: Final = 1.0
 
 
 class Serving:

@@ -35,7 +35,8 @@ resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075, KEP-4815.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hooks.cdi.spec import Edits, SpecMount
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from integration.node.dra.values import Claim, ClaimDevice
 
 __all__ = [
-    "OURS", "Configuration", "Mps", "Result", "Wish", "configured", "consumed", "daemons_of",
+    "MPS", "OURS", "Configuration", "Result", "Wish", "configured", "consumed", "daemons_of",
     "edits_of", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares",
 ]  # fmt: skip
 
@@ -66,27 +67,20 @@ _HASH: Final = 5
 _OPTIONS: Final = ("nosuid", "nodev", "bind")
 
 
+MPS: Final = "mps"
+"""In the place of the name of a daemon."""
+
 OURS: Final = f"{DRA_DRIVER}/v1beta1"
 """The version of our own configurations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mps:
-    """What is asked of MPS."""
+class Wish(NamedTuple):
+    """How devices are to be shared, before it is known which these are."""
 
-    threads: int = ALL  # percent of the threads that a client may have
-    memory: int = 0  # MiB that a client may have of each device; 0 for no limit
-    # likewise, of one device, by its UUID or its place among those of the claim
-    memory_of: Mapping[str, int] = field(default_factory=dict)
-    multi_user: bool = False  # whether clients of several users may work at the same time
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked of devices."""
-
-    time_slice: str = ""  # of INTERVALS; "" for nothing
-    mps: Mps | None = None  # None for nothing
+    sharing: Sharing = Sharing()  # with MPS the daemon is :data:`MPS`
+    # MiB that a client of MPS may have of one device, by its UUID or its place among those of the
+    # claim
+    memory_of: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +152,15 @@ def _chosen(
 def _of_group(
     uid: str, group: Sequence[Result], configuration: Configuration, asked: str
 ) -> list[tuple[Result, Sharing]]:
-    wish = configuration.wish
+    wish, memory_of = configuration.wish
     parts = [each.device.device for each in group if each.known.uuid != each.known.gpu]
     if wish.time_slice and parts:
         raise _wrong(
             asked, f"{configuration.kind} asks for a time slice of {parts[0]}, a MIG device",
             "ask for it of whole GPUs only",
         )  # fmt: skip
-    if wish.mps is None:
-        return [(each, Sharing(wish.time_slice)) for each in group]
+    if not wish.daemon:
+        return [(each, wish) for each in group]
     several = len({each.device.uuid for each in group}) > 1
     if parts and several:
         raise _wrong(
@@ -182,31 +176,23 @@ def _of_group(
             "configure each request by an entry of its own",
         )  # fmt: skip
     ordered = sorted(group, key=lambda each: each.known.attributes.get("index", {}).get("int", 0))
-    limits = _limits([each.known.uuid for each in ordered], wish.mps, asked)
+    limits = _limits([each.known.uuid for each in ordered], wish.memory, memory_of, asked)
     # UUIDs of MIG devices of older drivers have slashes in them.
     of_shares = shares and f"{SHARES}/{shares[0].uuid.replace('/', '-')}"
     daemon = of_shares or _daemon(uid, ordered)
-    return [
-        (
-            each,
-            Sharing(
-                daemon=daemon,
-                threads=wish.mps.threads,
-                memory=min(
-                    (size for size in (limits[each.known.uuid], each.device.memory) if size),
-                    default=0,
-                ),
-                multi_user=wish.mps.multi_user,
-            ),
-        )
-        for each in ordered
-    ]
+    found = []
+    for each in ordered:
+        sizes = filter(None, (limits[each.known.uuid], each.device.memory))
+        found.append((each, replace(wish, daemon=daemon, memory=min(sizes, default=0))))
+    return found
 
 
-def _limits(uuids: Sequence[str], mps: Mps, asked: str) -> dict[str, int]:
+def _limits(
+    uuids: Sequence[str], memory: int, memory_of: Mapping[str, int], asked: str
+) -> dict[str, int]:
     """MiB of each device; 0 for no limit."""
-    limits = dict.fromkeys(uuids, mps.memory)
-    for key, size in mps.memory_of.items():
+    limits = dict.fromkeys(uuids, memory)
+    for key, size in memory_of.items():
         uuid = key
         if key.isascii() and key.isdecimal() and int(key) < len(uuids):
             uuid = uuids[int(key)]

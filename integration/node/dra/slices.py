@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from integration.node.dra.sharing import policy_of
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from integration.node.dra.devices import Device
 
 __all__ = [
-    "GROUP", "MOST_DEVICES", "VERSIONS", "Change", "Content", "Counting", "Create", "Delete",
-    "Owner", "Update", "changes", "content_of", "contents", "key_of", "lost_counters", "with_times",
+    "GROUP", "MOST_DEVICES", "VERSIONS", "Content", "Counting", "Owner", "Write", "changes",
+    "content_of", "contents", "key_of", "lost_counters", "with_times",
 ]  # fmt: skip
 
 GROUP: Final = "resource.k8s.io"
@@ -79,30 +79,12 @@ class Owner:
     version: str = VERSIONS[0]  # of the API
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
-    """A slice that is to be made."""
+class Write(NamedTuple):
+    """A call by which a slice is made, replaced or deleted, as it was seen."""
 
+    method: str  # "POST", "PUT" or "DELETE"
     body: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """A slice that is to be replaced; the body has the version that was seen."""
-
-    name: str
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """A slice that is to go, if it is still the one that was seen."""
-
-    name: str
-    body: dict[str, Any]
-
-
-Change = Create | Update | Delete
+    name: str = ""  # of the slice; "" for one that is made
 
 
 def contents(
@@ -186,7 +168,7 @@ def changes(
     owner: Owner,
     *,
     kept: Mapping[str, Any] | None = None,
-) -> list[Change]:
+) -> list[Write]:
     """The writes after which what is published is what is wanted; none if it is already.
 
     Args:
@@ -195,7 +177,7 @@ def changes(
     Returns:
         The writes, in the order in which they are to be made.
     """
-    slices = sorted(there, key=lambda each: str(each["metadata"]["name"]))
+    slices = sorted(there, key=_name)
     ours = [each for each in slices if each["spec"]["pool"]["name"] == owner.node]
     obsolete = [each for each in slices if each not in ours]
     highest = max((each["spec"]["pool"]["generation"] for each in ours), default=0)
@@ -206,19 +188,13 @@ def changes(
     generation = highest + 1
     reused, superfluous = surplus[: len(unpaired)], surplus[len(unpaired) :]
     updates = [*pairs, *zip(reused, unpaired[: len(reused)], strict=True)]
-    writes: list[Change] = [
-        *(
-            Update(
-                str(each["metadata"]["name"]),
-                _body(owner, content, generation, len(wanted), each["metadata"]),
-            )
-            for each, content in updates
-        ),
-        *(
-            Create(_body(owner, content, generation, len(wanted)))
-            for content in unpaired[len(reused) :]
-        ),
+    size = len(wanted)
+    writes = [
+        Write("PUT", _body(owner, content, generation, size, each["metadata"]), _name(each))
+        for each, content in updates
     ]
+    made = unpaired[len(reused) :]
+    writes += [Write("POST", _body(owner, content, generation, size)) for content in made]
     writes.sort(key=lambda write: "sharedCounters" not in write.body["spec"])
     return [*(_delete(each) for each in (*obsolete, *superfluous)), *writes]
 
@@ -286,10 +262,14 @@ def _body(
     }
 
 
-def _delete(each: Mapping[str, Any]) -> Delete:
+def _name(each: Mapping[str, Any]) -> str:
+    return str(each["metadata"]["name"])
+
+
+def _delete(each: Mapping[str, Any]) -> Write:
     seen = each["metadata"]
     conditions = {key: seen[key] for key in ("uid", "resourceVersion") if key in seen}
-    return Delete(str(seen["name"]), {"preconditions": conditions})
+    return Write("DELETE", {"preconditions": conditions}, _name(each))
 
 
 def with_times(content: dict[str, Any], there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

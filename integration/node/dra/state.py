@@ -6,7 +6,8 @@ Rules
   too. In an update the next agent reads it once it has that lock, and may be older or newer: what a
   newer one has added is passed over, and a format that is not known counts as damage.
 - Where ``dra.json`` is missing, damaged or of another boot, the kubelet's own record of claims says
-  what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`). Who is in neither has nothing.
+  what pods have (:data:`hooks.requests.kubelet_record.CLAIMS`), and the API server how they share
+  it. Who is in neither has nothing.
 - It is not written through to the disk, since a machine that stops ends its boot. Where the disk is
   full, what is left of it when a claim is taken back is written over it: else the pods would not
   end that have to go for the disk's sake.
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from hooks.config import Config
 
 __all__ = [
-    "UUIDS", "held", "load", "plugin_gave", "read_record", "recorded", "save", "write_record",
+    "UUIDS", "held", "is_written", "load", "plugin_gave", "read_record", "recorded", "save",
+    "write_record",
 ]  # fmt: skip
 
 UUIDS: Final = ("GPU-", "MIG-")
@@ -58,6 +60,11 @@ def load(config: Config, driver: str) -> dict[str, Claim]:
     if kept is None:
         kept = list(_of_kubelet(read_claims(config).content, driver))
     return {claim.uid: claim for claim in kept}
+
+
+def is_written(config: Config) -> bool:
+    """Whether an agent has written down what is prepared, in this boot."""
+    return _read(config) is not None
 
 
 def recorded(config: Config, driver: str) -> frozenset[str]:

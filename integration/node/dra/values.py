@@ -69,6 +69,9 @@ class Reference(NamedTuple):
     uid: str
     name: str
 
+    def __str__(self) -> str:
+        return f"claim {self.namespace}/{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -79,8 +82,13 @@ class Claim:
     name: str
     devices: tuple[ClaimDevice, ...]
 
+    @property
+    def reference(self) -> Reference:
+        """It, as the kubelet names it."""
+        return Reference(self.namespace, self.uid, self.name)
+
     def __str__(self) -> str:
-        return f"claim {self.namespace}/{self.name}"
+        return str(self.reference)
 
 
 @dataclass(frozen=True, slots=True)

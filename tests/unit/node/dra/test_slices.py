@@ -17,10 +17,7 @@ from integration.node.dra.devices import Device, Place, devices_of, publishable,
 from integration.node.dra.slices import (
     MOST_DEVICES,
     Counting,
-    Create,
-    Delete,
     Owner,
-    Update,
     changes,
     content_of,
     contents,
@@ -35,7 +32,7 @@ from tests.harness.slice_rules import faults
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from integration.node.dra.slices import Change
+    from integration.node.dra.slices import Write
 
 GPUS: Final = tuple(f"GPU-{n}0000000-0000-4000-8000-00000000000a" for n in range(3))
 PARTS: Final = tuple(f"MIG-{n}0000000-0000-4000-8000-00000000000b" for n in range(2))
@@ -164,8 +161,8 @@ def many(count: int) -> list[Device]:
     return [replace(DEVICES[0], name=f"gpu-{n:04}") for n in range(count)]
 
 
-def bodies(due: Iterable[Change]) -> list[dict[str, Any]]:
-    return [each.body for each in due if isinstance(each, Create | Update)]
+def bodies(due: Iterable[Write]) -> list[dict[str, Any]]:
+    return [each.body for each in due if each.method != "DELETE"]
 
 
 @given(
@@ -211,18 +208,18 @@ class Server:
 
     def make(
         self, devices: list[Device], counting: Counting = Counting.NONE, **more: Any
-    ) -> list[Change]:
+    ) -> list[Write]:
         """Publish; returns the writes that were due."""
         due = changes(self.slices.values(), contents(devices, "v1", counting), OWNER, **more)
         for each in due:
-            if isinstance(each, Delete):
+            if each.method == "DELETE":
                 gone = self.slices.pop(each.name)
                 seen = {key: gone["metadata"][key] for key in ("uid", "resourceVersion")}
                 assert each.body["preconditions"] == seen
                 continue
             self.made += 1
             metadata = dict(each.body["metadata"])
-            if isinstance(each, Create):
+            if each.method == "POST":
                 metadata["name"] = f"{metadata.pop('generateName')}{self.made:05}"
                 metadata["uid"] = f"uid-{self.made}"
             else:
@@ -253,13 +250,13 @@ def test_each_change_writes_the_whole_pool_with_the_next_generation() -> None:
     server.make(many(MOST_DEVICES + 1))
     assert len(server.slices) == 2
     due = server.make(many(MOST_DEVICES + 2))
-    assert [type(each) for each in due] == [Update, Update]
+    assert [each.method for each in due] == ["PUT", "PUT"]
     assert server.generations == {2}
     due = server.make(many(5))  # one slice is enough now
-    assert sorted(type(each).__name__ for each in due) == ["Delete", "Update"]
+    assert sorted(each.method for each in due) == ["DELETE", "PUT"]
     assert server.generations == {3}
     due = server.make([])
-    assert [type(each) for each in due] == [Update]
+    assert [each.method for each in due] == ["PUT"]
     ((only,),) = [server.slices.values()]
     assert "devices" not in only["spec"]
     assert server.make([]) == []
@@ -270,10 +267,10 @@ def test_a_slice_that_somebody_deletes_is_made_again() -> None:
     server.make(many(MOST_DEVICES + 1))
     del server.slices[min(server.slices)]
     due = server.make(many(MOST_DEVICES + 1))
-    assert sorted(type(each).__name__ for each in due) == ["Create", "Update"]
+    assert sorted(each.method for each in due) == ["POST", "PUT"]
     assert server.generations == {2}
     server.slices.clear()
-    assert [type(each) for each in server.make(many(1))] == [Create]
+    assert [each.method for each in server.make(many(1))] == ["POST"]
 
 
 def test_a_write_that_failed_half_way_is_made_good() -> None:
@@ -293,9 +290,9 @@ def test_slices_of_another_pool_or_owner_are_put_right() -> None:
     old = {**server.slices[name], "metadata": {**server.slices[name]["metadata"], "name": "old"}}
     old["spec"] = {**old["spec"], "pool": {**old["spec"]["pool"], "name": "node-0"}}
     server.slices["old"] = old
-    assert [type(each) for each in server.make(many(1))] == [Delete]
+    assert [each.method for each in server.make(many(1))] == ["DELETE"]
     server.slices[name]["metadata"]["ownerReferences"] = []
-    assert [type(each) for each in server.make(many(1))] == [Update]
+    assert [each.method for each in server.make(many(1))] == ["PUT"]
     assert server.make(many(1)) == []
 
 
