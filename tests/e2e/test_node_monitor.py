@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from integration.node.monitor.children import Children, library_of
 from integration.node.monitor.events import Watch
 from integration.node.monitor.sampling import NvmlSampler
 from integration.node.options import Options
-from integration.node.refresh import look
+from integration.node.refresh import Seen, look
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.node_agent import agent_process
@@ -365,6 +366,23 @@ async def test_it_lets_go_of_the_gpus_when_it_is_asked_to(gpus: SimulatedNode) -
         assert it.board.wanted == wanted + 1
         assert not (await it.board.sampler.sample(max_age=0)).failure
         assert not it.board.faults
+
+
+async def test_a_child_that_is_not_ready_yet_lets_go_too(gpus: SimulatedNode) -> None:
+    it, answers = Monitored(gpus, ""), list[Any]()
+    children = Children(it._say, gpus.state)
+    sampler = NvmlSampler(lambda: it.board.seen, children, to_answer=1000, post=answers.append)
+    write(gpus, "faults", "any=hang")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.serve)
+        tasks.start_soon(partial(sampler.sample, max_age=0))
+        await until(lambda: children_of(os.getpid()), "one hangs before it is ready")
+        it.board.post(seen=Seen(faults=("GPU 1 is reset",)))
+        sampler.look_again()
+        await until(lambda: not children_of(os.getpid()), "nobody holds a GPU")
+        await until(lambda: answers, "who has asked is told")
+        tasks.cancel_scope.cancel()
+    assert answers[0].failure
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ class NvmlSampler:
 
     def look_again(self) -> None:
         """The node may have changed: if so, nobody keeps what it had."""
-        if self._child is not None and identity_of(self._look()) != self._asked_of:
+        if identity_of(self._look()) != self._asked_of:  # a child may be about to be ready
             self._asking.cancel()
             self._wake.set()
 
