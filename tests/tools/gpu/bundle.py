@@ -48,7 +48,7 @@ from tests.tools.gpu.run import main
 sys.exit(main(_tree, sys.argv[1:]))
 """
 # What of the tools runs on the machine.
-_TOOLS: Final = ("__init__.py", "errors.py", "gpu")
+_TOOLS: Final = ("__init__.py", "containerd.py", "errors.py", "gpu")
 _LDD_LINE: Final = re.compile(r"(?:=> |^\s*)(/\S+) \(0x", re.MULTILINE)
 
 
