@@ -78,12 +78,18 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
     for pid in procfs.pids():
         files = _files(procfs, pid)
         for tree, its in known.items():
-            if any(map(its.has, files)):
+            # One that ends meanwhile looks as if it hid what it has.
+            if any(map(its.has, files)) and not _has_ended(procfs, pid):
                 # Not of others: to read the words of a process can take as long as it wants.
                 role = role_of(procfs.words(pid)) if procfs.owner(pid) == 0 else Role.OTHER
                 asked_by = _asked_by(f"{proc}/{pid}/cwd") if role is Role.SHIM else ""
                 found.append(User(pid, role, tree, asked_by))
     return found
+
+
+def _has_ended(procfs: Procfs, pid: int) -> bool:
+    status = procfs.status(pid)
+    return procfs.owner(pid) is None or (status is not None and status.is_zombie)
 
 
 def role_of(words: list[str]) -> Role:

@@ -96,6 +96,18 @@ def test_a_shim_that_maps_a_library_names_the_program_that_containerd_asks_for(
     ]
 
 
+def test_a_process_that_ends_while_it_is_looked_at_uses_nothing(tmp_path: Path) -> None:
+    small_tree(f"{tmp_path}/a")
+    maps = f"7f00-7f01 r-xp 00000000 08:01 99 {tmp_path}/a/lib/x.so\n"
+    for pid in (5, 6, 7):
+        _process(tmp_path / "proc", pid, f"{NAME} fork-server", maps)
+    (tmp_path / "proc/5/status").unlink()
+    fields = f"Z {' '.join('0' for _ in range(16))} 1 {' '.join('0' for _ in range(32))}"
+    (tmp_path / "proc/6/stat").write_text(f"6 (x) {fields}")
+    found = users([f"{tmp_path}/a"], proc=str(tmp_path / "proc"))
+    assert [user.pid for user in found] == [7]
+
+
 def test_a_file_under_the_path_of_a_tree_in_a_container_is_none_of_the_tree(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
