@@ -317,15 +317,32 @@ def foreign_mounts(seen: Seen, *, allowed: Sequence[str]) -> list[str]:
     """
     disk = os.stat(allowed[0]).st_dev
     number = f"{os.major(disk)}:{os.minor(disk)}"
+    tops = [_place_on_disk(path) for path in allowed]
     found = []
     for line in seen.mounts.splitlines():
         words = line.split()
         place = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[3])
         if words[2] == number and not any(
-            place == top or place.startswith(f"{top}/") for top in allowed
+            place == top or place.startswith(f"{top}/") for top in tops
         ):
             found.append(line)
     return found
+
+
+def _place_on_disk(path: str) -> str:
+    """Where a path is on the file system that it is on, which may be mounted anywhere."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        mounts = [line.split()[3:5] for line in file]
+    # Of several at one point, the last is on top.
+    root, point = max(
+        (
+            (root.rstrip("/"), point.rstrip("/"))
+            for root, point in reversed(mounts)
+            if f"{path}/".startswith(f"{point.rstrip('/')}/")
+        ),
+        key=lambda mount: len(mount[1]),
+    )
+    return f"{root}{path.removeprefix(point)}"
 
 
 def foreign_sources(
