@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from typing import Final
 
@@ -70,8 +69,13 @@ class ContainerdUnit(PrivateContainerd):
         """After systemd has started it, by itself or not."""
         eventually(self._answers, "containerd answers", timeout=20)
 
-    def _end(self, number: signal.Signals, timeout: float) -> None:
+    def stop(self, *, timeout: float = 0.0) -> None:
+        """Have systemd end it, which waits as long as the unit says."""
         systemctl("stop", UNIT)
+
+    def kill(self) -> None:
+        """The same: one that crashes is started again."""
+        self.stop()
 
     def remove(self) -> None:
         super().remove()
