@@ -92,8 +92,9 @@ class Cluster(ApiServer):
 
     @property
     def writes(self) -> list[tuple[str, str]]:
-        """The calls that change something."""
-        return [(method, path) for method, path in list(self.asked) if method != "GET"]
+        """The calls that change slices; of pods that tests beside have, it may be told, too."""
+        asked = list(self.asked)
+        return [(how, path) for how, path in asked if how != "GET" and "/resourceslices" in path]
 
     def slices(self) -> list[dict[str, Any]]:
         """The slices as they are now."""
