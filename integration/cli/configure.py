@@ -17,7 +17,7 @@ from integration.engines import crio as crio_
 from integration.engines import docker as docker_
 from integration.engines.options import DEFAULT_CONFIG
 from integration.engines.restart import SOCKETS, UNITS, Mode, restart
-from integration.engines.undo import RECORDS
+from integration.engines.runtime_options import RECORDS
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 
 if TYPE_CHECKING:

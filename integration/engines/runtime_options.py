@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from integration.engines.errors import HandlerNameInvalid
-from integration.engines.undo import RECORDS
+
+RECORDS: Final = "/etc/containerd-shim-nvidia/configured"
+"""The directory of records of what was there before."""
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

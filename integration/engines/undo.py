@@ -24,19 +24,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from integration.engines.errors import ChangedByHand, RecordInvalid
 from integration.engines.files import FileChange, missing_directories, read, read_text
-
-if TYPE_CHECKING:
-    from integration.engines.runtime_options import RuntimeOptions
+from integration.engines.runtime_options import RuntimeOptions
 
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
 """How each file begins that is ours."""
-
-RECORDS: Final = "/etc/containerd-shim-nvidia/configured"
-"""The directory of records."""
 
 _MODE: Final = 0o600
 _WORD: Final = re.compile(r"\S*\s*\Z")

@@ -19,6 +19,7 @@ from hooks.node import cache
 from hooks.node.drained import path_of, read_drains
 from integration.engines import undo
 from integration.engines.programs import PATH
+from integration.engines.runtime_options import RECORDS
 from integration.install.errors import PurgeFailed, StillNamed
 from integration.install.places import SHIM
 from shim.work import layers
@@ -108,7 +109,7 @@ def remedy(paths: Iterable[str], root: str = "") -> str:
 def _remedies(root: str) -> dict[str, str]:
     """The commands that take the shim out of files that ``nvshim configure`` has changed."""
     found: dict[str, str] = {}
-    for path in glob.glob(f"{root}{undo.RECORDS}/*.json"):
+    for path in glob.glob(f"{root}{RECORDS}/*.json"):
         with suppress(NvshimError):
             record = undo.read_record(path)
             found |= dict.fromkeys(record.files, record.remedy)

@@ -17,6 +17,7 @@ from hooks.config import Config
 from hooks.node.drained import Drain
 from integration.drain import marks
 from integration.engines import undo
+from integration.engines.runtime_options import RECORDS
 from integration.install import effects, leaving
 from integration.install.effects import Workshop
 from integration.install.errors import (
@@ -245,7 +246,7 @@ def test_configuration_of_another_place_is_known_by_its_record(tmp_path: Path) -
     (tmp_path / config[1:]).write_text("runtime_type = 'io.containerd.nvidia.v1'\n")
     command = f"nvshim configure containerd --config {config} --remove"
     text = (tmp_path / config[1:]).read_text()
-    records = tmp_path / undo.RECORDS[1:]
+    records = tmp_path / RECORDS[1:]
     records.mkdir(parents=True)
     record = undo.Record("", "nvidia", command, files={config: undo.Written(None, text)})
     (records / "containerd-1.json").write_text(record.to_text())
