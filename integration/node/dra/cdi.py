@@ -131,7 +131,7 @@ def keep(
         raise MpsNotReady(
             f"to share the devices of {claim} by MPS",
             found="where MPS has its files is not known, nor the device plugin's settings",
-            do="see `nvshim doctor` for what keeps the settings from being read",
+            do="see the node agent's faults in `nvshim doctor`; it is tried again",
         )
     devices = {}
     for each in claim.devices:
