@@ -24,6 +24,7 @@ from tests.harness.exposition import read_told
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.launcher import REPOSITORY
 from tests.harness.node_agent import NodeAgent
+from tests.harness.nvidia_smi import nvidia_smi
 from tests.harness.nvshim import Answer, nvshim
 from tests.harness.processes import family
 from tests.harness.waiting import eventually
@@ -246,6 +247,31 @@ def test_a_mig_device_out_of_service_by_itself(tmp_path: Path) -> None:
             assert kubelet.wait_for(SLICE, 1) == both - {device["device"]}
             place.call("undrain", device["device"][:12])
             kubelet.wait_for(SLICE, 2)
+
+
+@pytest.mark.parametrize("agent_runs", [True, False], ids=["let go", "no agent"])
+def test_a_mig_mode_that_a_person_switches_is_seen(tmp_path: Path, *, agent_runs: bool) -> None:
+    """No container gets such a GPU as a whole one: its programs would find no device."""
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        let_go = Path(node.state, "let-go")
+        with (
+            KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
+            NodeAgent(node, str(tmp_path), kubelet.socket) as agent,
+        ):
+            agent.configure(flags={"migStrategy": "mixed"})
+            kubelet.wait_for(GPU, 2)
+            for mode, count in (("1", 1), ("0", 2)):
+                if agent_runs:
+                    let_go.touch()
+                    eventually(lambda: len(family(agent.pid)) == 1, "the agent lets go")
+                else:
+                    agent.stop()
+                assert "MIG Mode" in nvidia_smi(node, "-i", "0", "-mig", mode)
+                if agent_runs:
+                    let_go.unlink()
+                else:
+                    agent.start()
+                kubelet.wait_for(GPU, count)
 
 
 # -- reset -------------------------------------------------------------------------------------
