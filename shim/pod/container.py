@@ -213,7 +213,10 @@ class Container:
         async with self._operations.turn(Kind.DELETE_EXEC, exec_id) as turn:
             if process.state is State.DELETED:
                 raise self._no_exec(exec_id)
-            self._refuse_while_starting(turn.overdue, f"to delete exec {exec_id} of {self.id}")
+            asked = f"to delete exec {exec_id} of {self.id}"
+            self._refuse_while_starting(turn.overdue, asked)
+            if process.state is State.RUNNING:
+                raise WrongProcessState(asked, found="it is running", do="kill it first")
             process.advance(Event.DELETED)
         # Its id is taken until its output has been passed on.
         if process.stdio is not None:
