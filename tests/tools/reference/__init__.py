@@ -14,7 +14,7 @@ can see (a key, a variable, an error, an option) is a change of a page in the sa
     capabilities.py   driver capability → files
     migration.py      what becomes of each key of NVIDIA's config.toml
     advisories.py     known advisories, and the tests about them
-    metrics.py        the metrics, from their table; dcgm.py, dashboard.py: what is made of them
+    metrics.py        the metrics, from their table; dcgm.py: what is made of them
     xids.py           NVIDIA's Xids, and what the agent makes of each
     site.py           the documentation as a site
 

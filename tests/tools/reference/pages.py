@@ -14,7 +14,6 @@ from tests.tools.reference import (
     capabilities,
     commands,
     configuration,
-    dashboard,
     dcgm,
     documents,
     error_codes,
@@ -61,7 +60,6 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
 """Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
 
 FILES: Final[Mapping[str, Callable[[], str]]] = {
-    "monitoring/dashboard.json": dashboard.dashboard,
     "monitoring/dcgm-names.yaml": dcgm.rules,
     "components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
 }
