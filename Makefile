@@ -131,7 +131,7 @@ test-release: setup $(CACHE)/.release-packages $(CACHE)/release-site/.ready #- M
 	@NVSHIM_TEST_RELEASE='$(CURDIR)/$(CACHE)/release-site' $(VENV)/bin/python -m pytest -o timeout=900 tests/release
 
 .PHONY: chart
-chart: $(VENV)/.ready #- Make the Helm chart in dist, of the kustomize manifests
+chart: $(VENV)/.ready #- Pack the Helm chart, integration/kubernetes/chart, in dist
 	@$(VENV)/bin/python -m tests.tools.release --chart-only dist
 
 .PHONY: gpu-bundle

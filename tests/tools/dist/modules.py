@@ -24,8 +24,9 @@ from tests.tools.errors import TreeNotBuilt
 OURS: Final = ("api", "hooks", "integration", "shim")
 REQUIREMENTS: Final = ("requirements.txt", "requirements-node.txt")
 
-# Nothing that a running program reads, and of an installation what names its circumstances.
-_LEFT_OUT: Final = ("__pycache__", "*.pyi", "*.proto", "py.typed", "*~", ".*")
+# Nothing that a running program reads, and of an installation what names its circumstances. The
+# Helm chart is an archive of its own.
+_LEFT_OUT: Final = ("__pycache__", "chart", "*.pyi", "*.proto", "py.typed", "*~", ".*")
 _OF_INSTALLATION: Final = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 # Of the lexers those of the formats that nvshim shows.
 _FOREIGN_LEFT_OUT: Final = re.compile(
