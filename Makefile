@@ -11,7 +11,7 @@ PACKAGES := binutils busybox-static containerd containernetworking-plugins criu 
 
 # What virtual machines are made and run with, and what runs in them: that which depends on
 # version 2 of cgroups and on systemd.
-VM_PACKAGES := cpio e2fsprogs kmod mmdebstrap qemu-system-x86
+VM_PACKAGES := e2fsprogs mmdebstrap qemu-system-x86
 VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
                tests/e2e/test_checkpoint_images.py tests/e2e/test_stand_ins.py \
                tests/unit/shim/test_remains.py
