@@ -24,7 +24,6 @@ def fill(document: str, tables: Mapping[str, str]) -> str:
     """Put tables in their places.
 
     Args:
-        document: the text.
         tables: by their names; each ends with a newline.
 
     Returns:

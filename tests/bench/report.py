@@ -103,7 +103,6 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
     Args:
         heads: of the columns; the first column is text, the others are aligned to the right.
-        lines: a text for each column.
     """
     rows = [tuple(heads), *(tuple(line) for line in lines)]
     widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(heads))]

@@ -36,12 +36,7 @@ _FOREIGN_LEFT_OUT: Final = re.compile(
 
 
 def copy_ours(source: str, library: str) -> None:
-    """Copy our packages.
-
-    Args:
-        source: the checkout.
-        library: where to.
-    """
+    """Copy our packages."""
     for package in OURS:
         copy = os.path.join(library, package)
         shutil.copytree(
@@ -57,7 +52,6 @@ def install(source: str, packages: Packages, cache: str) -> str:
     """Have what the requirements files name, installed in one directory.
 
     Args:
-        source: the checkout.
         packages: Debian's, with the interpreter that it is for.
         cache: where installations are kept, by what they are of.
 

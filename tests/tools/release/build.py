@@ -38,8 +38,6 @@ def build(
     Args:
         directory: where the tree and the release are put, as ``tree`` and ``release``; an older
             release is replaced as a whole.
-        inputs: what it is made of.
-        cache: where installed packages are kept.
         key: the file of the key that signs it; nobody does if empty.
         say: told each step in one line.
 
