@@ -65,10 +65,7 @@ def render_chart(
     """The objects that ``helm template`` would print.
 
     Args:
-        kubectl: whose template engine is used.
-        chart: its files.
         values: beside the chart's own.
-        namespace: that of the release.
 
     Raises:
         jsonschema.ValidationError: the values are not what the chart's schema allows.

@@ -28,11 +28,7 @@ _WORDS: Final = frozenset({
 
 
 def metrics_in(expression: str) -> set[str]:
-    """The names.
-
-    Args:
-        expression: that Prometheus accepts.
-    """
+    """The names that are in an expression which Prometheus accepts."""
     text = expression
     for pattern in (_STRING, _COMMENT, _LABELS, _RANGE, _LISTS):
         text = pattern.sub(" ", text)
