@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Final
 
@@ -120,8 +121,6 @@ def test_pages_name_no_variable_of_ours_that_there_is_not() -> None:
 
 
 def test_what_reads_a_variable_is_found() -> None:
-    import ast  # noqa: PLC0415 - one test
-
     source = (
         'import os\nA = "ONE"\nos.environ[A]\nos.environ.get("TWO")\nos.getenv("THREE")\n'
         'def f(x):\n  os.environ.get(x)\noption("--x", envvar="FOUR")\n'
@@ -256,7 +255,7 @@ def test_a_cell_cannot_end_a_table() -> None:
 
 
 def test_a_page_without_its_place_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dict(pages.BLOCKS), "x.md", {})
+    monkeypatch.setattr(pages, "PAGES", {})
     monkeypatch.setattr(pages, "BLOCKS", {"index.md": {"none": lambda: "text"}})
     with pytest.raises(BlockMissing, match="made: none"):
         pages.stale()
