@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hooks.node.gpus import Gpu, MigDevice, Nodes
@@ -165,8 +165,9 @@ def bodies(due: Iterable[Write]) -> list[dict[str, Any]]:
     return [each.body for each in due if each.method != "DELETE"]
 
 
+@example(count=2 * MOST_DEVICES + 1, model="H100", version="580", driver=DRA_DRIVER, memory=1 << 36)
 @given(
-    count=st.integers(0, 300),
+    count=st.integers(0, 3),
     model=st.text(max_size=100),
     version=st.text(max_size=20),
     driver=st.sampled_from([DRA_DRIVER, "gpu.nvidia.com"]),
