@@ -367,9 +367,10 @@ async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(world: World) -
     directory = world.kubelet.directory
     os.makedirs(directory)
     settings = replace(BY_VARIABLE, mig_strategy=Mig.NONE)
-    async with world.running(settings, AUTO):
+    async with world.running(settings, AUTO) as context:
         await anyio.sleep(0.2)
         assert os.listdir(directory) == []
+        assert context.board.faults == {}
     async with world.running(settings, YES) as context:
         await until(lambda: os.listdir(directory) == ["nvidia-gpu.sock"])
         assert "NVSHIM-E2709" in context.board.faults["plugin kubelet"]

@@ -108,7 +108,9 @@ def test_what_is_not_known_is_no_attribute() -> None:
 )
 def test_what_cannot_be_given_is_not_published(change: dict[str, Any], left: set[str]) -> None:
     gpus = (replace(NODE.gpus[0], **change), *NODE.gpus[1:])
-    assert {each.name for each in publishable(devices_of(replace(NODE, gpus=gpus)), {})} == left
+    devices = devices_of(replace(NODE, gpus=gpus))
+    assert {each.name for each in publishable(devices, {})} == left
+    assert {each.name for each in devices if each.can_be_given} == left
 
 
 def test_what_is_out_of_service_is_not_published() -> None:
