@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from integration.inspection.explaining import (
 from integration.inspection.story import tell
 from integration.inspection.summary import summarize
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.nvshim import NVSHIM, nvshim
+from tests.harness.nvshim import nvshim
+from tests.unit.cli.test_completion import complete
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
-
-REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__)))
 
 
 @pytest.fixture
@@ -426,23 +424,10 @@ def test_containers_are_completed_by_id_and_by_pod(
     make_bundle("abc3", namespace="moby")
     make_bundle("ccc4", annotations={"nerdctl/name": "$(reboot)"})
 
-    def complete(incomplete: str) -> list[str]:
-        done = subprocess.run(
-            [*NVSHIM],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "_NVSHIM_COMPLETE": "bash_complete",
-                "COMP_WORDS": f"nvshim explain --containerd-state {tmp_path}/state {incomplete}",
-                "COMP_CWORD": "4",
-            },
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return [line.partition(",")[2] for line in done.stdout.split()]
+    def offered(begun: str) -> list[str]:
+        return complete("explain", "--containerd-state", f"{tmp_path}/state", begun)
 
-    assert complete("a") == ["aaa1", "abc3"]
-    assert complete("team/") == ["team/web/server"]
-    assert complete("b") == []
-    assert complete("$") == []
+    assert offered("a") == ["aaa1", "abc3"]
+    assert offered("team/") == ["team/web/server"]
+    assert offered("b") == []
+    assert offered("$") == []
