@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -256,6 +257,11 @@ def test_what_the_kubelet_gave_and_nobody_holds(make: Callable[..., Container]) 
         Unheld("team", "web", "server", "nvidia.com/gpu", "GPU-b"),
         Unheld("team", "late", "server", "nvidia.com/gpu", "GPU-a::3"),
     )
+    # That it runs all the same is told of a process, and of no other container of the name.
+    for pid, sandbox, runs in ((7, False, 7), (0, False, 0), (7, True, 0)):
+        made = make(f"late-{pid}-{sandbox}", pid=pid, pod=Pod("team", "late"), sandbox=sandbox)
+        *_, late = unheld_of(allocated, holdings, [replace(made, name="server")])
+        assert (late.pod, late.pid) == ("late", runs)
 
 
 # -- hearing of containers -------------------------------------------------------------------
