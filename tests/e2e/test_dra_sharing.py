@@ -21,6 +21,7 @@ from tests.e2e.test_dra import CUT, error_of, root
 from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut, record
 from tests.harness.cluster import Cluster
 from tests.harness.dra_node import NODE, Place, dra_node_of
+from tests.harness.front import Front
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
 from tests.harness.waiting import eventually
 
@@ -262,6 +263,35 @@ def test_a_daemon_of_pods_outlives_what_the_agent_has_written_down(place: Sharin
     assert place.daemons() == before
     assert place.driver.unprepare(claim) == {claim[1]: ""}
     assert not place.daemons()
+
+
+def test_a_daemon_of_pods_outlives_that_and_an_api_server_that_is_away(place: Sharing) -> None:
+    claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
+    assert not error_of(place.driver, claim)
+    before = place.daemons()
+    spec = Path(place.spec(claim)).read_text("ascii")
+    record(place, claim, place.gpus[0])
+    place.agent.kill()
+    os.unlink(f"{place.node.state}/dra.json")
+    with Front(place.cluster.port) as front:
+        front.be("reset")
+        place.agent = place.new_agent("--api-port", str(front.port), "--api-timeout", "1")
+        with place.agent:
+            eventually(
+                lambda: any("shares its devices is not known" in f for f in place.agent.faults()),
+                "the agent says what it waits for",
+            )
+            assert place.daemons() == before
+            old = place.kubelet.drivers.get(DRA_DRIVER)
+            front.be("passes")
+            eventually(
+                lambda: place.kubelet.drivers.get(DRA_DRIVER) not in {None, old},
+                "it is registered again",
+            )
+            assert place.daemons() == before
+            assert Path(place.spec(claim)).read_text("ascii") == spec
+            assert place.driver.unprepare(claim) == {claim[1]: ""}
+            assert not place.daemons()
 
 
 def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place: Sharing) -> None:
