@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
+from integration.driver_programs import run_for
 from integration.node.mps.plan import launch_line, where_programs_run
 from integration.nvml_lock import NONE, opening
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["SmiFailed", "run_nvidia_smi"]
 
 _PROGRAM: Final = "nvidia-smi"
-_TO_DIE: Final = 1.0  # seconds for one that was killed
 _PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -57,7 +57,7 @@ def run_nvidia_smi(
 
     Args:
         driver: whose it is.
-        timeout: seconds after which it is killed; a second after that it is left alone.
+        timeout: seconds after which it is killed.
         ends_with_us: whether it is killed, too, once we are no more: what it would do then is no
             longer wanted. A reset goes on, as a GPU is better reset than half reset.
         lock: a descriptor of the lock of NVML that the caller has, which it inherits.
@@ -88,30 +88,18 @@ def run_nvidia_smi(
                 raise SmiFailed(
                     f"{_PROGRAM} would have to wait: a GPU is being reset, or its MIG mode switched"
                 )
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env=environment, pass_fds=() if held == NONE else (held,),
+            done = run_for(
+                argv, timeout, env=environment, merged=True,
+                pass_fds=() if held == NONE else (held,),
             )  # fmt: skip
-            try:
-                output, _ = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired as error:
-                raise _ended(process, timeout) from error
+    except subprocess.TimeoutExpired as error:
+        raise SmiFailed(
+            f"{_PROGRAM} has not ended after {timeout:g} s",
+            "see the kernel's log, and reboot the node",
+        ) from error
     except OSError as error:
         raise SmiFailed(f"{program}: {error.strerror}", "see that it can be executed") from error
-    said = one_line(output.decode(errors="replace")) or "nothing"
-    if process.returncode:
-        raise SmiFailed(f"{_PROGRAM} ended with status {process.returncode} and said: {said}")
+    said = one_line(done.stdout.decode(errors="replace")) or "nothing"
+    if done.returncode:
+        raise SmiFailed(f"{_PROGRAM} ended with status {done.returncode} and said: {said}")
     return said
-
-
-def _ended(process: subprocess.Popen[bytes], timeout: float) -> SmiFailed:
-    """End one that has not ended in time. One that hangs in the kernel is left alone."""
-    found = f"{_PROGRAM} has not ended after {timeout:g} s"
-    process.kill()
-    if process.stdout is not None:
-        process.stdout.close()
-    try:
-        process.wait(_TO_DIE)
-    except subprocess.TimeoutExpired:
-        found += f", nor been killed: the driver holds process {process.pid}"
-    return SmiFailed(found, "see the kernel's log, and reboot the node")
