@@ -136,7 +136,7 @@ class Container:
                     asked, found=f"it is {process.state.name.lower()}", do="start a process once"
                 )
             if process.kills != kills or (not exec_id and self._exits.init_reaped):
-                raise KilledWhileStarting(asked, found="it was killed, or has ended, before")
+                raise KilledWhileStarting(asked, found="it was killed or has ended", do="delete it")
             if isinstance(process, Exec):
                 await self._start_exec(process)
             else:
