@@ -94,11 +94,8 @@ fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; M
 	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
 
 .PHONY: test-chaos
-test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way; CHAOS="--fault hangs"
+test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way, and the agent at each step of a claim
 	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
-
-.PHONY: test-chaos-claims
-test-chaos-claims: setup #- Prepare claims while the agent is killed at each step; CLAIMS="--only storm"
 	@$(VENV)/bin/python -m tests.chaos.claims $(CLAIMS)
 
 .PHONY: soak
