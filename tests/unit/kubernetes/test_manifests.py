@@ -30,11 +30,11 @@ from integration.node.plugin.settings import Source
 from integration.node.plugin.values import Settings as PluginSettings
 from integration.verify.program import NAME as PROBE
 from shim import VERSION
+from tests.harness.helm import OPTIONS
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
-from tests.tools.dist.project import Project
 from tests.tools.node_image import IMAGE, NAME
-from tests.tools.release.chart import OPTIONS, files
+from tests.tools.release.chart import files
 from tests.unit.node.dra.test_slices import DEVICES
 
 with warnings.catch_warnings():
@@ -573,11 +573,10 @@ def test_the_components_and_values_of_the_documentation_are_ours() -> None:
     kustomization, values = plain
     named = [os.path.basename(each) for each in kustomization["components"]]
     assert render(Kubectl.of_release(RENDERS), "not-default", *named)
-    chart = files(Project.of())
+    chart = files()
     jsonschema.validate(values, json.loads(chart["values.schema.json"]))
     rows = dict(re.findall(r"^\| `(dra[a-z-]*)` \| `(dra\.\w+)", text, re.MULTILINE))
-    found = {key: re.search(r"\.Values\.(dra\.(?!enabled)\w+)", OPTIONS[key]) for key in rows}
-    assert rows == {key: each[1] if each else "dra.enabled" for key, each in found.items()}
+    assert rows == {key: f"dra.{next(iter(OPTIONS[key]['dra']))}" for key in rows}
     assert rows.keys() == {each for each in COMPONENTS if each.startswith("dra")}
 
 
