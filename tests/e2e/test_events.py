@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -35,16 +34,6 @@ def test_events_of_a_container_come_in_order(runtime: Runtime, recorder: Recorde
     assert end.fields["exited_at"] == delete.fields["exited_at"]
 
 
-def test_exit_never_comes_before_start_however_short_the_program(
-    runtime: Runtime, recorder: Recorder
-) -> None:
-    names = [new_name() for _ in range(4)]
-    for name in names:
-        runtime.run("true", name=name)
-    for name in names:
-        assert recorder.wait_for(name, _until_deleted) == ["create", "start", "exit", "delete"]
-
-
 def test_events_of_an_exec_come_in_order(runtime: Runtime, recorder: Recorder) -> None:
     container = runtime.start_idle()
     exec_id = new_name("e")
@@ -63,50 +52,6 @@ def test_events_of_an_exec_come_in_order(runtime: Runtime, recorder: Recorder) -
     ]
     ended = recorder.of(container.name)[4]
     assert ended.fields["exit_status"] == 3
-
-
-def test_exit_of_an_exec_is_published_before_exit_of_init(
-    runtime: Runtime, recorder: Recorder
-) -> None:
-    container = runtime.start_idle()
-    exec_ids = [new_name("e") for _ in range(3)]
-    attached = []
-    for exec_id in exec_ids:
-        words = container.exec_words("sh", "-c", "echo ready; exec sleep 1000", exec_id=exec_id)
-        process = runtime.containerd.spawn_ctr(
-            *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        attached.append(process)
-    container.kill("KILL")
-    for process in attached:
-        process.communicate(timeout=10)
-    container.exit_code()
-    names = recorder.wait_for(container.name, _until_deleted)
-    assert names[-2:] == ["exit", "delete"]
-    assert sorted(names[-5:-2]) == sorted(f"exit {exec_id}" for exec_id in exec_ids)
-
-
-def test_pause_and_resume_are_published(runtime: Runtime, recorder: Recorder) -> None:
-    container = runtime.start_idle()
-    runtime.containerd.ctr("tasks", "pause", container.name)
-    runtime.containerd.ctr("tasks", "resume", container.name)
-    assert recorder.wait_for(container.name, lambda names: "resumed" in names) == [
-        "create",
-        "start",
-        "paused",
-        "resumed",
-    ]
-
-
-def test_running_out_of_memory_is_published(runtime: Runtime, recorder: Recorder) -> None:
-    container = runtime.start(
-        "sh", "-c", "head -c 100000000 /dev/zero | tail; exec sleep 1000",
-        flags=["--memory-limit", str(16 << 20)],
-    )  # fmt: skip
-    names = recorder.wait_for(container.name, lambda names: "oom" in names)
-    assert names[:3] == ["create", "start", "oom"]
 
 
 def test_container_that_cannot_be_created_publishes_no_start(

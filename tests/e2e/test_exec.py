@@ -48,19 +48,6 @@ def test_long_input_and_output_of_an_exec_arrive_whole(container: Container) -> 
     assert done.stdout == "0123456789abcde\n" * 250_000
 
 
-def test_many_execs_run_at_once(container: Container) -> None:
-    running = [
-        container.runtime.containerd.spawn_ctr(
-            *container.exec_words("sh", "-c", f"echo {number}; exit {number}"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
-        for number in range(6)
-    ]
-    ended = [(process.communicate(timeout=20)[0], process.returncode) for process in running]
-    assert ended == [(f"{number}\n".encode(), number) for number in range(6)]
-
-
 def test_killed_exec_leaves_init_alone(container: Container) -> None:
     exec_id = new_name("e")
     process = container.runtime.containerd.spawn_ctr(
@@ -119,25 +106,3 @@ def test_detached_exec_runs_on_and_can_be_killed(container: Container, tmp_path:
     assert container.kill("TERM", flags=["--exec-id", exec_id]).code == 0
     eventually(lambda: not is_alive(pid), "the exec ends")
     assert container.status == "RUNNING"
-
-
-def test_end_of_init_ends_its_execs(container: Container) -> None:
-    process = container.runtime.containerd.spawn_ctr(
-        *container.exec_words("sh", "-c", "echo ready; exec sleep 1000"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == b"ready\n"
-        container.kill("KILL")
-        assert process.wait(10) == 128 + 9
-    assert container.exit_code() == 128 + 9
-
-
-def test_no_exec_in_a_container_that_has_ended(container: Container) -> None:
-    container.kill("KILL")
-    container.wait_for("STOPPED")
-    done = container.exec("true")
-    assert done.code == 1
-    assert len(done.stderr.splitlines()) == 1

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from integration.simulated import SimulatedNode
+from tests.harness.killing import straced
 from tests.harness.pids import process_with
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, StartShim, content_of, gone
+from tests.harness.shim import ShimByHand, StartShim, content_of
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -53,9 +53,7 @@ async def test_a_kill_without_a_free_descriptor_signals_all_the_same(
         await shim.call("Kill", id="c1", signal=signal.SIGKILL, all=everyone)
         eventually(lambda: not any(map(is_alive, pids)), "they are dead")
         resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, before)
-        assert (await shim.call("Wait", id="c1")).exit_status == 137
-        await shim.call("Delete", id="c1")
-        await gone(shim, "c1")
+        assert await shim.reap("c1") == 137
 
 
 async def test_processes_out_of_a_cgroup_are_signalled_by_what_cannot_become_anothers(
@@ -66,33 +64,15 @@ async def test_processes_out_of_a_cgroup_are_signalled_by_what_cannot_become_ano
         pids = await _both(shim)
         (path,) = (f"{shim.directory}/{n}" for n in os.listdir(shim.directory) if "runtime-" in n)
         os.rename(path, f"{path}.away")  # without it, the shim has to signal by itself
-        argv = [
-            "strace",
-            "-f",
-            "-qq",
-            "-e",
-            "trace=kill,tkill,tgkill,pidfd_send_signal",
-            "-e",
-            "signal=none",
-        ]
         trace = tmp_path / "trace"
-        with subprocess.Popen([*argv, "-p", str(shim.pid), "-o", str(trace)]) as strace:  # noqa: ASYNC220 - seen from outside
-            eventually(lambda: _is_traced(shim.pid), "it is traced")
+        with straced(shim.pid, "kill,tkill,tgkill,pidfd_send_signal", trace):
             await shim.call("Kill", id="c1", signal=signal.SIGKILL, all=True)
             eventually(lambda: not any(map(is_alive, pids)), "they are dead")
-            strace.terminate()
         calls = [line for line in trace.read_text().splitlines() if "SIGKILL" in line]
         assert len(calls) >= len(pids)
         assert [line for line in calls if "pidfd_send_signal(" not in line] == []
         os.rename(f"{path}.away", path)
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
-        await gone(shim, "c1")
-
-
-def _is_traced(pid: int) -> bool:
-    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
-        return "TracerPid:\t0\n" not in file.read()
+        await shim.reap("c1")
 
 
 async def test_a_claim_is_not_that_of_the_next_process_of_that_pid(
@@ -115,3 +95,4 @@ async def test_a_claim_is_not_that_of_the_next_process_of_that_pid(
             async with start_shim("c2", *SLEEP, **fields) as second:
                 await second.run("c2")
                 await second.end("c2")
+                second.client.close()  # what the first has left is nobody's to ask for
