@@ -13,14 +13,14 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.node.options import DRA_DRIVER
-from tests.e2e.test_dra import error_of, place, root
+from tests.e2e.test_dra import fresh as place
 from tests.harness.killing import killed_at
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.harness.dra_node import Place
 
-__all__ = ["place", "root"]
+__all__ = ["place"]
 
 # The system calls of a file's replacement and of its removal.
 MOVES: Final = "rename,renameat,renameat2"
@@ -53,12 +53,12 @@ def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
     assert not os.path.exists(place.spec(claim)), "it was killed before that"
     place.start_again()
     if nth > 1:
-        assert "NVSHIM-E2774" in error_of(place.driver, other), "the kubelet will ask again"
-    assert error_of(place.driver, claim) == ""
+        assert "NVSHIM-E2774" in place.refusal(other), "the kubelet will ask again"
+    place.have(claim)
     assert os.path.exists(place.spec(claim))
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert left(place) == ([], [])
-    assert error_of(place.driver, other) == ""
+    place.have(other)
 
 
 @pytest.mark.parametrize(
@@ -73,22 +73,22 @@ def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
     place: Place, calls: str
 ) -> None:
     claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     with killed_at(place.agent.pid, calls):
         with pytest.raises(grpc.RpcError):
             place.driver.unprepare(claim)
         place.agent.kill()
     place.start_again()
-    assert "NVSHIM-E2774" in error_of(place.driver, other), "it is not taken back yet"
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert "NVSHIM-E2774" in place.refusal(other), "it is not taken back yet"
+    place.give_back(claim)
     assert left(place) == ([], [])
-    assert error_of(place.driver, other) == ""
+    place.have(other)
 
 
 def test_what_cannot_be_removed_of_an_agent_before_keeps_nobody_from_claims(place: Place) -> None:
     place.agent.kill()
     os.mkdir(place.spec(("", "a claim of nobody", "")))
     place.start_again()
-    assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+    place.have(place.claim("one", place.gpus[0]))
     eventually(lambda: any("E2777" in each for each in place.agent.faults()), "it is said")
     os.rmdir(place.spec(("", "a claim of nobody", "")))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from api.proto import podresources_pb2 as podresources
 from integration.node.options import DRA_DRIVER
-from tests.e2e.test_dra import error_of, place, root
+from tests.e2e.test_dra import fresh as place
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.harness.dra_node import Place
     from tests.harness.kubelet_dra import Reference
 
-__all__ = ["place", "root"]
+__all__ = ["place"]
 
 
 def look(place: Place, claim: Reference) -> None:
@@ -49,11 +49,11 @@ def test_what_nobody_has_any_more_is_free_again(place: Place) -> None:
     ]
     place.start_again()
     other = place.claim("other", place.gpus[0])
-    assert "NVSHIM-E2774" in error_of(place.driver, other)
+    assert "NVSHIM-E2774" in place.refusal(other)
     look(place, stays)
     look(place, stays)
     eventually(lambda: not os.path.exists(place.spec(gone)), "it is taken back")
-    assert error_of(place.driver, other) == ""
+    place.have(other)
     assert os.path.exists(place.spec(runs))
     assert os.path.exists(place.spec(stays))
     (line,) = place.agent.said("took back a claim that is no more")
