@@ -35,7 +35,6 @@ _CONTAINER: Final = "f" * 64
 @pytest.mark.parametrize(
     ("recorded", "runs", "code", "pid", "late"),
     [
-        (WITHOUT, True, 3, 77, 0),
         (WITHOUT, True, 3, 77, 2.5),  # a kubelet that has much to do
         (WITHOUT, False, 0, 0, 0),  # its image may not be there yet
         (WITH, True, 0, None, 0),
