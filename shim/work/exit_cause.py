@@ -155,7 +155,8 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
     state = config.state
     start = _started(end.bundle)
     written = read_causes(state, end.namespace, end.container_id, warn=warn)
-    known = relevant(written, end.at, start)
+    # A start after the end is one by a clock that was set back since.
+    known = relevant(written, end.at, start if start <= end.at else 0.0)
     if known or agent_runs(state):
         return known
     path = os.path.join(config.dev, "kmsg")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import tempfile
 import threading
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import pytest
 from tests.e2e.test_dra import GPU
 from tests.harness.dra_node import Place, dra_node_of
 from tests.harness.kept import Kept
+from tests.harness.nvidia_smi import nvidia_smi
 from tests.harness.waiting import at_once, eventually
 
 if TYPE_CHECKING:
@@ -51,12 +51,7 @@ class Cut(Place):
 
     def smi(self, *arguments: str) -> str:
         """Run the node's nvidia-smi, as a person does."""
-        root = self.node.driver_root
-        return subprocess.run(
-            [f"{root}/usr/bin/nvidia-smi", *arguments],
-            env={"LD_LIBRARY_PATH": f"{root}/usr/lib/{os.uname().machine}-linux-gnu"},
-            capture_output=True, text=True, check=False, timeout=20,
-        ).stdout  # fmt: skip
+        return nvidia_smi(self.node, *arguments)
 
     def there(self) -> list[str]:
         """The profiles of the MIG devices that nvidia-smi lists, by GPU."""

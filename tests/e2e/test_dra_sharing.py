@@ -21,6 +21,7 @@ from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.test_dra import CUT
 from tests.harness.cluster import Cluster
 from tests.harness.dra_node import NODE, Place
+from tests.harness.front import Front
 from tests.harness.kept import Kept
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
 from tests.harness.waiting import eventually
@@ -262,21 +263,35 @@ def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Shar
     place.have(place.claim("plain", place.gpus[0]))
 
 
-def test_a_daemon_of_pods_outlives_what_the_agent_has_written_down(place: Sharing) -> None:
-    claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
-    assert not place.refusal(claim)
-    before = place.daemons()
-    spec = Path(place.spec(claim)).read_text("ascii")
-    place.note(claim, place.gpus[0])
-    place.agent.kill()
-    os.unlink(f"{place.node.state}/dra.json")
-    place.start_again()
-    assert place.daemons() == before
-    assert Path(place.spec(claim)).read_text("ascii") == spec
-    assert not place.refusal(claim)
-    assert place.daemons() == before
-    place.give_back(claim)
-    assert not place.daemons()
+def test_a_daemon_of_pods_outlives_the_agents_notes_and_an_api_server_that_is_away() -> None:
+    with sharing_node(0) as place:
+        claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
+        place.have(claim)
+        before = place.daemons()
+        spec = Path(place.spec(claim)).read_text("ascii")
+        place.note(claim, place.gpus[0])
+        place.agent.kill()
+        os.unlink(f"{place.node.state}/dra.json")
+        with Front(place.cluster.port) as front:
+            front.be("reset")
+            place.agent = place.new_agent("--api-port", str(front.port), "--api-timeout", "1")
+            with place.agent:
+                awaited = "shares its devices is not known"
+                eventually(
+                    lambda: any(awaited in each for each in place.agent.faults()),
+                    "the agent says what it waits for",
+                )
+                assert place.daemons() == before
+                old = place.kubelet.drivers.get(DRA_DRIVER)
+                front.be("passes")
+                eventually(
+                    lambda: place.kubelet.drivers.get(DRA_DRIVER) not in {None, old},
+                    "it is registered again",
+                )
+                assert place.daemons() == before
+                assert Path(place.spec(claim)).read_text("ascii") == spec
+                place.give_back(claim)
+                assert not place.daemons()
 
 
 def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place: Sharing) -> None:
@@ -338,8 +353,6 @@ def test_what_this_driver_cannot_do_is_said(place: Sharing) -> None:
     assert "NVSHIM-E2735" in error
     assert "has no option -multiuser-server" in error
     assert place.daemons() == {}
-    odd = place.shared("two", place.gpus[0], mps={"threads": 50})
-    assert "DeviceSharing.mps.threads is not known" in place.refusal(odd)
 
 
 def test_a_gpu_that_the_device_plugin_shares_by_mps_goes_to_no_claim(place: Sharing) -> None:
@@ -410,18 +423,6 @@ def test_where_the_api_server_knows_no_shares_a_gpu_is_given_once() -> None:
         assert "NVSHIM-E2774" in place.refusal(two)
         place.have(place.claim("other", place.gpus[1]))
         assert len(place.cluster.writes) == writes, "what it does not keep is not sent again"
-
-
-@IN_PARTS
-def test_an_older_kubelet_is_told_of_no_share(place: Sharing) -> None:
-    claim = place.part("one", place.gpus[0], "1Gi")
-    driver = place.driver
-    driver.version = "v1beta1.DRAPlugin"
-    (device,) = driver.prepare(claim)[claim[1]].devices
-    assert not device.HasField("share_id")
-    driver.version = "v1.DRAPlugin"
-    (device,) = driver.prepare(claim)[claim[1]].devices
-    assert device.HasField("share_id")
 
 
 @IN_PARTS

@@ -134,6 +134,21 @@ async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartSh
         assert _memory(shim) - before[2] < 500
 
 
+async def test_a_large_spec_leaves_no_memory(start_shim: StartShim) -> None:
+    async with start_shim("c0", "sleep", "1000", debug=True) as shim:
+        await shim.run("c0")
+        await shim.until_loaded("c0")
+
+        async def live(name: str, annotations: dict[str, str]) -> int:
+            shim.bundle(name, "true", annotations=annotations)
+            await shim.run(name)
+            await shim.reap(name)
+            return _memory(shim)
+
+        before = await live("c1", {})
+        assert await live("c2", {f"a{n}": "x" * 1_000_000 for n in range(8)}) - before < 1000
+
+
 async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000", debug=True) as shim:
         await shim.run("c1")

@@ -77,6 +77,37 @@ async def test_a_client_holds_up_the_end_no_longer_than_a_moment(
         os.close(reader)
 
 
+# What an exec writes is passed on through a pipe; it and the fifo have grown to 256 KiB then.
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("exec_id", "size", "terminal", "is_read"),
+    [
+        ("", 65536 + 6000, True, False),
+        ("", 65536 + 6000, True, True),
+        ("e1", 65536 + 6000, True, True),
+        ("e1", 2 * 262144 - 16384, False, True),
+    ],
+    ids=["terminal, nobody", "terminal", "exec's terminal", "exec"],
+)
+async def test_more_output_than_a_fifo_holds_holds_no_delete_up_and_is_there_for_its_reader(
+    shim: ShimByHand, exec_id: str, size: int, *, terminal: bool, is_read: bool
+) -> None:
+    stdout = shim.fifo("out")
+    reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK) if is_read else -1
+    writes = ("head", "-c", str(size), "/dev/zero")
+    await begin(shim, exec_id, *writes, stdout=stdout, terminal=terminal)
+    await shim.call("Wait", id="c1", exec_id=exec_id)
+    began = time.monotonic()
+    await shim.call("Delete", id="c1", exec_id=exec_id)
+    assert time.monotonic() - began < 6  # 10 s before
+    if is_read:
+        read = b""
+        while chunk := os.read(reader, 1 << 16):
+            read += chunk
+        assert read == bytes(size)
+        os.close(reader)
+
+
 # As on a machine that has much to do; and as containerd, which writes each chunk to a log of short
 # lines on a slow disk before it reads on.
 @pytest.mark.serial

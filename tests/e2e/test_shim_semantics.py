@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from api.errors import Status
+from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
 from tests.harness.shim import (
     LIFE,
@@ -144,6 +145,16 @@ async def test_every_request_about_an_exec_is_answered_so_too(shim: ShimByHand) 
     assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 137
     assert await answers("stopped") == _OF_AN_EXEC["stopped"]
     assert await answers("deleted") == _OF_AN_EXEC["deleted"]
+
+
+async def test_a_refusal_about_an_exec_says_so(shim: ShimByHand) -> None:
+    await shim.run("c1")
+    await shim.start_exec("c1", "e1", "sleep", "1000")
+    running = "cannot delete exec e1 of c1: it is running. Kill it first"
+    with pytest.raises(RemoteError, match=running):
+        await shim.call("Delete", id="c1", exec_id="e1")
+    with pytest.raises(RemoteError, match=r"exec id '\.\./e2'"):
+        await shim.exec("c1", "../e2", "true")
 
 
 # -- paused -----------------------------------------------------------------------------------

@@ -216,6 +216,15 @@ def test_what_the_agent_wrote_counts_and_then_the_log_is_not_read(case: Case) ->
     assert case.found(xid(48)) == (79, "device")
 
 
+def test_what_the_agent_wrote_counts_though_the_clock_was_set_back_since_the_start(
+    case: Case,
+) -> None:
+    later = time.time() + 3600
+    os.utime(case.bundle / "init.pid", (later, later))
+    write_causes(str(case.state), "k8s.io", "c1", [Fault(time.time(), "xid", 48, sure=True)])
+    assert case.tell()["first"]["code"] == 48
+
+
 def test_a_malformed_file_of_the_agents_is_none(case: Case) -> None:
     path = Path(path_of(str(case.state), "k8s.io", "c1"))
     path.parent.mkdir(parents=True)
