@@ -259,7 +259,6 @@ class Container:
         elif process.child is None:
             starts = self._operations.has(Kind.START_EXEC, exec_id=exec_id)
             if starts and signum == signal.SIGKILL:
-                process.kills += 1
                 self._execs[exec_id].cancel_start()
                 return
             found = "it is being started" if starts else "it was never started"

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.node.dra.sharing import OURS
@@ -24,6 +26,7 @@ from tests.harness.dra_node import NODE, Place
 from tests.harness.front import Front
 from tests.harness.kept import Kept
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
+from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -209,6 +212,33 @@ def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -
     place.have(claim)
     place.give_back(claim)
     assert place.called() == [call(place.uuid(one), 3), call(place.uuid(one), 0)]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent waits longer for what hangs than anybody does for its end."""
+    monkeypatch.setenv("NVSHIM_PATIENCE", "20")
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(place: Sharing) -> None:
+    pid = Path(place.node.state, "smi-pid")
+    smi = Path(place.node.driver_root, "usr/bin/nvidia-smi")
+    smi.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 1000\n", encoding="ascii")
+    driver, claim = place.driver, place.shared("one", place.gpus[0], timeSlice="Long")
+
+    def ask() -> None:
+        with pytest.raises(grpc.RpcError):
+            driver.prepare(claim)
+
+    call = threading.Thread(target=ask)
+    call.start()
+    hangs = int(eventually(lambda: pid.exists() and pid.read_text("ascii"), "nvidia-smi hangs"))
+    assert place.agent.process is not None
+    place.agent.process.terminate()
+    assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
+    call.join()
+    eventually(lambda: not is_alive(hangs), "it has ended, too")
 
 
 def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: Sharing) -> None:

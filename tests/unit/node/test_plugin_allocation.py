@@ -247,6 +247,8 @@ def test_features_and_channels_are_variables_beside_a_variable() -> None:
         "NVIDIA_GDRCOPY": "enabled",
         "NVIDIA_IMEX_CHANNELS": "1,0",
     }
+    required = settings(DeviceList.ENVVAR, imex_channels=(1,), imex_required=True)
+    assert answered(required, GPUS[0]).envs["NVIDIA_IMEX_CHANNELS"] == "1"
 
 
 def test_device_nodes_are_those_of_the_device_and_the_control_nodes_that_are_there() -> None:
