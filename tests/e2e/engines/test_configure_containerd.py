@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from integration.engines import ContainerdOptions, apply, dump, plan, plan_removal, wanted
+from integration.engines import ContainerdOptions, apply, dump, plan, plan_removal, programs, wanted
 from integration.engines.dump import Containerd, differences, handlers, pruned
 from integration.engines.errors import (
     ChangedByHand,
@@ -118,7 +118,10 @@ version = {version}
 
 @pytest.fixture(scope="module", autouse=True)
 def asked_once() -> Iterator[None]:
-    """Plans do not ask a containerd twice about the same files; what is in place is asked anew."""
+    """Plans do not ask a containerd twice for its version, or about the same files.
+
+    What is in place is asked anew.
+    """
     answers: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
 
     def ask(argv: list[str]) -> subprocess.CompletedProcess[str]:
@@ -141,7 +144,8 @@ def asked_once() -> Iterator[None]:
         return subprocess.CompletedProcess(argv, found.returncode, out, error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dump, "run", ask)
+        for module in (dump, programs):
+            patch.setattr(module, "run", ask)
         yield
 
 
