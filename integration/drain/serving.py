@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -75,19 +76,18 @@ def drain(config: Config, names: Sequence[str], wish: Wish, say: Say) -> Drained
         return find_holders(targets, inventory, config, wish.states, wish.proc)
 
     if wish.seconds is not None:
-        _wait(look, wish, say, lets_go=lets_go)
+        _wait(look, wish, say, lets_go=lets_go, seconds=wish.seconds)
     holders = look()
     return Drained(marked, holders, free=not blocking(holders, lets_go=lets_go))
 
 
 def _wait(
-    look: Callable[[], tuple[Holder, ...]], wish: Wish, say: Say, *, lets_go: bool
+    look: Callable[[], tuple[Holder, ...]], wish: Wish, say: Say, *, lets_go: bool, seconds: float
 ) -> Sequence[Holder]:
     def changed(holders: Sequence[Holder]) -> None:
         say(f"waits for {', '.join(each.name for each in holders)}")
 
     force = None if wish.grace is None else Force(wish.grace, say)
-    seconds = wish.seconds or 0.0
     if not lets_go:
         first = partial(blocking, lets_go=False)
         return wait_until_free(lambda: first(look()), seconds=seconds, force=force, changed=changed)
@@ -187,8 +187,13 @@ def reset(config: Config, name: str, wish: Wish, say: Say) -> dict[str, Any]:
     def look() -> tuple[Holder, ...]:
         return find_holders(targets, inventory, config, wish.states, wish.proc)
 
+    deadline = time.monotonic() + (wish.seconds or 0.0)
+
+    def wait() -> Sequence[Holder]:  # again and again, if somebody comes between it and the reset
+        left = max(0.0, deadline - time.monotonic())
+        return _wait(look, wish, say, lets_go=True, seconds=left)
+
     with marks.resetting(config):
         work = Reset(target, config, wish.reason, say)
-        wait = partial(_wait, look, wish, say, lets_go=True)
         in_service = work.run(wait, look, inventory)
     return {"device": target.device, "name": target.name, "in_service": in_service}

@@ -161,7 +161,7 @@ class _Rounds:
         """
         config, options, board = self._context.config, self._context.options, self._context.board
         wanted, begun = board.version("wanted"), time.monotonic()
-        now = await _aside(partial(_look, config, self._heard))
+        now = await _aside(partial(_look, config, heard=self._heard, anew=board.doubts_mig))
         if now.inventory != board.seen.inventory:
             # Others need not wait for a spec that is not theirs.
             board.post(seen=replace(now, spec=board.seen.spec))
@@ -279,13 +279,13 @@ def _is_in_effect() -> bool:
         return False
 
 
-def _look(config: Config, heard: bool) -> Seen:  # noqa: FBT001 - of a thread
+def _look(config: Config, *, heard: bool, anew: bool) -> Seen:
     """One look, with the nodes and links that the configuration wants made before it."""
     if driver_of(read_drains(config)):
         return look(config)
     steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
     faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
-    seen = look(config, heard=heard)
+    seen = look(config, heard=heard, anew=anew)
     return replace(seen, faults=(*seen.faults, *faults))
 
 

@@ -90,6 +90,9 @@ class Board:
         self.unwatched: Mapping[str, str] = {}
         # Why a GPU does not answer any more, by its UUID.
         self.lost: Mapping[str, str] = {}
+        # Whether a GPU is in MIG mode by the word of NVML, by its UUID; nothing where that is not
+        # known, or may be another by now.
+        self.mig_modes: Mapping[str, bool] = {}
         # Why nobody is to ask NVML now; "" if one may.
         self.let_go: str = ""
         # Likewise, for a moment.
@@ -164,6 +167,13 @@ class Board:
     def unasked(self) -> str:
         """Why nobody is to watch GPUs through NVML now; "" if one may."""
         return self.let_go or self.nvml_closed
+
+    @property
+    def doubts_mig(self) -> bool:
+        """Whether NVML has said of a GPU's MIG mode what the inventory does not."""
+        inventory = self.seen.inventory
+        gpus = () if inventory is None else inventory.gpus
+        return any(self.mig_modes.get(gpu.uuid, gpu.mig) != gpu.mig for gpu in gpus)
 
     def want_look(self) -> None:
         """Have the node looked at anew, since something of it may have changed."""

@@ -119,11 +119,12 @@ class Made:
         return self._text
 
 
-def look(config: Config, *, heard: bool = False) -> Seen:
+def look(config: Config, *, heard: bool = False, anew: bool = False) -> Seen:
     """Look at the node.
 
     Args:
         heard: something has changed, so that NVML is asked again even if it has just failed.
+        anew: NVML is asked, whatever was kept.
 
     Returns:
         What was seen, without a spec. Whatever is wrong is one of its faults.
@@ -132,7 +133,7 @@ def look(config: Config, *, heard: bool = False) -> Seen:
         if why := driver_of(read_drains(config)):
             # Whoever asks NVML, or makes a node, has the driver loaded again.
             return Seen(load_inventory(config), (f"the driver is out of service {why}",))
-        inventory = inventory_of(config, confirmed=heard)
+        inventory = inventory_of(config, confirmed=heard, anew=anew)
     except NvshimError as error:
         return Seen(faults=(str(error),))
     unanswered = [f"NVML: {inventory.nvml_failure}"] if inventory.nvml_failure else []

@@ -15,6 +15,7 @@ from shim.cgroup import resources, stats
 from shim.checkpoint import criu
 from shim.errors import (
     InvalidSignal,
+    KilledWhileStarting,
     ProcessExists,
     ProcessFinished,
     ProcessNotFound,
@@ -128,13 +129,14 @@ class Container:
     async def start(self, exec_id: str) -> int:
         """Start init, or an exec that was added; returns the pid."""
         process = self.process(exec_id)
+        asked, kills = f"to start {process.id}", process.kills
         async with self._operations.turn(Kind.START_EXEC if exec_id else Kind.START, exec_id):
             if process.state is not State.CREATED:
                 raise WrongProcessState(
-                    f"to start {process.id}",
-                    found=f"it is {process.state.name.lower()}",
-                    do="a process is started once",
+                    asked, found=f"it is {process.state.name.lower()}", do="start a process once"
                 )
+            if process.kills != kills:
+                raise KilledWhileStarting(asked, found="it was killed while another start hung")
             if isinstance(process, Exec):
                 await self._start_exec(process)
             else:
@@ -211,7 +213,10 @@ class Container:
         async with self._operations.turn(Kind.DELETE_EXEC, exec_id) as turn:
             if process.state is State.DELETED:
                 raise self._no_exec(exec_id)
-            self._refuse_while_starting(turn.overdue, f"to delete exec {exec_id} of {self.id}")
+            asked = f"to delete exec {exec_id} of {self.id}"
+            self._refuse_while_starting(turn.overdue, asked)
+            if process.state is State.RUNNING:
+                raise WrongProcessState(asked, found="it is running", do="kill it first")
             process.advance(Event.DELETED)
         # Its id is taken until its output has been passed on.
         if process.stdio is not None:
@@ -268,6 +273,7 @@ class Container:
         if self.init.child is None:
             if signum == signal.SIGKILL and self._operations.has(Kind.START):
                 # CRIU may hang, and there is no other process yet.
+                self.init.kills += 1
                 runtime.end_calls("restore")
                 return
             raise ProcessNotFound(

@@ -11,6 +11,7 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
+from shim import syscalls
 from shim.children import Reaper, reserve_numbers
 from shim.log import Log
 from shim.pod import spare
@@ -42,6 +43,7 @@ def main(
     """
     # What is imported stays; looking for garbage among it costs a tenth of the time.
     gc.disable()
+    syscalls.give_back_large_blocks()
     listener_fd = reserve_numbers(listener_fd)
     spare.keep()
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)

@@ -7,8 +7,9 @@ for operations that arrived before it, so no two wait for each other.
 Rules for operations
 - ``AFTER`` lists, for each operation, the earlier operations that it waits for. It overtakes all
   others. Operations on execs wait for each other only if they concern the same exec.
-- Kill waits for nothing. SIGKILL cancels a Create, or the Start of an exec, that is under way; so
-  does Delete with a Create. Both then wait until it is undone, for ``LATE`` seconds.
+- Kill waits for nothing. SIGKILL cancels a Create, or the Start of an exec, that is under way or
+  queued; so does Delete with a Create. Both then wait until a Create is undone, for ``LATE``
+  seconds.
 - ``EVER``: until the other one has ended. Each of these ends by itself: Pause, Resume, Update and
   Delete call the runtime with a timeout, and a Start that hangs ends when the container is killed.
 - ``BRIEFLY``: at most ``LATE`` seconds, for all of them together. What has not ended by then is

@@ -76,6 +76,7 @@ class Process:
         child: the process itself, once it exists.
         exit: how it ended, once that is published.
         stdio: its open stdio; None before it is opened.
+        kills: how often it was killed while it was being started.
     """
 
     def __init__(self, container_id: str, exec_id: str, uris: StdioUris) -> None:
@@ -86,6 +87,7 @@ class Process:
         self.child: Child | None = None
         self.exit: Exit | None = None
         self.stdio: Stdio | None = None
+        self.kills = 0
         self._settled = loop.Event()
         self._no_exit: NvshimError | None = None
         self._input_ended = False

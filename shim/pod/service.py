@@ -274,7 +274,7 @@ class TaskService:
 
     async def exec(self, _: Context, request: task_pb2.ExecProcessRequest) -> Empty:
         """Add a process to a running container, to be started later."""
-        check_id(request.exec_id)
+        check_id(request.exec_id, "exec id")
         _refuse_zero_bytes("request", request)
         container = self._container(request.id)
         uris = StdioUris(request.stdin, request.stdout, request.stderr, terminal=request.terminal)

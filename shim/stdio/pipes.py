@@ -39,6 +39,9 @@ _MOST: Final = 1 << 20
 # default, for a third of the wake-ups. Most execs print a few lines.
 _PIPE_SIZE: Final = 1 << 18
 
+# The size of a sink for the last output, in bytes: what it holds, its source and a read together.
+_LAST_SIZE: Final = 1 << 20
+
 # How much is passed on before other tasks get a turn, in bytes and in steps: source and sink may
 # always be ready.
 _TURN_BYTES: Final = 1 << 20
@@ -169,8 +172,14 @@ class Relay:
         tasks.start_soon(self._run)
 
     def finish(self) -> None:
-        """Pass on what is there, and then end, whoever could still write."""
+        """Pass on what is there, and then end, whoever could still write.
+
+        A sink that is a pipe gets room for it, so that no reader is needed: in a pipe it outlives
+        us for as long as a reader has it open, and in a terminal it does not.
+        """
         self._finishing = True
+        if not self.done.is_set():
+            _enlarge(self._sink, _LAST_SIZE)
         if self._waiting is not None:
             self._waiting.cancel()
 
@@ -236,15 +245,16 @@ class Relay:
 
     async def _until_ready(self) -> bool:
         """Wait for the side that was not ready; returns whether there can be more."""
-        if self._sink_is_full:
-            if not self._enlarge():
-                await loop.wait_writable(self._sink)
-        elif self._finishing:
+        if self._sink_is_full and self._enlarge():
+            return True
+        if self._finishing and not self._sink_is_full:
             return False
-        else:
-            with loop.CancelScope() as self._waiting:
+        with loop.CancelScope() as self._waiting:
+            if self._sink_is_full:
+                await loop.wait_writable(self._sink)
+            else:
                 await loop.wait_readable(self._source)
-            self._waiting = None
+        self._waiting = None
         return True
 
     def _enlarge(self) -> bool:
@@ -253,12 +263,16 @@ class Relay:
             return False
         self._enlarged = True
         for pipe in (self._source, self._sink):
-            try:
-                if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
-                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-            except OSError:
-                pass  # root's share of pipes is used up (pipe(7), pipe-user-pages-soft)
+            _enlarge(pipe, _PIPE_SIZE)
         return True
+
+
+def _enlarge(pipe: int, size: int) -> None:
+    try:
+        if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < size:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+    except OSError:
+        pass  # no pipe; or root's share of pipes is used up (pipe(7), pipe-user-pages-soft)
 
 
 def _is_pipe(fd: int) -> bool:

@@ -179,7 +179,8 @@ class FifoOutput(Output):
     async def ended(self, tasks: Tasks) -> None:
         """Let a client take what it is taking, and hold the rest for one that comes later."""
         if self.relay is not None:
-            await self._while_passed_on(self.relay)
+            now = loop.current_time()
+            await self._while_passed_on(self.relay, until=now, deadline=now + _TAKING_SECONDS)
         is_held = True
         if self.relay is None or self.relay.done.is_set():
             is_held = await self._is_left_after_a_moment()
@@ -197,10 +198,12 @@ class FifoOutput(Output):
 
     async def drain(self, deadline: float) -> None:
         """If something is in the fifo, wait a little for a client to take it."""
-        await super().drain(deadline)
-        if self.relay is not None and not self.relay.done.is_set():
-            return
         began = loop.current_time() if self._ended_at is None else self._ended_at
+        if self.relay is not None:
+            until = began + _READER_SECONDS
+            await self._while_passed_on(self.relay, until=until, deadline=deadline)
+            if not self.relay.done.is_set():
+                return
         while self._holds():
             if self._has_reader():
                 await self._while_taken()
@@ -215,10 +218,17 @@ class FifoOutput(Output):
         super().close()
         self._close_kept()
 
-    async def _while_passed_on(self, relay: Relay) -> None:
+    async def _while_passed_on(self, relay: Relay, *, until: float, deadline: float) -> None:
+        """Wait until a relay is done, a client takes nothing any more, or the deadline.
+
+        Args:
+            relay: which.
+            until: how long to wait also for a client that takes nothing, on the loop's clock.
+            deadline: how long to wait for one that does.
+        """
         passed, stalled = relay.passed, 0
-        with loop.move_on_after(_TAKING_SECONDS):
-            while not relay.done.is_set() and stalled < _STALLED:
+        with loop.CancelScope(deadline=deadline):
+            while not relay.done.is_set() and (stalled < _STALLED or loop.current_time() < until):
                 with loop.move_on_after(_POLL_SECONDS):
                     await relay.done.wait()
                 before, passed = passed, relay.passed

@@ -116,9 +116,12 @@ async def test_restore_that_hangs_is_ended_by_kill_and_may_be_deleted(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(start)
                 pid = int(await anyio.to_thread.run_sync(wait_for_file, f"{tmp_path}/pid"))
+                tasks.start_soon(start)  # which waits for the first, and is not to restore either
+                await anyio.wait_all_tasks_blocked()
                 await shim.call("Kill", id="c2", signal=signal.SIGKILL)
                 await shim.call("Delete", id="c2")
         assert "exit status 137" in refused[0]
+        assert "it was killed while another start hung" in refused[1]
         assert not is_alive(pid)
         await gone(shim, "c2")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +15,7 @@ import pytest
 from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import GPU, error_of
 from tests.harness.dra_node import NODE, Place, dra_node_of
+from tests.harness.nvidia_smi import nvidia_smi
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -52,12 +52,7 @@ class Cut(Place):
 
     def smi(self, *arguments: str) -> str:
         """Run the node's nvidia-smi, as a person does."""
-        root = self.node.driver_root
-        return subprocess.run(
-            [f"{root}/usr/bin/nvidia-smi", *arguments],
-            env={"LD_LIBRARY_PATH": f"{root}/usr/lib/{os.uname().machine}-linux-gnu"},
-            capture_output=True, text=True, check=False, timeout=20,
-        ).stdout  # fmt: skip
+        return nvidia_smi(self.node, *arguments)
 
     def there(self) -> list[str]:
         """The profiles of the MIG devices that nvidia-smi lists, by GPU."""

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.node.dra.sharing import OURS
@@ -21,7 +23,9 @@ from tests.e2e.test_dra import CUT, error_of, root
 from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut, record
 from tests.harness.cluster import Cluster
 from tests.harness.dra_node import NODE, Place, dra_node_of
+from tests.harness.front import Front
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
+from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -193,6 +197,33 @@ def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -
     assert place.called() == [call(place.uuid(one), 3), call(place.uuid(one), 0)]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent waits longer for what hangs than anybody does for its end."""
+    monkeypatch.setenv("NVSHIM_PATIENCE", "20")
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(place: Sharing) -> None:
+    pid = Path(place.node.state, "smi-pid")
+    smi = Path(place.node.driver_root, "usr/bin/nvidia-smi")
+    smi.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 1000\n", encoding="ascii")
+    driver, claim = place.driver, place.shared("one", place.gpus[0], timeSlice="Long")
+
+    def ask() -> None:
+        with pytest.raises(grpc.RpcError):
+            driver.prepare(claim)
+
+    call = threading.Thread(target=ask)
+    call.start()
+    hangs = int(eventually(lambda: pid.exists() and pid.read_text("ascii"), "nvidia-smi hangs"))
+    assert place.agent.process is not None
+    place.agent.process.terminate()
+    assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
+    call.join()
+    eventually(lambda: not is_alive(hangs), "it has ended, too")
+
+
 def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: Sharing) -> None:
     one, other = place.gpus
     Path(place.node.state, "smi-refuses").write_text(place.uuid(other), encoding="ascii")
@@ -262,6 +293,35 @@ def test_a_daemon_of_pods_outlives_what_the_agent_has_written_down(place: Sharin
     assert place.daemons() == before
     assert place.driver.unprepare(claim) == {claim[1]: ""}
     assert not place.daemons()
+
+
+def test_a_daemon_of_pods_outlives_that_and_an_api_server_that_is_away(place: Sharing) -> None:
+    claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
+    assert not error_of(place.driver, claim)
+    before = place.daemons()
+    spec = Path(place.spec(claim)).read_text("ascii")
+    record(place, claim, place.gpus[0])
+    place.agent.kill()
+    os.unlink(f"{place.node.state}/dra.json")
+    with Front(place.cluster.port) as front:
+        front.be("reset")
+        place.agent = place.new_agent("--api-port", str(front.port), "--api-timeout", "1")
+        with place.agent:
+            eventually(
+                lambda: any("shares its devices is not known" in f for f in place.agent.faults()),
+                "the agent says what it waits for",
+            )
+            assert place.daemons() == before
+            old = place.kubelet.drivers.get(DRA_DRIVER)
+            front.be("passes")
+            eventually(
+                lambda: place.kubelet.drivers.get(DRA_DRIVER) not in {None, old},
+                "it is registered again",
+            )
+            assert place.daemons() == before
+            assert Path(place.spec(claim)).read_text("ascii") == spec
+            assert place.driver.unprepare(claim) == {claim[1]: ""}
+            assert not place.daemons()
 
 
 def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place: Sharing) -> None:

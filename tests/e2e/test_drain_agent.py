@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,12 +24,13 @@ from tests.harness.exposition import read_told
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.launcher import REPOSITORY
 from tests.harness.node_agent import NodeAgent
+from tests.harness.nvidia_smi import nvidia_smi
 from tests.harness.nvshim import Answer, nvshim
 from tests.harness.processes import with_nvml
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MINORS: Final = 24
 
@@ -247,6 +249,31 @@ def test_a_mig_device_out_of_service_by_itself(tmp_path: Path) -> None:
             kubelet.wait_for(SLICE, 2)
 
 
+@pytest.mark.parametrize("agent_runs", [True, False], ids=["let go", "no agent"])
+def test_a_mig_mode_that_a_person_switches_is_seen(tmp_path: Path, *, agent_runs: bool) -> None:
+    """No container gets such a GPU as a whole one: its programs would find no device."""
+    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("two")) as node:
+        let_go = Path(node.state, "let-go")
+        with (
+            KubeletPlugins(str(tmp_path / "kubelet")) as kubelet,
+            NodeAgent(node, str(tmp_path), kubelet.socket) as agent,
+        ):
+            agent.configure(flags={"migStrategy": "mixed"})
+            kubelet.wait_for(GPU, 2)
+            for mode, count in (("1", 1), ("0", 2)):
+                if agent_runs:
+                    let_go.touch()
+                    eventually(lambda: len(family(agent.pid)) == 1, "the agent lets go")
+                else:
+                    agent.stop()
+                assert "MIG Mode" in nvidia_smi(node, "-i", "0", "-mig", mode)
+                if agent_runs:
+                    let_go.unlink()
+                else:
+                    agent.start()
+                kubelet.wait_for(GPU, count)
+
+
 # -- reset -------------------------------------------------------------------------------------
 
 
@@ -323,6 +350,23 @@ def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
     assert (waiting.returncode, place.mark(1)) == (0, None)
 
 
+@pytest.mark.serial
+def test_who_comes_between_the_wait_and_the_reset_is_not_waited_for_once_more(place: Place) -> None:
+    with ExitStack() as stack:
+        with opening(place.node.state, 0) as lock:
+            assert lock is not None
+            reset = place.spawn("reset", "1", "--wait=3s", patience="20")
+            eventually(lambda: place.mark(1), "the reset waits for the lock")
+            time.sleep(3)  # the time that it was given
+            stack.enter_context(_holding(place))
+        since = time.monotonic()
+        _, err = reset.communicate(timeout=60)
+        assert time.monotonic() - since < 3
+    assert reset.returncode == 1
+    assert err.splitlines()[-1].startswith("NVSHIM-E2644 still-held")
+    assert place.called() == []
+
+
 def test_a_reset_without_a_place_for_its_lock_does_nothing(place: Place) -> None:
     os.mkdir(f"{place.node.state}/nvml.lock")
     refused = place.call("reset", "1", check=False)
@@ -391,16 +435,20 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
     assert place.mark(1) is None
 
 
-def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: Place) -> None:
+@contextmanager
+def _holding(place: Place) -> Iterator[Callable[[], None]]:
+    """A process that holds the second GPU until the end, or until what is yielded is called."""
     holds = "import os, sys; os.open(sys.argv[1], os.O_PATH); print(flush=True); sys.stdin.read()"
-    argv, pipe = (
-        [sys.executable, "-c", holds, f"{place.node.dev}/nvidia{_MINORS + 1}"],
-        subprocess.PIPE,
-    )
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as holder:
+    argv = [sys.executable, "-c", holds, f"{place.node.dev}/nvidia{_MINORS + 1}"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
         holder.stdout.readline()
+        yield holder.stdin.close
+
+
+def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: Place) -> None:
+    with _holding(place) as let_go:
         refused = place.call("reset", "1", "--wait=1s", check=False)
         assert refused.code == 1
         last = refused.stderr.splitlines()[-1]
@@ -411,7 +459,7 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: 
         assert mark["reset"] == "waits for its holders"
         assert place.called() == []
         waiting = place.spawn("reset", "1", "--wait")
-        holder.stdin.close()
+        let_go()
     eventually(place.called, "nvidia-smi runs")
     place.go_on()
     waiting.communicate(timeout=60)

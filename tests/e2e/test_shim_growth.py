@@ -145,6 +145,24 @@ async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartSh
         await gone(shim, "c0")
 
 
+async def test_a_large_spec_leaves_no_memory(start_shim: StartShim) -> None:
+    async with start_shim("c0", "sleep", "1000", debug=True) as shim:
+        await shim.run("c0")
+        await shim.until_loaded("c0")
+
+        async def live(name: str, annotations: dict[str, str]) -> int:
+            shim.bundle(name, "true", annotations=annotations)
+            await shim.run(name)
+            await shim.call("Wait", id=name)
+            await shim.call("Delete", id=name)
+            return _memory(shim)
+
+        before = await live("c1", {})
+        assert await live("c2", {f"a{n}": "x" * 1_000_000 for n in range(8)}) - before < 1000
+        await shim.end("c0")
+        await gone(shim, "c0")
+
+
 async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
     async with start_shim("c1", "sleep", "1000", debug=True) as shim:
         await shim.run("c1")

@@ -81,6 +81,46 @@ async def test_a_client_that_never_comes_holds_nothing_up_for_long(start_shim: S
         await gone(shim, "c1")
 
 
+# What an exec writes is passed on through a pipe; it and the fifo have grown to 256 KiB then.
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("exec_id", "size", "terminal", "is_read"),
+    [
+        ("", 65536 + 6000, True, False),
+        ("", 65536 + 6000, True, True),
+        ("e1", 65536 + 6000, True, True),
+        ("e1", 2 * 262144 - 16384, False, True),
+    ],
+    ids=["terminal, nobody", "terminal", "exec's terminal", "exec"],
+)
+async def test_more_output_than_a_fifo_holds_holds_no_delete_up_and_is_there_for_its_reader(
+    start_shim: StartShim, exec_id: str, size: int, *, terminal: bool, is_read: bool
+) -> None:
+    writes = ("head", "-c", str(size), "/dev/zero")
+    async with start_shim("c1", *(("sleep", "1000") if exec_id else writes)) as shim:
+        stdout = shim.fifo("out")
+        reader = os.open(stdout, os.O_RDONLY | os.O_NONBLOCK) if is_read else -1
+        if exec_id:
+            await shim.run("c1")
+            await shim.exec("c1", "e1", *writes, stdout=stdout, terminal=terminal)
+            await shim.call("Start", id="c1", exec_id="e1")
+        else:
+            await shim.run("c1", stdout=stdout, terminal=terminal)
+        await shim.call("Wait", id="c1", exec_id=exec_id)
+        began = time.monotonic()
+        await shim.call("Delete", id="c1", exec_id=exec_id)
+        assert time.monotonic() - began < 6  # 10 s before
+        if is_read:
+            read = b""
+            while chunk := os.read(reader, 1 << 16):
+                read += chunk
+            assert read == bytes(size)
+            os.close(reader)
+        if exec_id:
+            await shim.end("c1")
+        await gone(shim, "c1")
+
+
 # As on a machine that has much to do; and as containerd, which writes each chunk to a log of short
 # lines on a slow disk before it reads on.
 @pytest.mark.serial

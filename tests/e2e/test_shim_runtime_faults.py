@@ -18,6 +18,7 @@ import pytest
 
 from api.errors import Status
 from api.ttrpc import RemoteError
+from integration.timeouts import PATIENCE
 from tests.harness.cgroup import is_v2
 from tests.harness.runtime import is_alive
 from tests.harness.shim import LIFE, ShimByHand, StartShim, gone, wait_for_file
@@ -190,21 +191,25 @@ async def test_a_signal_that_does_not_kill_leaves_a_create_alone(start_shim: Sta
 async def test_an_exec_that_hangs_in_its_start_is_ended_by_its_kill_alone(
     start_shim: StartShim,
 ) -> None:
+    """So is a second start of it that waits for the first: nothing runs that was killed."""
     async with start_shim("c1", "sleep", "1000") as shim:
         await shim.run("c1", options=shim.options(before=_hang_in("exec")))
         await shim.exec("c1", "e1", "true")
-        async with anyio.create_task_group() as tasks:
-            failed: list[RemoteError] = []
+        with anyio.fail_after(10 * PATIENCE):
+            async with anyio.create_task_group() as tasks:
+                failed: list[RemoteError] = []
 
-            async def start() -> None:
-                call = shim.call("Start", id="c1", exec_id="e1")
-                failed.append(await _error(call))
+                async def start() -> None:
+                    call = shim.call("Start", id="c1", exec_id="e1")
+                    failed.append(await _error(call))
 
-            tasks.start_soon(start)
-            runtime = await _until_it_hangs(shim)
-            await shim.call("Kill", id="c1", exec_id="e1", signal=signal.SIGKILL)
-        assert failed[0].status == Status.ABORTED
-        assert "NVSHIM-E1310" in str(failed[0])
+                tasks.start_soon(start)
+                runtime = await _until_it_hangs(shim)
+                tasks.start_soon(start)
+                await anyio.wait_all_tasks_blocked()
+                await shim.call("Kill", id="c1", exec_id="e1", signal=signal.SIGKILL)
+        assert [error.status for error in failed] == [Status.ABORTED] * 2
+        assert all("NVSHIM-E1310" in str(error) for error in failed)
         assert not is_alive(runtime)
         assert await shim.status("c1") == "RUNNING"
         await shim.call("Delete", id="c1", exec_id="e1")

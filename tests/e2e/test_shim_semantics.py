@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from api.errors import Status
+from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
 from tests.harness.shim import (
     LIFE,
@@ -149,6 +150,19 @@ async def test_every_request_about_an_exec_is_answered_so_too(start_shim: StartS
         assert await answers("deleted") == _OF_AN_EXEC["deleted"]
         await shim.end("c1")
         await gone(shim, "c1")
+
+
+async def test_a_refusal_about_an_exec_says_so(start_shim: StartShim) -> None:
+    async with start_shim("c1", "sleep", "1000") as shim:
+        await shim.run("c1")
+        await shim.exec("c1", "e1", "sleep", "1000")
+        await shim.call("Start", id="c1", exec_id="e1")
+        running = "cannot delete exec e1 of c1: it is running. Kill it first"
+        with pytest.raises(RemoteError, match=running):
+            await shim.call("Delete", id="c1", exec_id="e1")
+        with pytest.raises(RemoteError, match=r"exec id '\.\./e2'"):
+            await shim.exec("c1", "../e2", "true")
+        await shim.end("c1")
 
 
 async def test_of_two_execs_of_one_id_at_once_one_is_added(start_shim: StartShim) -> None:

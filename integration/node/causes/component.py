@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from hooks.node.inventory import Inventory
+from integration.inspection.procfs import Procfs
 from integration.node.aside import aside
 from integration.node.board import Unsampled
 from integration.node.causes.files import FAULT, Files, read_all
@@ -41,7 +42,7 @@ from integration.node.health.book import Book, judge, places_of
 from integration.node.health.policy import Policy
 from integration.node.ledger.lately import LATE
 from integration.node.ledger.values import Holding
-from integration.node.monitor.values import GpuEvent, now
+from integration.node.monitor.values import GpuEvent, epoch, now
 from shim.bundle import INIT_PID
 from shim.causes.record import Whose
 from shim.causes.xids import RECOVERY, RECOVERY_ACTIONS, Action, recovery_asked
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 _MOST_RECENT: Final = 256
 # Seconds after a failure until the driver knows what the GPU needs.
 _TO_KNOW: Final = 1.0
-# Seconds by which a bundle's time and an event's may differ.
+# Seconds by which a container's time and an event's may differ.
 _SLACK: Final = 0.1
 
 
@@ -131,7 +132,7 @@ class _Clerk:
             action = recovery_asked(event.text)
             if action is None:
                 return
-            self._heed(self._book().gpu_of(event), action, _epoch(event.when) - TOGETHER)
+            self._heed(self._book().gpu_of(event), action, epoch(event.when) - TOGETHER)
             if action in {Action.NOTHING, Action.DRAIN}:
                 return
         self._hit(recent)
@@ -165,7 +166,7 @@ class _Clerk:
             verdict,
             whose,
             holders,
-            at=_epoch(event.when),
+            at=epoch(event.when),
             action=self._needs.get(verdict.gpu),
             mps=self._shared_by_mps(),
         )
@@ -223,7 +224,7 @@ class _Clerk:
                 )
                 if action == Action.NOTHING and sample.when < recent + _TO_KNOW:
                     continue
-                self._heed(gpu.uuid, action, _epoch(sample.when) - TOGETHER)
+                self._heed(gpu.uuid, action, epoch(sample.when) - TOGETHER)
         self._tell()
 
     def _heed(self, gpu: str, action: Action, since: float) -> None:
@@ -295,7 +296,7 @@ class _Clerk:
         sample = self._board.sample
         if sample is None or sample.failure:
             return
-        hits = full_memory(sample, self._board.usage, _epoch(sample.when))
+        hits = full_memory(sample, self._board.usage, epoch(sample.when))
         full = {(hit.container.namespace, hit.container.id) for hit in hits}
         there = {(each.namespace, each.id) for each in self._board.ledger.containers}
         # Of one that has gone it is known how it was last.
@@ -351,9 +352,8 @@ def _was_there(container: Container, when: float, *, known: bool) -> bool:
         made = os.stat(os.path.join(container.bundle, INIT_PID)).st_mtime
     except OSError:
         return known
-    return made <= _epoch(when) + _SLACK
-
-
-def _epoch(when: float) -> float:
-    """A time in seconds since boot, in seconds since the epoch."""
-    return time.time() - now() + when
+    if made <= epoch(when) + _SLACK:
+        return True
+    # By a clock that was set back since it may seem to be made later than it was.
+    status = Procfs().status(container.pid) if container.pid else None
+    return status is not None and status.started_since_boot <= when + _SLACK

@@ -16,7 +16,8 @@ A walk through the room, from the kubelet's call to the container's device:
 5. :mod:`.on_demand` has MIG devices be made for it, by :mod:`.cutting`.
 6. :mod:`.applying` has time slices and MPS daemons be as it asks.
 7. :mod:`.state` writes down what is prepared; the device plugin reads that, since a device that a
-   claim has is not its to give. :mod:`.cdi` writes the spec that runtimes read.
+   claim has is not its to give; :mod:`.recalling` stands in for it where it is lost. :mod:`.cdi`
+   writes the spec that runtimes read.
 8. :mod:`.looking` knows what the node has: :mod:`.parts` is NVML's word on MIG, :mod:`.devices`
    what is told of each device.
 9. :mod:`.slices` makes ResourceSlices of that, and :mod:`.publishing` keeps them in the API server.

@@ -41,7 +41,7 @@ from hooks.node.drained import driver_of, read_drains
 from integration.devices.creating import Wish, create
 from integration.inventory import inventory_of
 from integration.node.dra.parts import Part, Parts, overlaps, parse_name, parse_parts
-from integration.node.dra.state import read_record, write_record
+from integration.node.dra.state import known_of, read_record, write_record
 from integration.node.errors import (
     ClaimedDeviceMissing,
     DeviceTaken,
@@ -71,7 +71,7 @@ _TO_CLOSE: Final = 5.0 * PATIENCE
 _TO_SWITCH: Final = 12.0 * PATIENCE
 _TO_ACT: Final = 12.0 * PATIENCE
 
-_UNREAD: Final = (OSError, ValueError, KeyError, TypeError)
+_UNREAD: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def ask_parts(config: Config) -> Parts:
@@ -211,7 +211,9 @@ class Making:
         """Know what an agent before this one has made, in this boot."""
         try:
             notes = [
-                Note(each["claim"], each["title"], Part(**each["part"]), each["uuid"])
+                Note(
+                    each["claim"], each["title"], Part(**known_of(Part, each["part"])), each["uuid"]
+                )
                 for each in read_record(self._config, _MADE)["made"]
             ]
             self._notes = {note.part.name: note for note in notes}

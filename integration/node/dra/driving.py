@@ -50,6 +50,7 @@ from integration.node.dra.looking import Looking
 from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
 from integration.node.dra.reading import ClaimReader, Stale, is_away
+from integration.node.dra.recalling import has_daemon, recall
 from integration.node.dra.serving import Serving
 from integration.node.dra.sharing import refuse_conflicts, refuse_overfull
 from integration.node.dra.values import Health, Reference
@@ -134,18 +135,13 @@ class Driver:
 
     async def _recall(self) -> None:
         """Know again what the kubelet's record does not say of claims: how they share devices."""
-        for claim in tuple(self._claims.values()):
-            try:
-                found = await self.reader.read(claim.reference)
-                now = read_claim(
-                    found, claim.reference, self._name, self._pool, self._devices or {}
-                )
-            except ApiServerSilent:
-                return
-            except NvshimError:
-                continue  # it is as the kubelet says
-            if {each.device for each in now.devices} == {each.device for each in claim.devices}:
-                self._claims[claim.uid] = now
+
+        async def read(claim: Claim) -> Claim:
+            found = await self.reader.read(claim.reference)
+            return read_claim(found, claim.reference, self._name, self._pool, self._devices or {})
+
+        needs = partial(has_daemon, self._config, self._name)
+        self._claims |= await recall(tuple(self._claims.values()), read, needs, self.fault)
         self._tell()
 
     def fault(self, concern: str, line: str) -> None:

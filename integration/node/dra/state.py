@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from hooks.config import Config
 
 __all__ = [
-    "UUIDS", "held", "is_written", "load", "plugin_gave", "read_record", "recorded", "save",
-    "write_record",
+    "UUIDS", "held", "is_written", "known_of", "load", "plugin_gave", "read_record", "recorded",
+    "save", "write_record",
 ]  # fmt: skip
 
 UUIDS: Final = ("GPU-", "MIG-")
@@ -162,18 +162,18 @@ def _read(config: Config) -> list[Claim] | None:
             )
             for each in read_record(config, _FILE)["claims"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _device(told: dict[str, Any]) -> ClaimDevice:
     """A device as it was written down, by this agent, an older one or a newer one."""
-    sharing = Sharing(**_known(Sharing, told.get("sharing", {})))
-    return ClaimDevice(**{**_known(ClaimDevice, told), "sharing": sharing})
+    sharing = Sharing(**known_of(Sharing, told.get("sharing", {})))
+    return ClaimDevice(**{**known_of(ClaimDevice, told), "sharing": sharing})
 
 
-def _known(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """What was written down without what only a newer agent knows."""
+def known_of(kind: Any, told: dict[str, Any]) -> dict[str, Any]:
+    """What was written down of a dataclass, without what only a newer agent knows."""
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in told.items() if name in names}
 

@@ -9,6 +9,9 @@ Rules
 - An event is made once for each container and cause, as long as its pod is there, however often the
   container starts. That the memory of a GPU is full is no event: many programs take all of it on
   purpose.
+- An event that the server refuses (the pod's namespace is being deleted) keeps no other from being
+  made. A server that is silent is asked for no more of them.
+- Which faults are of this agent's time is told by the clock as it is now: it may be set back.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
 """
@@ -27,6 +30,7 @@ from integration.node.causes.journal import GPU_MEMORY, Entry, Key, told
 from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
 from integration.node.ledger.values import Ledger
+from integration.node.monitor.values import epoch, now
 from integration.node.telling import keep_told
 from shim.causes.record import Whose
 from shim.causes.sentence import sentence
@@ -145,18 +149,27 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
 
 async def run(context: Context) -> None:
     """Make events of what is missing or denied, and of faults, until cancelled."""
-    board, since = context.board, time.time() - _RECENT
+    board, since = context.board, now() - _RECENT
     made: set[Notice] = set()
 
     def tell(api: ApiServer) -> None:
         ledger = board.ledger
-        notices = {*_notices(ledger), *notices_of_faults(board.causes, since)}
+        notices = {*_notices(ledger), *notices_of_faults(board.causes, epoch(since))}
         pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
         gone = {n for n in made - notices if (n.namespace, n.pod, n.pod_uid) not in pods}
         made.difference_update(gone)
+        failed: EventNotMade | None = None
         for each in sorted(notices - made):
-            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            _make_event(api, each.namespace, each.event(now))
-            made.add(each)
+            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            try:
+                _make_event(api, each.namespace, each.event(moment))
+            except EventNotMade as error:
+                failed = failed or error
+                if not isinstance(error.__cause__, ApiServerRefused):
+                    break
+            else:
+                made.add(each)
+        if failed is not None:
+            raise failed
 
     await keep_told(context, tell, "ledger", "causes")

@@ -14,7 +14,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +35,6 @@ _AMOUNTS: Final = (
 )  # fmt: skip
 
 
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SLACK: Final = 0.1  # seconds: a process's beginning is told in hundredths
 
 
@@ -69,7 +67,7 @@ def owners_of(
 def _is_it(procfs: Procfs, pid: int, when: float) -> bool:
     """Whether a process was there at a time, in seconds since boot, as far as that is known."""
     status = procfs.status(pid)
-    return status is None or status.start_time / _TICKS <= when + _SLACK
+    return status is None or status.started_since_boot <= when + _SLACK
 
 
 def usage_of(

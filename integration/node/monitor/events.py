@@ -8,6 +8,8 @@ Rules
   longer, by NVML's time-out, hangs.
 - A GPU that could not be watched is tried again now and then, by a new child: NVML takes no notice
   of one that was reset. One that was lost is tried as soon as it answers those who sample it.
+- MIG mode that was switched by hand shows in nothing but NVML's answer, as long as there are no
+  instances; and nobody can switch it while a child runs. So each child says it when it begins.
 - A GPU that the child finds lost is posted at once; that it is back, samples prove.
 - When the driver or the GPUs change, the child is ended at once and a new one begun with what there
   is then: NVML does not see GPUs that come later, and keeps the kernel module in use.
@@ -119,6 +121,7 @@ class Watch:
                 partial(self._until_other, seen), self._until_back, partial(self._hear, child, seen)
             )
         finally:
+            self._board.post(mig_modes={})  # which may be switched from now on
             await self._children.end(child)
 
     async def _until_other(self, seen: Seen) -> None:
@@ -152,6 +155,10 @@ class Watch:
                 in_vain = bool(seen.gpus) and unwatched.keys() >= set(seen.gpus)
                 failed = ChildFailed("events of NVML", found=_NO_EVENTS)
                 self._post(unwatched, str(failed) if in_vain else "")
+            elif "mig" in word:
+                self._board.post(mig_modes=word["mig"])
+                if self._board.doubts_mig:
+                    self._board.want_look()
             elif "event" in word:
                 self._tell(_event_of(word["event"], seen))
             count += 1

@@ -16,6 +16,11 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def epoch(when: float) -> float:
+    """A time in seconds since boot, in seconds since the epoch, by the clock as it is now."""
+    return time.time() - now() + when
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
     """What one process uses of one GPU or MIG device."""

@@ -4,6 +4,8 @@ It reads a line, ``{"gpus": {INDEX: UUID, …}, "beat": SECONDS}``: which the no
 inventory, and for how long it may be silent. Then it says, a line each:
 
 - ``{"lost": {UUID: WHY, …}}`` at first, and whenever that has changed: those that do not answer;
+- ``{"mig": {UUID: BOOLEAN, …}}`` once: whether those that can have MIG mode have it. Nobody can
+  switch it as long as the child runs;
 - ``{"unwatched": {UUID: WHY, …}}`` likewise: those whose events cannot be had. A GPU is watched
   once NVML has been waited for, and that worked;
 - ``{"event": {…}}``, with what NVML knows of a :class:`~integration.node.monitor.values.GpuEvent`;
@@ -43,6 +45,7 @@ _FAILURES = 3  # one after the other
 _PAUSE = 0.1
 _PULSE = 0.5
 _TEMPERATURE = 0
+_MIG = 1
 _MOST_GPUS = 256
 _NO_XIDS = "it tells of no Xid"
 _UNTOLD = "NVML does not tell of it"
@@ -65,6 +68,7 @@ def watch(nvml: Any, say: Callable[[dict[str, Any]], None]) -> NoReturn:
     failures = 0
     while True:
         watcher.register()
+        watcher.say_modes()
         try:
             while True:
                 watcher.wait()
@@ -114,6 +118,7 @@ class _Watcher:
         self._events: Any = None
         self._unheard = ""  # why no events can be had
         self._tried = False  # the wait, since they were registered
+        self._modes_said = False
         self._said: dict[str, Any] = {}
         self._spoke = self._pulsed = time.monotonic()
 
@@ -147,6 +152,19 @@ class _Watcher:
                     gpu.failed = str(error)
                     self._lose(gpu, error)
         self._say_lost()
+
+    def say_modes(self) -> None:
+        """Say which GPUs are in MIG mode, the first time."""
+        if self._modes_said:
+            return
+        self._modes_said = True
+        modes: dict[str, bool] = {}
+        for gpu in self._gpus:
+            if gpu.handle is not None and not gpu.lost:
+                with contextlib.suppress(self._nvml.NVMLError):
+                    modes[gpu.uuid] = self._nvml.nvmlDeviceGetMigMode(gpu.handle)[0] == _MIG
+        if modes:
+            self._say({"mig": modes})
 
     def _register(self, gpu: _Gpu) -> None:
         nvml = self._nvml

@@ -28,6 +28,9 @@ CONTAINER_ROOT: Final = "/mps"
 SHM: Final = "/dev/shm"  # noqa: S108 - where glibc's shm_open() looks
 """Where containers and daemons see the shared memory."""
 
+LOCK: Final = ".lock"
+"""The file that is locked, beside the pipes."""
+
 _SHM: Final = "shm"
 
 
@@ -55,7 +58,7 @@ class Places:
             "container_pipe": f"{CONTAINER_ROOT}/{self.resource}/pipe",
             "log": f"{directory}/log",
             "log_file": f"{directory}/log/control.log",
-            "lock": f"{directory}/.lock",
+            "lock": f"{directory}/{LOCK}",
             "devices": f"{directory}/.devices",
         }
         for name, path in found.items():

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+import pytest
+
+from hooks.config import Config
 from integration.node.causes.hits import Hit
 from integration.node.causes.journal import GPU_MEMORY, Journal
+from integration.node.components import Context
+from integration.node.ledger import pod_events
 from integration.node.ledger.pod_events import notices_of_faults
+from integration.node.ledger.values import Denied, Ledger
+from integration.node.options import Options
 from shim.causes.record import Fault, Whose
+from tests.harness.api_server import ApiServer, refusal
+from tests.harness.waiting import until
 from tests.unit.node.causes.holders import holding
+
+if TYPE_CHECKING:
+    from integration.node.board import Board
+    from tests.harness.http_server import Request
 
 A: Final = holding("a", pid=7).container
 
@@ -53,3 +71,62 @@ def test_what_is_old_or_no_fault_is_not_said() -> None:
     over = Fault(20.0, "memory-limit", name="6.0 GiB", whose=Whose.APPLICATION, sure=True)
     (told,) = said(over, since=10.0)
     assert told[0] == "GPUMemoryLimit"
+
+
+class Refusing(ApiServer):
+    """One that makes no events in a namespace that is being deleted."""
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        if "/namespaces/ending/" in request.path:
+            self.refused += 1
+            return refusal(403, "unable to create new content in namespace ending")
+        return super().answer(request)
+
+    refused = 0
+
+
+@asynccontextmanager
+async def telling(api: ApiServer) -> AsyncIterator[tuple[Board, list[str]]]:
+    lines: list[str] = []
+    options = Options(
+        "", 1, api_server="127.0.0.1", api_port=api.port, service_account=api.service_account
+    )
+    context = Context(Config(), options, lambda _, line, **__: lines.append(line))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pod_events.run, context)
+        yield context.board, lines
+        tasks.cancel_scope.cancel()
+
+
+def names(api: ApiServer) -> list[str]:
+    return [event["involvedObject"]["name"] for _, event in api.events]
+
+
+@pytest.mark.anyio
+async def test_an_event_that_is_refused_keeps_no_other_from_being_made(tmp_path: Path) -> None:
+    denied = [Denied(where, where, "uid", "main", "why") for where in ("a", "ending", "z")]
+    with Refusing(str(tmp_path / "account")) as api:
+        async with telling(api) as (board, lines):
+            board.post(ledger=Ledger(denied=tuple(denied)))
+            await until(lambda: names(api) == ["a", "z"], "the others are made")
+            await until(lambda: len(lines) == 1, "it is said")
+            assert "unable to create new content" in lines[0]
+            board.post(ledger=Ledger(denied=(denied[1], Denied("y", "y", "uid", "main", "why"))))
+            await until(lambda: names(api) == ["a", "z", "y"], "no other is made twice")
+            await until(lambda: api.refused == 2, "it is tried again")
+
+
+@pytest.mark.anyio
+async def test_a_fault_is_told_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.time
+    with ApiServer(str(tmp_path / "account")) as api:
+        async with telling(api) as (board, _):
+            board.post(ledger=Ledger(denied=(Denied("a", "a", "uid", "main", "why"),)))
+            await until(lambda: names(api) == ["a"], "it goes")
+            monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+            journal = Journal()
+            journal.add(Hit(A, lost(time.time())))
+            board.post(causes=dict(journal.entries))
+            await until(lambda: names(api) == ["a", "pod-a"], "the fault is told")

@@ -188,7 +188,7 @@ async def test_a_container_that_the_ledger_learns_of_later_is_hit_if_it_was_ther
         file = tmp_path / name / "init.pid"
         file.write_text("1")
         os.utime(file, (time.time() - ago,) * 2)
-        return holding(name, bundle=str(tmp_path / name))
+        return holding(name, pid=0, bundle=str(tmp_path / name))
 
     async with world(config) as it:
         it.tell(79, pid=7, cgroups="0::/kubepods/id-before\n")
@@ -199,6 +199,17 @@ async def test_a_container_that_the_ledger_learns_of_later_is_hit_if_it_was_ther
         await it.becomes("much-before", 79)
         assert it.codes("after") == []
         assert it.codes("before") == [79]
+
+
+async def test_a_container_is_hit_though_the_clock_was_set_back_since_it_was_made(
+    config: Config, tmp_path: Path
+) -> None:
+    (tmp_path / "init.pid").write_text("1")
+    os.utime(tmp_path / "init.pid", (time.time() + 3600,) * 2)
+    async with world(config) as it:
+        it.holds(holding("a", pid=os.getpid(), bundle=str(tmp_path)))
+        it.tell(79)
+        await it.becomes("a", 79)
 
 
 async def test_a_thousand_faults_a_second_lose_neither_the_first_nor_fill_the_disk(

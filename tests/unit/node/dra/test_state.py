@@ -124,6 +124,19 @@ def test_what_a_newer_agent_has_added_is_passed_over(tmp_path: Path) -> None:
     assert [*load(config, "driver").values()] == CLAIMS
 
 
+def test_what_a_newer_agent_has_added_to_what_was_made_is_passed_over(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    making = Making(config)
+    making._note(Note("uid", "claim a/b", part_of("a"), "MIG-1"))
+    path = tmp_path / "state" / "dra-mig.json"
+    document = json.loads(path.read_text())
+    document["made"][0]["new"] = document["made"][0]["part"]["new"] = 1
+    path.write_text(json.dumps({**document, "new": 1}))
+    again = Making(config)
+    again.load()
+    assert again.made == making.made
+
+
 def test_the_kubelets_record_says_of_which_gpu_a_part_is(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     gpu = "8b53c73b-1f5f-4a3e-9c2f-0d1a2b3c4d5e"
@@ -141,8 +154,9 @@ def test_the_kubelets_record_says_of_which_gpu_a_part_is(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text",
     ["", "null", "[" * 100_000, '{"format": 1}', '{"format": 2, "boot": "", "claims": []}',
-     '{"format": 1, "boot": "BOOT", "claims": [{"uid": "u", "devices": [{"new": 1}]}]}'],
-    ids=["empty", "null", "deep", "cut", "newer", "of a newer agent"],
+     '{"format": 1, "boot": "BOOT", "claims": [{"uid": "u", "devices": [{"new": 1}]}]}',
+     '{"format":1,"boot":"BOOT","claims":[{"uid":"","namespace":"","name":"","devices":[[]]}]}'],
+    ids=["empty", "null", "deep", "cut", "newer", "of a newer agent", "of another shape"],
 )  # fmt: skip
 def test_what_cannot_be_read_is_as_if_it_were_not_there(tmp_path: Path, text: str) -> None:
     config = config_of(tmp_path)
