@@ -263,7 +263,7 @@ def test_a_mig_mode_that_a_person_switches_is_seen(tmp_path: Path, *, agent_runs
             for mode, count in (("1", 1), ("0", 2)):
                 if agent_runs:
                     let_go.touch()
-                    eventually(lambda: len(family(agent.pid)) == 1, "the agent lets go")
+                    eventually(lambda: not with_nvml(agent.pid), "the agent lets go")
                 else:
                     agent.stop()
                 assert "MIG Mode" in nvidia_smi(node, "-i", "0", "-mig", mode)
