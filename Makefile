@@ -43,7 +43,7 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 # What fails once fails again: examples are the same in each run, and so is the order of sets.
 test test-thorough: export PYTHONHASHSEED := 0
 # Each module is compiled once, and not by each worker and program, whatever the environment says.
-test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
+$(CACHE)/.collected test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that run side by side. Those end to end wait for others half of their time.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
