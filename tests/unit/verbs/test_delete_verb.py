@@ -119,10 +119,11 @@ def _failing(left: Container, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A container, what becomes of it, and what is complained about, line by line."""
+    """A container, what becomes of it, and the lines of what is complained about."""
 
     change: Callable[[Container, Path], object] = lambda *_: None
     said: tuple[str, ...] = ()
+    more: bool = False  # may be complained about: what takes its time is busy meanwhile
     runtime: str = "runc"
     own_pid_namespace: bool = True
     begin: Callable[[Container], int] = Container.run
@@ -140,12 +141,14 @@ CASES = {
         _without_its_runtime, (UNKNOWN,), own_pid_namespace=False
     ),
     "without its runtime, by crun": Case(_without_its_runtime, (UNKNOWN,), runtime="crun"),
-    "runtime that hangs": Case(_hanging, (f"had not ended after {remains.RUNTIME_TIMEOUT} s",)),
+    "runtime that hangs": Case(
+        _hanging, (f"had not ended after {remains.RUNTIME_TIMEOUT} s",), more=True
+    ),
     "runtime that fails": Case(_failing, ("/runtime delete {id}: exit status 3: one two",)),
-    "frozen, without its runtime": Case(_frozen, (UNKNOWN,)),
+    "frozen, without its runtime": Case(_frozen, (UNKNOWN,), more=True),
     # It is known by its cgroup.
     "state that was lost": Case(_lost_state),
-    "malformed state": Case(_malformed_state, ("state.json: no JSON", UNKNOWN)),
+    "malformed state": Case(_malformed_state, ("state.json: no JSON", UNKNOWN), more=True),
 }
 
 
@@ -163,10 +166,9 @@ def test_container_is_ended(program: Program, bundle: Path, root: Path, name: st
         for _ in range(case.times):
             response, complaints = _delete(program, bundle)
             assert response.pid == pid
-            lines = complaints.splitlines()
-            assert len(lines) == len(case.said), complaints
-            for line, said in zip(lines, case.said, strict=True):
-                assert said.format(id=left.id, path=os.environ["PATH"]) in line
+            for said in case.said:
+                assert said.format(id=left.id, path=os.environ["PATH"]) in complaints
+            assert case.more or len(complaints.splitlines()) == len(case.said), complaints
         _assert_nothing_left(left, processes)
     if case.change is _hanging:
         started = (program.directory / "pids").read_text().split()
