@@ -11,7 +11,7 @@ PACKAGES := binutils busybox-static containerd containernetworking-plugins criu 
 
 # What virtual machines are made and run with, and what runs in them: that which depends on
 # version 2 of cgroups and on systemd.
-VM_PACKAGES := cpio e2fsprogs kmod mmdebstrap qemu-system-x86
+VM_PACKAGES := e2fsprogs mmdebstrap qemu-system-x86
 VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
                tests/e2e/test_checkpoint_images.py tests/e2e/test_stand_ins.py \
                tests/unit/shim/test_remains.py
@@ -97,11 +97,8 @@ fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; M
 	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
 
 .PHONY: test-chaos
-test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way; CHAOS="--fault hangs"
+test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way, and the agent at each step of a claim
 	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
-
-.PHONY: test-chaos-claims
-test-chaos-claims: setup #- Prepare claims while the agent is killed at each step; CLAIMS="--only storm"
 	@$(VENV)/bin/python -m tests.chaos.claims $(CLAIMS)
 
 .PHONY: soak
@@ -134,7 +131,7 @@ test-release: setup $(CACHE)/.release-packages $(CACHE)/release-site/.ready #- M
 	@NVSHIM_TEST_RELEASE='$(CURDIR)/$(CACHE)/release-site' $(VENV)/bin/python -m pytest -o timeout=900 tests/release
 
 .PHONY: chart
-chart: $(VENV)/.ready #- Make the Helm chart in dist, of the kustomize manifests
+chart: $(VENV)/.ready #- Pack the Helm chart, integration/kubernetes/chart, in dist
 	@$(VENV)/bin/python -m tests.tools.release --chart-only dist
 
 .PHONY: gpu-bundle

@@ -93,6 +93,14 @@ class Place:
             return Path(self.node.state, "reset-calls").read_text("ascii").splitlines()
         return []
 
+    def lets_reset(self, reset: subprocess.Popen[str], times: int = 1) -> str:
+        """Let a reset that comes to its nvidia-smi succeed; what it has printed."""
+        eventually(lambda: len(self.called()) == times, "nvidia-smi runs")
+        self.go_on()
+        out, err = reset.communicate(timeout=60)
+        assert reset.returncode == 0, err
+        return out
+
     def go_on(self, status: int = 0, said: str = "", *, heals: bool = True) -> None:
         line = f"{status} {heals:d} {said}\n"
         Path(self.node.state, "reset-goes-on").write_text(line, encoding="ascii")
@@ -344,10 +352,8 @@ def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
         mark = place.mark(1)
         assert mark is not None
         assert mark["reset"] == "waits for its holders"
-    eventually(place.called, "nvidia-smi runs")
-    place.go_on()
-    waiting.communicate(timeout=60)
-    assert (waiting.returncode, place.mark(1)) == (0, None)
+    place.lets_reset(waiting)
+    assert place.mark(1) is None
 
 
 @pytest.mark.serial
@@ -403,11 +409,7 @@ def test_a_reset_that_fails_leaves_the_gpu_out_of_service(
     assert "a reset came so far" in " ".join(told.split())
     # A person goes on from there.
     place.suffers()
-    again = place.spawn("reset", "1")
-    eventually(lambda: len(place.called()) == 2, "nvidia-smi runs again")
-    place.go_on()
-    again.communicate(timeout=60)
-    assert again.returncode == 0
+    place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
 
 
@@ -427,11 +429,7 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
     assert [bool(row["out_of_service"]) for row in rows] == [False, True]
     if number == signal.SIGKILL:  # it has left its nvidia-smi behind
         place.go_on()
-    again = place.spawn("reset", "1")
-    eventually(lambda: len(place.called()) == 2, "nvidia-smi runs again")
-    place.go_on()
-    again.communicate(timeout=60)
-    assert again.returncode == 0
+    place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
 
 
@@ -460,20 +458,13 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: 
         assert place.called() == []
         waiting = place.spawn("reset", "1", "--wait")
         let_go()
-    eventually(place.called, "nvidia-smi runs")
-    place.go_on()
-    waiting.communicate(timeout=60)
-    assert (waiting.returncode, place.mark(1)) == (0, None)
+    place.lets_reset(waiting)
+    assert place.mark(1) is None
 
 
 def test_a_gpu_that_a_person_took_out_of_service_stays_so_after_its_reset(place: Place) -> None:
     place.call("drain", "1", "--reason", "fan")
     before = place.mark(1)
-    reset = place.spawn("reset", "1")
-    eventually(place.called, "nvidia-smi runs")
-    place.go_on()
-    out, err = reset.communicate(timeout=60)
-    assert (reset.returncode, out) == (
-        0, "GPU 1 was reset, answers, and stays out of service, as it was\n",
-    ), err  # fmt: skip
+    out = place.lets_reset(place.spawn("reset", "1"))
+    assert out == "GPU 1 was reset, answers, and stays out of service, as it was\n"
     assert place.mark(1) == before

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import pkgutil
 import re
 from collections.abc import Iterator
 
 import pytest
 
 from api.errors import NvshimError, Status
-from tests.tools.reference.sources import modules, remedies
+from tests.tools.reference.error_codes import every_error
+from tests.tools.reference.sources import calls, modules, remedies
 
-PACKAGES = ("api", "hooks", "shim", "integration", "tests.tools")
 # Their message is that of another program, which says itself what to do.
 QUOTES = {"RemoteError", "RuntimeFailed", "CriRefused"}
-_SCRIPTS = ("__main__", "nvml_probe")  # run by path, and define no error
 
 
 def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
@@ -27,12 +23,9 @@ def _descendants(kind: type[NvshimError]) -> Iterator[type[NvshimError]]:
 
 @pytest.fixture(scope="module")
 def errors() -> list[type[NvshimError]]:
-    for name in PACKAGES:
-        package = importlib.import_module(name)
-        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-            if not module.name.endswith(_SCRIPTS):
-                importlib.import_module(module.name)
-    return [e for e in _descendants(NvshimError) if e.__module__.startswith(PACKAGES)]
+    every_error()  # for that, every module is imported
+    ours = ("api", "hooks", "shim", "integration", "tests.tools")
+    return [error for error in _descendants(NvshimError) if error.__module__.startswith(ours)]
 
 
 def test_no_two_errors_have_one_code(errors: list[type[NvshimError]]) -> None:
@@ -60,10 +53,9 @@ def test_every_error_that_a_person_can_meet_says_what_to_do(
 ) -> None:
     silent: dict[str, list[str]] = {}
     for module in modules():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and not any(word.arg == "do" for word in node.keywords):
-                name = ast.unparse(node.func).rpartition(".")[2]
-                silent.setdefault(name, []).append(f"{module.path}:{node.lineno}")
+        for name, call in calls(module):
+            if not any(word.arg == "do" for word in call.keywords):
+                silent.setdefault(name, []).append(f"{module.path}:{call.lineno}")
     advised = remedies()
     lacking = {
         error.code: silent.get(error.__name__, ["it is raised nowhere by its name"])
@@ -78,22 +70,14 @@ def test_every_error_that_a_person_can_meet_says_what_to_do(
 @pytest.mark.parametrize(
     ("asked", "found", "do", "line"),
     [
-        (
-            "to read /etc/x",
-            "it is empty.",
-            "write it.",
-            "cannot read /etc/x: it is empty. Write it",
-        ),
+        ("to read /etc/x", "it is empty.", "write it.",
+         "cannot read /etc/x: it is empty. Write it"),
         ("GPU 7", "does not exist; this node has 0", "", "GPU 7 does not exist; this node has 0"),
         ("GPU 7", "no node", "nvidia-smi makes it", "GPU 7: no node. nvidia-smi makes it"),
-        (
-            "the key a",
-            "there is none",
-            "Did you mean b?",
-            "the key a: there is none. Did you mean b?",
-        ),
+        ("the key a", "there is none", "Did you mean b?",
+         "the key a: there is none. Did you mean b?"),
     ],
-)
+)  # fmt: skip
 def test_an_error_reads_as_sentences(asked: str, found: str, do: str, line: str) -> None:
     assert str(NvshimError(asked, found=found, do=do)) == f"NVSHIM-E0000 nvshim-error: {line}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import click
@@ -16,7 +16,7 @@ from integration.cli.node_options import parameter_of
 from integration.node.plugin.table import FLAGS
 from tests.tools.reference.markdown import code, prose, table
 
-__all__ = ["exit_statuses", "page", "statuses", "walk"]
+__all__ = ["exit_statuses", "page", "problem", "statuses", "walk"]
 
 _HEAD: Final = """\
 # nvshim
@@ -65,6 +65,27 @@ def walk() -> Iterator[tuple[str, click.Command]]:
         command = nvshim.get_command(context, name)
         if command is not None:
             yield from _below(f"nvshim {name}", command)
+
+
+def problem(words: Sequence[str]) -> str:
+    """What nvshim does not take of a call; "" if it takes it, as far as its words tell.
+
+    Args:
+        words: the call, from ``nvshim`` on. A word in capitals stands for many.
+    """
+    command: click.Command = nvshim
+    rest = list(words[1:])
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        if not rest[0].islower():
+            return ""
+        found = command.get_command(click.Context(command), rest[0])
+        if found is None:
+            return rest[0]
+        command, rest = found, rest[1:]
+    names = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    names |= {"-h", "--help"}
+    given = {word.partition("=")[0] for word in rest if word.startswith("-")}
+    return ", ".join(sorted(given - names))
 
 
 def _below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:

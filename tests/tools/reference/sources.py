@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ __all__ = [
     "INSTALLED",
     "ROOMS",
     "Module",
+    "calls",
     "causes",
     "modules",
     "remedies",
@@ -42,7 +44,33 @@ def modules(rooms: tuple[str, ...] = ROOMS) -> tuple[Module, ...]:
     Args:
         rooms: the directories to look in.
     """
-    return tuple(_module(path) for path in _files(rooms, ".py") if not path.endswith("_pb2.py"))
+    paths = [path for path in _files(rooms, ".py") if not path.endswith("_pb2.py")]
+    # Trees are large and nothing of them is garbage: looking for that takes most of the time.
+    gc.disable()
+    try:
+        return tuple(map(_module, paths))
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@functools.cache
+def _nodes(module: Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(module.tree))
+
+
+@functools.cache
+def calls(module: Module) -> tuple[tuple[str, ast.Call], ...]:
+    """Every call in a module, with the last name of what is called; "" for what has none.
+
+    Args:
+        module: any.
+    """
+    return tuple(
+        (getattr(node.func, "attr", getattr(node.func, "id", "")), node)
+        for node in _nodes(module)
+        if isinstance(node, ast.Call)
+    )
 
 
 @functools.cache
@@ -68,11 +96,11 @@ def texts(module: Module) -> tuple[tuple[int, str], ...]:
     """
     prose = {
         id(node.value)
-        for node in ast.walk(module.tree)
+        for node in _nodes(module)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     found = []
-    for node in ast.walk(module.tree):
+    for node in _nodes(module):
         if isinstance(node, ast.Constant) and id(node) not in prose:
             if isinstance(node.value, str):
                 found.append((node.lineno, node.value))
@@ -91,7 +119,7 @@ def variables_read(module: Module) -> Iterator[tuple[int, str]]:
         module: any.
     """
     names = _constants_of(module.tree)
-    for node in ast.walk(module.tree):
+    for node in _nodes(module):
         asked: list[ast.expr] = []
         if isinstance(node, ast.Subscript) and _is_environ(node.value):
             asked = [node.slice]
@@ -108,7 +136,9 @@ def variables_read(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def _is_environ(node: ast.expr) -> bool:
-    return ast.unparse(node) in {"os.environ", "os.environb", "environ"}
+    if isinstance(node, ast.Attribute):
+        return node.attr in {"environ", "environb"} and getattr(node.value, "id", "") == "os"
+    return isinstance(node, ast.Name) and node.id == "environ"
 
 
 def _name(node: ast.expr, constants: Mapping[str, str]) -> str:
@@ -142,33 +172,31 @@ def variables_of_c(rooms: tuple[str, ...] = ROOMS) -> Iterator[tuple[str, str]]:
 
 def remedies(rooms: tuple[str, ...] = ROOMS) -> Mapping[str, tuple[str, ...]]:
     """What the code advises with each error, by the name of its class."""
-    return _advice_in((module.tree for module in modules(rooms)), "do")
+    return _advice_in(modules(rooms), "do")
 
 
 def causes(rooms: tuple[str, ...] = ROOMS) -> Mapping[str, tuple[str, ...]]:
     """What the code has found where it raises each error, by the name of its class."""
-    return _advice_in((module.tree for module in modules(rooms)), "found")
+    return _advice_in(modules(rooms), "found")
 
 
-def _advice_in(trees: Iterable[ast.Module], argument: str) -> Mapping[str, tuple[str, ...]]:
+def _advice_in(those: Iterable[Module], argument: str) -> Mapping[str, tuple[str, ...]]:
     """What some modules say by one argument of each error, by the name of its class.
 
     What depends on the case is left out of a text, as ``…``.
 
     Args:
-        trees: the modules.
+        those: the modules.
         argument: ``found`` or ``do``.
     """
     said: dict[str, dict[str, None]] = {}
-    for tree in trees:
-        names = _constants_of(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                kind = ast.unparse(node.func).rpartition(".")[2]
-                for keyword in node.keywords:
-                    if keyword.arg == argument:
-                        for text in _sentences(keyword.value, names):
-                            said.setdefault(kind, {})[text] = None
+    for module in those:
+        names = _constants_of(module.tree)
+        for kind, call in calls(module):
+            for keyword in call.keywords:
+                if keyword.arg == argument:
+                    for text in _sentences(keyword.value, names):
+                        said.setdefault(kind, {})[text] = None
     return {kind: tuple(texts) for kind, texts in said.items()}
 
 

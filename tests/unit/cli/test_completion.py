@@ -31,6 +31,7 @@ def complete(*words: str) -> list[str]:
 
 def test_commands_that_are_hidden_are_not_offered() -> None:
     assert complete("node") == ["node"]
+    assert complete("compl") == ["completion"]
     assert complete("ledger", "l") == []
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
-import click
-
-from integration.cli import app
 from integration.doctor.checks import CHECKS
+from tests.tools.reference.commands import problem
 from tests.tools.reference.error_codes import every_error
 from tests.tools.reference.sources import remedies
 
@@ -26,20 +24,4 @@ def _named() -> set[str]:
 def test_commands_of_remedies_are_ones_that_nvshim_takes() -> None:
     named = _named()
     assert {"nvshim list", "nvshim configure docker --replace"} <= named
-    assert [wrong for line in sorted(named) if (wrong := _what_is_wrong(line))] == []
-
-
-def _what_is_wrong(line: str) -> str:
-    """What nvshim does not take of a command line; "" if it takes it."""
-    words = shlex.split(line)[1:]
-    command: click.Command = app.nvshim
-    context = click.Context(command, info_name="nvshim")
-    while isinstance(command, click.Group) and words:
-        found = command.get_command(context, words[0])
-        if found is None:
-            return f"{line}: there is no {words[0]}"
-        context = click.Context(found, parent=context, info_name=words[0])
-        command, words = found, words[1:]
-    options = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
-    wrong = {word for word in words if word.startswith("-")} - options
-    return f"{line}: it has no {', '.join(sorted(wrong))}" if wrong else ""
+    assert {line: said for line in named if (said := problem(shlex.split(line)))} == {}

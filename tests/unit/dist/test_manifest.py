@@ -39,9 +39,6 @@ def test_what_was_written_is_read_and_is_so(tree: Tree) -> None:
     assert tree.files["lib/a/link"] == "link:../../bin/nvshim"
     assert tree.programs == {"bin/nvshim"}
     assert (tree.version, tree.revision, tree.architecture) == ("1.2.3", "abc", "arm64")
-
-
-def test_a_tree_is_named_by_its_version_and_digest(tree: Tree) -> None:
     assert tree.name == f"1.2.3-{tree.digest[:8]}"
 
 
@@ -63,6 +60,11 @@ def _file_for_link(path: Path) -> None:
     (path / "lib/a/link").write_text("#!\n")
 
 
+def _fifo_for_file(path: Path) -> None:
+    (path / "lib/a/b.py").unlink()
+    os.mkfifo(path / "lib/a/b.py")
+
+
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
@@ -74,12 +76,11 @@ def _file_for_link(path: Path) -> None:
         (_relink, "lib/a/link is changed"),
         (_file_for_link, "lib/a/link is changed"),
         (lambda path: os.mkfifo(path / "lib/fifo"), "lib/fifo is not of it"),
+        (_fifo_for_file, "lib/a/b.py is changed"),  # and it is not opened
     ],
-    ids=["content", "missing", "more", "no program", "program", "link", "no link", "fifo"],
+    ids=["text", "missing", "more", "no mode", "mode", "link", "no link", "fifo", "no file"],
 )
 def test_damage_is_found_and_named(tree: Tree, damage: Callable[[Path], Any], found: str) -> None:
-    from pathlib import Path  # noqa: PLC0415 - the other import is for types
-
     damage(Path(tree.path))
     with pytest.raises(TreeDamaged) as raised:
         verify(tree.path)
@@ -91,13 +92,6 @@ def test_of_much_damage_the_beginning_is_named(tree: Tree) -> None:
         with open(os.path.join(tree.path, f"more{number}"), "w", encoding="ascii"):
             pass
     with pytest.raises(TreeDamaged, match=r"more4 is not of it and 4 more\."):
-        verify(tree.path)
-
-
-def test_a_fifo_in_place_of_a_file_is_not_opened(tree: Tree) -> None:
-    os.unlink(os.path.join(tree.path, "lib/a/b.py"))
-    os.mkfifo(os.path.join(tree.path, "lib/a/b.py"))
-    with pytest.raises(TreeDamaged, match=r"lib/a/b\.py is changed"):
         verify(tree.path)
 
 

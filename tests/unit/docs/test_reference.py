@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Final
 
 import click
 import pytest
 
-from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
 from integration.inspection.codes import explain_code
 from tests.harness.pages import blocks, read_page
@@ -120,8 +120,6 @@ def test_pages_name_no_variable_of_ours_that_there_is_not() -> None:
 
 
 def test_what_reads_a_variable_is_found() -> None:
-    import ast  # noqa: PLC0415 - one test
-
     source = (
         'import os\nA = "ONE"\nos.environ[A]\nos.environ.get("TWO")\nos.getenv("THREE")\n'
         'def f(x):\n  os.environ.get(x)\noption("--x", envvar="FOUR")\n'
@@ -215,34 +213,17 @@ def _calls(page: str) -> list[list[str]]:
     return [span.split(" -- ")[0].split() for span in spans]
 
 
-def _problem(words: list[str]) -> str:
-    """What of a call there is not; "" for nothing."""
-    command: click.Command = nvshim
-    rest = words[1:]
-    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        if not rest[0].islower():
-            return ""  # a word that stands for many
-        found = command.get_command(click.Context(command), rest[0])
-        if found is None:
-            return rest[0]
-        command, rest = found, rest[1:]
-    names = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
-    names |= {"-h", "--help"}
-    given = {word.partition("=")[0] for word in rest if word.startswith("-")}
-    return ", ".join(sorted(given - names))
-
-
 @pytest.mark.parametrize("page", [name for name in every_page() if "reference/" not in name])
 def test_every_call_of_nvshim_on_a_page_is_one_that_there_is(page: str) -> None:
-    wrong = {" ".join(words): problem for words in _calls(page) if (problem := _problem(words))}
+    wrong = {" ".join(words): said for words in _calls(page) if (said := commands.problem(words))}
     assert wrong == {}
 
 
 def test_a_call_that_there_is_not_is_found() -> None:
-    assert _problem(["nvshim", "cdi", "generate", "--to", "x", "--kind", "gpu"]) == ""
-    assert _problem(["nvshim", "cdi", "generate", "--tu", "x"]) == "--tu"
-    assert _problem(["nvshim", "cdo"]) == "cdo"
-    assert _problem(["nvshim", "COMMAND", "--help"]) == ""
+    assert commands.problem(["nvshim", "cdi", "generate", "--to", "x", "--kind", "gpu"]) == ""
+    assert commands.problem(["nvshim", "cdi", "generate", "--tu", "x"]) == "--tu"
+    assert commands.problem(["nvshim", "cdo"]) == "cdo"
+    assert commands.problem(["nvshim", "COMMAND", "--help"]) == ""
 
 
 # -- how pages are made ---------------------------------------------------------------------
@@ -256,7 +237,7 @@ def test_a_cell_cannot_end_a_table() -> None:
 
 
 def test_a_page_without_its_place_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dict(pages.BLOCKS), "x.md", {})
+    monkeypatch.setattr(pages, "PAGES", {})
     monkeypatch.setattr(pages, "BLOCKS", {"index.md": {"none": lambda: "text"}})
     with pytest.raises(BlockMissing, match="made: none"):
         pages.stale()

@@ -273,6 +273,10 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         all_of(enable_cdi, added(OURS, '[cdi]\nspec-dirs = ["/var/run/cdi"]\n')),
         "D055", NOTE, "/etc/cdi",
     ),
+    "CDI of one directory more": (
+        all_of(enable_cdi, added(OURS, '[cdi]\nspec-dirs = ["/etc/cdi", "/var/run/cdi", "/x"]\n')),
+        "D055", NOTE, "/x",
+    ),
     "CRI-O calls NVIDIA's": (
         text("/etc/crio/crio.conf.d/99.conf",
              f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{NVIDIAS}"\n'),

@@ -98,6 +98,14 @@ def test_a_container_that_has_ended_is_nobody_s_trouble(tree: Tree) -> None:
     assert examine(tree.places(), choose(codes)).findings == ()
 
 
+def test_containers_are_looked_for_where_containerd_keeps_them(tree: Tree) -> None:
+    in_version_1("")(tree)
+    tree.write(CONTAINERD, f'state = "/srv/containerd"\n{tree.read(CONTAINERD)}')
+    assert found(tree, "D100") == []
+    os.renames(tree.at("/run/containerd"), tree.at("/srv/containerd"))
+    assert len(found(tree, "D100")) == 1
+
+
 def test_a_fork_server_that_prepares_itself_or_has_just_ended_is_nobody_s_trouble(
     tree: Tree,
 ) -> None:
@@ -300,6 +308,10 @@ def test_handler_of_runcs_type_that_calls_our_shim_is_ours(tree: Tree) -> None:
 
 def test_handler_of_our_type_needs_no_option_for_cgroups(tree: Tree) -> None:
     tree.change(CONTAINERD, OPTIONS, "")
+    assert found(tree, "D041") == []
+    text = tree.read(CONTAINERD).replace("SystemdCgroup = true", "SystemdCgroup = false")
+    tree.write(CONTAINERD, text)
+    tree.change(KUBELET, "systemd", "cgroupfs")
     assert found(tree, "D041") == []
     tree.remove(KUBELET)
     assert found(tree, "D042") == []

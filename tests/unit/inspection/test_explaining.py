@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from integration.inspection.explaining import (
 from integration.inspection.story import tell
 from integration.inspection.summary import summarize
 from integration.simulated import Scenario, SimulatedNode
-from tests.harness.nvshim import NVSHIM, nvshim
+from tests.harness.nvshim import nvshim
+from tests.unit.cli.test_completion import complete
 from tests.unit.hooks.fake_node import VERSION, Elves, Node, nvml_gpu, uuid_of
-
-REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(engine.__file__)))
 
 
 @pytest.fixture
@@ -45,18 +43,30 @@ def bundle(tmp_path: Path, elves: Elves) -> Path:
     return bundle
 
 
-def write_spec(bundle: Path, *environment: str) -> None:
-    spec = {
+def write_spec(bundle: Path, *environment: str, namespace: str = "") -> None:
+    """That of a container, or of one of a pod."""
+    spec: dict[str, Any] = {
         "process": {"env": list(environment), "user": {"uid": 0, "gid": 0}},
         "root": {"path": "rootfs"},
     }
+    if namespace:
+        spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": namespace}
     (bundle / "config.json").write_text(json.dumps(spec))
 
 
-def explain(bundle: Path, *arguments: str) -> tuple[int, str, str]:
-    """As a person runs it: in a process of its own."""
-    done = nvshim("explain", str(bundle / "config.json"), *arguments, check=False)
-    return done.code, done.stdout, done.stderr
+Explain = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def explain(bundle: Path, config_file: str) -> Explain:
+    """The bundle explained as a person has it: by a process of its own."""
+
+    def explain(*words: str, config: str = config_file) -> tuple[int, str, str]:
+        spec = str(bundle / "config.json")
+        done = nvshim("explain", spec, "--config", config, *words, check=False)
+        return done.code, done.stdout, done.stderr
+
+    return explain
 
 
 def everything_below(*places: Path | str) -> str:
@@ -78,10 +88,10 @@ def told(devices: int = 2) -> bytes:
 
 
 def test_it_tells_request_grant_edits_and_reasons_and_changes_nothing(
-    node: Node, bundle: Path, config_file: str
+    node: Node, bundle: Path, explain: Explain
 ) -> None:
     before = everything_below(bundle, node.base)
-    status, story, errors = explain(bundle, "--config", config_file, "-v", "--diff")
+    status, story, errors = explain("-v", "--diff")
     assert (status, errors) == (0, "")
     assert everything_below(bundle, node.base) == before
     for line in (
@@ -98,8 +108,8 @@ def test_it_tells_request_grant_edits_and_reasons_and_changes_nothing(
     assert "missing" not in story
 
 
-def test_at_first_it_is_ten_lines_of_80_columns(bundle: Path, config_file: str) -> None:
-    status, short, _ = explain(bundle, "--config", config_file)
+def test_at_first_it_is_ten_lines_of_80_columns(bundle: Path, explain: Explain) -> None:
+    status, short, _ = explain()
     assert status == 0
     lines = short.splitlines()
     assert len(lines) <= 10
@@ -113,25 +123,18 @@ def test_at_first_it_is_ten_lines_of_80_columns(bundle: Path, config_file: str) 
 
 
 def test_of_a_denial_it_says_who_asked_why_not_and_what_to_do(
-    bundle: Path, config_file: str
+    bundle: Path, explain: Explain
 ) -> None:
-    for namespace in ("team", "t" * 250):
-        write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all")
-        spec = json.loads((bundle / "config.json").read_text())
-        spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": namespace}
-        (bundle / "config.json").write_text(json.dumps(spec))
-        status, short, _ = explain(bundle, "--config", config_file)
+    for namespace in ("t" * 250, "team"):
+        write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all", namespace=namespace)
+        status, short, _ = explain()
         assert status == 0
         lines = short.splitlines()
         assert len(lines) <= 10
         assert max(map(len, lines)) <= 80
         titles = [line.split()[0] for line in lines if not line.startswith(" ")]
         assert titles[:4] == ["asked", "by", "denied", "do"]
-    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all")
-    spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": "team"}
-    (bundle / "config.json").write_text(json.dumps(spec))
-    _, short, _ = explain(bundle, "--config", config_file)
-    told = " ".join(line[11:].strip() for line in short.splitlines())
+    told = " ".join(line[11:].strip() for line in lines)
     assert "an unprivileged container of a pod in namespace team" in told
     assert "nvshim config set policy.trusted-namespaces team" in told
 
@@ -153,10 +156,10 @@ def test_what_a_container_cannot_do_without_is_missing(node: Node, bundle: Path)
 
 
 def test_as_json_it_is_the_record_that_the_bundle_would_get(
-    node: Node, bundle: Path, config_file: str
+    node: Node, bundle: Path, config_file: str, explain: Explain
 ) -> None:
     take_inventory(node.config, told())
-    status, text, _ = explain(bundle, "--config", config_file, "-o", "json")
+    status, text, _ = explain("-o", "json")
     assert status == 0
     document = json.loads(text)
     foreseen = document["record"]
@@ -182,18 +185,18 @@ def test_as_json_it_is_the_record_that_the_bundle_would_get(
 
 
 def test_a_request_that_the_node_cannot_meet_is_one_line_and_a_status(
-    bundle: Path, config_file: str
+    bundle: Path, explain: Explain
 ) -> None:
     write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=7")
-    status, story, errors = explain(bundle, "--config", config_file)
+    status, story, errors = explain()
     assert (status, story) == (1, "")
     assert errors.startswith("NVSHIM-E0202 unknown-device: GPU 7")
     assert errors.count("\n") == 1
 
 
-def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, config_file: str) -> None:
+def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, explain: Explain) -> None:
     write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=void")
-    status, story, _ = explain(bundle, "--config", config_file)
+    status, story, _ = explain()
     assert status == 0
     assert story == (
         "asked      nothing is asked (NVIDIA_VISIBLE_DEVICES=void); the spec is unchanged\n"
@@ -201,13 +204,10 @@ def test_a_container_that_asks_for_nothing_is_told_so(bundle: Path, config_file:
 
 
 def test_denied_container_of_a_pod_is_told_what_and_why(
-    bundle: Path, config_file: str, tmp_path: Path
+    bundle: Path, config_file: str, explain: Explain
 ) -> None:
-    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all")
-    spec = json.loads((bundle / "config.json").read_text())
-    spec["annotations"] = {"io.kubernetes.cri.sandbox-namespace": "team"}
-    (bundle / "config.json").write_text(json.dumps(spec))
-    status, story, _ = explain(bundle, "--config", config_file, "-v", "--diff")
+    write_spec(bundle, "NVIDIA_VISIBLE_DEVICES=all", namespace="team")
+    status, story, _ = explain("-v", "--diff")
     assert status == 0
     assert "mode default; asked by an unprivileged container of a pod in team\n" in story
     assert "denied: NVIDIA_VISIBLE_DEVICES=all: no device plugin gave it to" in story
@@ -215,35 +215,33 @@ def test_denied_container_of_a_pod_is_told_what_and_why(
     assert story.endswith(f"config     {config_file}\nspec       it stays as it is\n")
     with open(config_file, "a") as file:
         file.write('\n[policy]\ndenied = "fail"\n')
-    status, story, errors = explain(bundle, "--config", config_file)
+    status, story, errors = explain()
     assert (status, story, errors.count("\n")) == (1, "", 1)
     assert errors.startswith("NVSHIM-E0221 request-denied: NVIDIA_VISIBLE_DEVICES=all")
 
 
 def test_without_an_image_the_directories_are_said_to_be_a_guess(
-    bundle: Path, config_file: str
+    bundle: Path, explain: Explain
 ) -> None:
     (bundle / "rootfs").rename(bundle / "elsewhere")
-    status, story, _ = explain(bundle, "--config", config_file, "-v")
+    status, story, _ = explain("-v")
     assert status == 0
     assert story.startswith(
         "note       the image is not there to be looked at; where libraries go is"
     )
-    status, story, _ = explain(
-        bundle, "--config", config_file, "--rootfs", str(bundle / "elsewhere")
-    )
+    _, story, _ = explain("--rootfs", str(bundle / "elsewhere"))
     assert "guess" not in story
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"[" * 100_000, b"\xff"])
 def test_a_spec_that_cannot_be_read_is_one_line(
-    bundle: Path, config_file: str, content: bytes | None
+    bundle: Path, explain: Explain, content: bytes | None
 ) -> None:
     spec = bundle / "config.json"
     spec.unlink()
     if content is not None:
         spec.write_bytes(content)
-    status, _, errors = explain(bundle, "--config", config_file)
+    status, _, errors = explain()
     assert status == 1
     assert errors.startswith("NVSHIM-E0404 spec-unreadable: the spec ")
     assert errors.count("\n") == 1
@@ -255,20 +253,22 @@ def test_a_root_that_is_no_path_is_not_looked_at(named: Any, tmp_path: Path) -> 
 
 
 def test_what_is_listed_is_explained_before_the_first_container(
-    bundle: Path, tmp_path: Path
+    bundle: Path, explain: Explain, tmp_path: Path
 ) -> None:
     """Nothing is kept of the node then, and only NVML knows of MIG devices."""
     with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("mig")) as node:
-        where = ("--config", node.config_path, "-o", "json")
-        line = [*NVSHIM, "list", *where, "--containerd-state", node.dev]
-        done = subprocess.run(line, capture_output=True, cwd=REPOSITORY, check=True)
-        devices = [row for row in json.loads(done.stdout)["items"] if row["kind"] == "mig"]
-        for name in (devices[0]["uuid"], f"{devices[-1]['index']}:{devices[-1]['mig_index']}"):
+        where = ("--config", node.config_path, "--containerd-state", node.dev)
+        rows = nvshim("list", *where, "-o", "json").items
+        devices = [row for row in rows if row["kind"] == "mig"]
+        for device, name in (
+            (devices[0], devices[0]["uuid"]),
+            (devices[-1], f"{devices[-1]['index']}:{devices[-1]['mig_index']}"),
+        ):
             write_spec(bundle, f"NVIDIA_VISIBLE_DEVICES={name}")
-            status, answer, errors = explain(bundle, *where)
+            status, answer, errors = explain("-o", "json", config=node.config_path)
             assert status == 0, errors
             (granted,) = json.loads(answer)["record"]["grant"]["mig_devices"]
-            assert granted["uuid"] in {devices[0]["uuid"], devices[-1]["uuid"]}
+            assert granted["uuid"] == device["uuid"]
         assert not os.path.exists(f"{node.state}/inventory.json")
 
 
@@ -305,26 +305,26 @@ def test_an_image_forges_no_line_and_moves_no_cursor() -> None:
 
 
 def test_the_difference_is_told_in_both_forms_and_can_be_left_out(
-    bundle: Path, config_file: str
+    bundle: Path, explain: Explain
 ) -> None:
-    _, story, _ = explain(bundle, "--config", config_file, "-v", "--diff")
+    _, story, _ = explain("-v", "--diff")
     lines = story.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("spec "))
     assert lines[start] == "spec       process.env"
     assert "             + NVIDIA_CTK_LIBCUDA_DIR=/usr/lib/x86_64-linux-gnu" in lines[start:]
     assert any('"path": "/dev/nvidia0"' in line for line in lines[start:])
     assert not any(line.lstrip().startswith("-") for line in lines[start:])
-    _, steps, _ = explain(bundle, "--config", config_file, "-v")
+    _, steps, _ = explain("-v")
     assert len(steps.splitlines()) == start
-    _, alone, _ = explain(bundle, "--config", config_file, "--diff")
+    _, alone, _ = explain("--diff")
     assert alone.splitlines() == lines[start:]
-    _, text, _ = explain(bundle, "--config", config_file, "-o", "json")
+    _, text, _ = explain("-o", "json")
     told = json.loads(text)["differences"]
     assert {each["kind"] for each in told} == {"added"}
     assert {each["path"] for each in told} >= {
         "process.env", "mounts", "linux.devices", "linux.resources.devices",
     }  # fmt: skip
-    _, text, _ = explain(bundle, "--config", config_file, "-o", "json", "--no-diff")
+    _, text, _ = explain("-o", "json", "--no-diff")
     assert json.loads(text)["differences"] is None
 
 
@@ -424,23 +424,10 @@ def test_containers_are_completed_by_id_and_by_pod(
     make_bundle("abc3", namespace="moby")
     make_bundle("ccc4", annotations={"nerdctl/name": "$(reboot)"})
 
-    def complete(incomplete: str) -> list[str]:
-        done = subprocess.run(
-            [*NVSHIM],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "_NVSHIM_COMPLETE": "bash_complete",
-                "COMP_WORDS": f"nvshim explain --containerd-state {tmp_path}/state {incomplete}",
-                "COMP_CWORD": "4",
-            },
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return [line.partition(",")[2] for line in done.stdout.split()]
+    def offered(begun: str) -> list[str]:
+        return complete("explain", "--containerd-state", f"{tmp_path}/state", begun)
 
-    assert complete("a") == ["aaa1", "abc3"]
-    assert complete("team/") == ["team/web/server"]
-    assert complete("b") == []
-    assert complete("$") == []
+    assert offered("a") == ["aaa1", "abc3"]
+    assert offered("team/") == ["team/web/server"]
+    assert offered("b") == []
+    assert offered("$") == []

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.simulated import programs
 from integration.simulated.errors import (
     ContainerdExited,
-    ContainerdNotInstalled,
     CtrFailed,
     CtrTimeout,
 )
@@ -76,9 +74,3 @@ def test_shims_environment_is_what_it_was_given(tmp_path: Path) -> None:
     assert environment["PATH"].split(":")[0] == "/some/bin"
     assert environment["NVSHIM_CONFIG"] == "/some/config.toml"
     assert "PYTHONPATH" not in environment
-
-
-def test_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "SYSTEM_PATH", "/no/such/directory")
-    with pytest.raises(ContainerdNotInstalled, match="Install the packages containerd"):
-        PrivateContainerd(str(tmp_path / "c")).start()

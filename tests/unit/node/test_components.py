@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from integration.node.errors import AgentStateUnusable
 from integration.node.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 pytestmark = pytest.mark.anyio
 
@@ -37,63 +38,70 @@ def context(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(Config(), Options("", 60), say)
 
 
-@pytest.fixture
-def part(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Context], Awaitable[None]]], str]:
-    def make(run: Callable[[Context], Awaitable[None]]) -> str:
-        module: Any = ModuleType("a_part")
-        module.run = run
-        monkeypatch.setitem(sys.modules, "a_part", module)
-        return "a_part"
+class Parts:
+    """Keeps a part going that does what a test says, until that is enough."""
 
-    return make
+    def __init__(self, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.context = context
+        self.goes = anyio.Event()
+        self._monkeypatch = monkeypatch
+
+    async def stay(self) -> None:
+        """What a part does that has nothing to complain of."""
+        self.goes.set()
+        await anyio.sleep_forever()
+
+    @asynccontextmanager
+    async def kept(self, run: Callable[[Context], Awaitable[None]] | None) -> AsyncIterator[None]:
+        if run is not None:
+            module: Any = ModuleType("a_part")
+            module.run = run
+            self._monkeypatch.setitem(sys.modules, "a_part", module)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep, "it", self.context, "a_part")
+            with anyio.fail_after(20):
+                yield
+            tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def parts(context: Context, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    return Parts(context, monkeypatch)
 
 
 async def test_one_that_fails_is_said_once_and_at_fault_until_it_goes(
-    context: Context, said: list[str], part: Callable[..., str]
+    parts: Parts, said: list[str]
 ) -> None:
-    begun = []
-    goes = anyio.Event()
+    board, begun = parts.context.board, []
 
     async def run(_: Context) -> None:
-        begun.append(dict(context.board.faults))
+        begun.append(dict(board.faults))
         if len(begun) < 3:
             raise AgentStateUnusable("to do it", found="no\nplace", do="make some")
-        goes.set()
-        await anyio.sleep_forever()
+        await parts.stay()
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(keep, "it", context, part(run))
-        with anyio.fail_after(20):
-            await goes.wait()
-            while context.board.faults:
-                await context.board.change("faults", since=context.board.version("faults"))
-        tasks.cancel_scope.cancel()
-    line = said[0].removeprefix("error: ")
+    async with parts.kept(run):
+        await parts.goes.wait()
+        while board.faults:
+            await board.change("faults", since=board.version("faults"))
+    (line,) = (each.removeprefix("error: ") for each in said)
     assert begun == [{}, {"it": line}, {"it": line}]
-    assert len(said) == 1
     assert line.startswith("NVSHIM-E2702 ")
     assert "\n" not in line
 
 
-async def test_one_that_ends_or_breaks_takes_no_other_down(
-    context: Context, said: list[str], part: Callable[..., str]
-) -> None:
+async def test_one_that_ends_or_breaks_takes_no_other_down(parts: Parts, said: list[str]) -> None:
     times = []
-    again = anyio.Event()
 
     async def run(_: Context) -> None:
         times.append(1)
         if len(times) == 1:
             raise ZeroDivisionError("a defect")
         if len(times) == 3:
-            again.set()
-            await anyio.sleep_forever()
+            await parts.stay()
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(keep, "it", context, part(run))
-        with anyio.fail_after(20):
-            await again.wait()
-        tasks.cancel_scope.cancel()
+    async with parts.kept(run):
+        await parts.goes.wait()
     assert said == [
         "error: it: ZeroDivisionError: a defect",
         "error: the part it of the agent ended",
@@ -101,35 +109,26 @@ async def test_one_that_ends_or_breaks_takes_no_other_down(
 
 
 async def test_one_that_cannot_be_imported_takes_no_other_down(
-    context: Context, said: list[str]
+    parts: Parts, said: list[str]
 ) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(keep, "it", context, "a_part_that_lacks")
-        with anyio.fail_after(20):
-            while not said:
-                await context.board.change("faults", since=0)
-        tasks.cancel_scope.cancel()
-    assert said == ["error: it: ModuleNotFoundError: No module named 'a_part_that_lacks'"]
+    async with parts.kept(None):
+        while not said:
+            await parts.context.board.change("faults", since=0)
+    assert said == ["error: it: ModuleNotFoundError: No module named 'a_part'"]
 
 
 async def test_what_fails_in_a_task_of_a_part_is_said_as_it_is(
-    context: Context, said: list[str], part: Callable[..., str]
+    parts: Parts, said: list[str]
 ) -> None:
-    goes = anyio.Event()
-
     async def fail() -> None:
         raise AgentStateUnusable("to do it", found="no place", do="make some")
 
     async def run(_: Context) -> None:
         if said:
-            goes.set()
-            await anyio.sleep_forever()
+            await parts.stay()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fail)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(keep, "it", context, part(run))
-        with anyio.fail_after(20):
-            await goes.wait()
-        tasks.cancel_scope.cancel()
+    async with parts.kept(run):
+        await parts.goes.wait()
     assert [line.partition(":")[2].split()[0] for line in said] == ["NVSHIM-E2702"]

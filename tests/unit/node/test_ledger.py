@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -31,8 +33,7 @@ from tests.harness.waiting import until
 from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.anyio
 
@@ -94,6 +95,20 @@ def granted(*gpus: str, parts: tuple[dict[str, Any], ...] = ()) -> dict[str, Any
 
 def node(path: str, kind: str = "c") -> dict[str, Any]:
     return {"path": path, "type": kind, "major": 195, "minor": 3}
+
+
+def put(bundle: Path, record: str) -> Path:
+    """Make a bundle, which nobody watches yet."""
+    bundle.mkdir(parents=True)
+    (bundle / "nvidia.json").write_text(record)
+    return bundle
+
+
+def put_of_pod(bundle: Path, record: dict[str, Any], pod: str) -> None:
+    named = {"namespace": "team", "name": pod}
+    words = {f"io.kubernetes.cri.sandbox-{key}": word for key, word in named.items()}
+    put(bundle, json.dumps(record))
+    (bundle / "config.json").write_text(json.dumps({"annotations": words}))
 
 
 CAPS_1: Final = ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
@@ -194,27 +209,26 @@ def test_orphans_are_told_from_those_that_somebody_knows(
     ],
 )
 async def test_a_pod_that_comes_or_goes_meanwhile_is_no_orphan(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    before: list[str],
-    later: list[str] | None,
-    orphan: str,
+    tmp_path: Path, before: list[str], later: list[str] | None, orphan: str
 ) -> None:
-    bundle = tmp_path / TASKS / "ns" / "one"
-    bundle.mkdir(parents=True)
-    annotations = {
-        "io.kubernetes.cri.sandbox-namespace": "team",
-        "io.kubernetes.cri.sandbox-name": "web",
-    }
-    (bundle / "config.json").write_text(json.dumps({"annotations": annotations}))
-    (bundle / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
+    for pod in ("gone", "web"):
+        put_of_pod(tmp_path / TASKS / "ns" / pod, granted("GPU-b"), pod)
 
     async def says() -> Allocated | None:
         return None if later is None else {("team", name): {} for name in later}
 
-    said: Allocated = {("team", name): {} for name in before}
+    said: Allocated = {("team", name): {} for name in ("gone", *before)}
     ledger = await component.look_and_ask([str(tmp_path)], None, said, says)
-    assert [each.orphan for each in ledger.holdings] == [orphan]
+    assert {each.container.id: each.orphan for each in ledger.holdings} == {
+        "gone": "", "web": orphan,
+    }  # fmt: skip
+
+
+def test_what_a_container_of_a_pod_was_denied_is_told(tmp_path: Path) -> None:
+    put_of_pod(tmp_path / TASKS / "ns" / "one", {"policy": {"denied": ["all:\nnobody"]}}, "web")
+    put(tmp_path / TASKS / "ns" / "no-pod", json.dumps({"policy": {"denied": ["all"]}}))
+    (denied,) = component.look([str(tmp_path)], None).denied
+    assert (denied.namespace, denied.pod, denied.why) == ("team", "web", "all: nobody")
 
 
 def test_a_driver_that_is_another_makes_a_holding_stale(
@@ -251,6 +265,11 @@ def test_what_the_kubelet_gave_and_nobody_holds(make: Callable[..., Container]) 
         Unheld("team", "web", "server", "nvidia.com/gpu", "GPU-b"),
         Unheld("team", "late", "server", "nvidia.com/gpu", "GPU-a::3"),
     )
+    # That it runs all the same is told of a process, and of no other container of the name.
+    for pid, sandbox, runs in ((7, False, 7), (0, False, 0), (7, True, 0)):
+        made = make(f"late-{pid}-{sandbox}", pid=pid, pod=Pod("team", "late"), sandbox=sandbox)
+        *_, late = unheld_of(allocated, holdings, [replace(made, name="server")])
+        assert (late.pod, late.pid) == ("late", runs)
 
 
 # -- hearing of containers -------------------------------------------------------------------
@@ -292,67 +311,55 @@ async def test_a_state_that_comes_later_and_what_comes_below_it_is_heard(tmp_pat
         assert watcher.deaf == ""
 
 
-def put(bundle: Path, record: str) -> Path:
-    """Make a bundle, which nobody watches yet."""
-    bundle.mkdir(parents=True)
-    (bundle / "nvidia.json").write_text(record)
-    return bundle
+@asynccontextmanager
+async def at_work(
+    tmp_path: Path, say: Callable[..., None], poll: float = 1000
+) -> AsyncIterator[Context]:
+    """The part, of the containers that are below ``state``."""
+    options = Options("", poll, states=(str(tmp_path / "state"),), pod_resources="")
+    context = Context(Config(state=str(tmp_path / "own")), options, say)
+    context.board.post(seen=Seen(inventory=INVENTORY))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(component.run, context)
+        yield context
+        tasks.cancel_scope.cancel()
 
 
 async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_had(
     tmp_path: Path,
 ) -> None:
-    state, said = tmp_path / "state", []
-    config = Config(state=str(tmp_path / "own"))
-    options = Options("", 1000, states=(str(state),), pod_resources="")
+    said: list[tuple[Any, ...]] = []
+    file, aside = tmp_path / "own" / component.FILE, tmp_path / "aside"
 
-    async def begun(check: Callable[[Context], Any]) -> Any:
-        context = Context(config, options, lambda *words, **_: said.append(words))
-        context.board.post(seen=Seen(inventory=INVENTORY))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(component.run, context)
-            with anyio.fail_after(20):
-                while not (found := check(context)):  # noqa: ASYNC110 - a file is looked at, too
-                    await anyio.sleep(0.02)
-            tasks.cancel_scope.cancel()
-        return found
+    def say(*words: Any, **_: Any) -> None:
+        said.append(words)
 
     def written() -> dict[str, Any]:
-        with open(f"{config.state}/{component.FILE}") as file:
-            return cast("dict[str, Any]", json.load(file))
+        return cast("dict[str, Any]", json.loads(file.read_text()))
 
-    async def with_one() -> Any:
-        aside = tmp_path / "aside"
-        done = False
-
-        def check(context: Context) -> Any:
-            nonlocal done
-            if not done and os.path.exists(f"{config.state}/{component.FILE}"):
-                assert written()["holdings"] == []
-                put(aside / "one", json.dumps(granted("GPU-b")))
-                put(aside / "\x1bhalf", "{")
-                (state / TASKS).mkdir(parents=True)
-                aside.rename(state / TASKS / "ns")
-                done = True
-            holders = context.board.ledger.holders("GPU-b")
-            is_all = done and written()["holdings"] and context.board.ledger.unknown
-            return holders if is_all else ()
-
-        return await begun(check)
-
-    (holder,) = await with_one()
+    async with at_work(tmp_path, say) as context:
+        await until(file.exists)
+        assert written()["holdings"] == []
+        put(aside / "one", json.dumps(granted("GPU-b")))
+        put(aside / "\x1bhalf", "{")
+        (tmp_path / "state" / TASKS).mkdir(parents=True)
+        aside.rename(tmp_path / "state" / TASKS / "ns")
+        await until(lambda: written()["holdings"] and context.board.ledger.unknown)
+        (holder,) = context.board.ledger.holders("GPU-b")
     assert holder.devices == ("GPU-b",)
     before = written()
     assert before["holdings"][0]["bundle"].endswith("/ns/one")
-    (again,) = await begun(lambda context: context.board.ledger.holders("GPU-b"))
+    async with at_work(tmp_path, say) as context:
+        (again,) = await until(lambda: context.board.ledger.holders("GPU-b"))
+        await until(lambda: len(said) == 2)
     assert again == holder
     assert written() == before
-    told = "the record of \\x1bhalf in "
     assert [words[0] for words in said] == ["warning", "warning"]
-    assert all(words[1].startswith(told) for words in said)
-    os.unlink(f"{config.state}/{component.FILE}")
-    os.mkdir(f"{config.state}/{component.FILE}")
-    fault = await begun(lambda context: context.board.faults.get("ledger"))
+    assert all(words[1].startswith("the record of \\x1bhalf in ") for words in said)
+    file.unlink()
+    file.mkdir()
+    async with at_work(tmp_path, say) as context:
+        fault = await until(lambda: context.board.faults.get("ledger", ""))
     assert fault.startswith("NVSHIM-E2765 ledger-unwritten: ")
 
 
@@ -371,17 +378,12 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
     namespace = tmp_path / "state" / TASKS / "ns"
     namespace.mkdir(parents=True)
     said: list[str] = []
-    options = Options("", 1000, states=(str(tmp_path / "state"),), pod_resources="")
 
     def say(_: str, __: str, *, why: str) -> None:
         assert why != "over" or not full, "it is still so"
         said.append(why)
 
-    context = Context(Config(state=str(tmp_path / "own")), options, say)
-    context.board.post(seen=Seen(inventory=INVENTORY))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(component.run, context)
+    async with at_work(tmp_path, say) as context:
         await until(lambda: os.path.exists(tmp_path / "own" / component.FILE))
         (namespace / "one").mkdir()
         await until(lambda: said == ["No space left on device"])
@@ -393,14 +395,12 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
         await until(lambda: said == ["No space left on device", "over"])
         (namespace / "one" / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
         await until(lambda: context.board.ledger.holders("GPU-b"))
-        tasks.cancel_scope.cancel()
 
 
 async def test_a_driver_that_nobody_told_of_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
-    real = component.look
+    looks, real = [], component.look
 
     def counted(*args: Any) -> Any:
         looks.append(1)
@@ -415,38 +415,27 @@ async def test_a_driver_that_nobody_told_of_is_found(
         "driver": "1", "proc": str(tmp_path), "sys": str(tmp_path), "modules": [],
         "observations": [[*key, seen] for key, seen in witness.observations.items()],
     }  # fmt: skip
-    bundle = tmp_path / "state" / TASKS / "ns" / "one"
-    bundle.mkdir(parents=True)
-    (bundle / "nvidia.json").write_text(json.dumps({**granted("GPU-b"), "identity": identity}))
-    options = Options("", 0.05, states=(str(tmp_path / "state"),), pod_resources="")
+    record = json.dumps({**granted("GPU-b"), "identity": identity})
+    put(tmp_path / "state" / TASKS / "ns" / "one", record)
     said: list[tuple[Any, ...]] = []
-    config = Config(state=str(tmp_path / "own"))
-    context = Context(config, options, lambda *words, **_: said.append(words))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(component.run, context)
-        with anyio.fail_after(20):
-            while not context.board.ledger.holdings:  # noqa: ASYNC110 - a file is looked at
-                await anyio.sleep(0.02)
-            before = len(looks)
-            await anyio.sleep(0.4)
-            # What is heard of is not read again and again.
-            assert len(looks) <= before + 3
-            assert said == []
-            (tmp_path / "another").write_text("new")
-            (tmp_path / "another").rename(library)
-            while not context.board.ledger.holdings[0].stale:  # noqa: ASYNC110 - likewise
-                await anyio.sleep(0.02)
-        tasks.cancel_scope.cancel()
+    async with at_work(tmp_path, lambda *words, **_: said.append(words), 0.05) as context:
+        await until(lambda: context.board.ledger.holdings)
+        before = len(looks)
+        await anyio.sleep(0.4)
+        # What is heard of is not read again and again.
+        assert len(looks) <= before + 3
+        assert said == []
+        (tmp_path / "another").write_text("new")
+        (tmp_path / "another").rename(library)
+        await until(lambda: context.board.ledger.holdings[0].stale)
     assert said[0] == ("warning", "to be drained")
 
 
 def test_what_cannot_be_read_is_told_without_what_moves_the_cursor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = tmp_path / TASKS / "ns" / "one"
-    bundle.mkdir(parents=True)
+    bundle = put(tmp_path / TASKS / "ns" / "one", "damaged")
     (bundle / "config.json").write_text('{"annotations": {"nerdctl/name": "evil\\u001b[2J"}}')
-    (bundle / "nvidia.json").write_text("damaged")
     assert main(["ledger", "check", "--containerd-state", str(tmp_path)]) == exits.OK
     told = capsys.readouterr().err
     assert "the record of evil\\x1b[2J in" in told

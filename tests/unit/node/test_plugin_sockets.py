@@ -96,6 +96,9 @@ def test_where_no_socket_can_be_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(PluginSocketUnusable, match=why):
             sockets.temporary_path(str(path))
+    short = f"{tmp_path}/nvidia-.sock"
+    room = sockets.LONGEST - len(short)
+    assert sockets.temporary_path(f"{tmp_path}/nvidia-{'x' * room}.sock")
 
 
 def test_a_socket_that_was_made_anew_is_another(tmp_path: Path) -> None:

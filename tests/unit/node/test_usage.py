@@ -146,6 +146,10 @@ def test_who_holds_and_does_nothing_uses_nothing_unless_nvml_is_silent() -> None
     ledger = Ledger(holdings=(Holding(A, (GPU,)),))
     (idle,) = join(Sample(1.0, gpus=(whole(),)), ledger, {})
     assert (idle.memory_bytes, idle.sm_percent, idle.decoder_percent) == (0, 0, 0)
+    # Of one that does not answer, or is cut, it is known that nobody has its memory.
+    for gpu in (GpuSample(GPU, lost="gone"), GpuSample(GPU, mig=(DeviceSample("MIG-1"),))):
+        (use,) = join(Sample(1.0, gpus=(gpu,)), ledger, {})
+        assert (use.memory_bytes, use.sm_percent) == (0, None)
     (unknown,) = join(Sample(1.0, failure="hangs"), ledger, {})
     assert unknown == DeviceUse(Holding(A, (GPU,)), GPU)
 
@@ -244,6 +248,7 @@ def test_usage_has_energy_where_nvml_tells_who_computed() -> None:
         )
         uses = usage_of(sample, ledger, {11: A}, meter)
     assert [use.energy_joules for use in uses] == [20.0, None]
+    assert [each.container for each in ledger.holders("MIG-1")] == [B]
     gone = Ledger(containers=(B,))
     usage_of(Sample(3.0), gone, {}, meter)
     assert meter.joules(A.bundle, GPU) == 0

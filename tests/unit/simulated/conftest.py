@@ -19,6 +19,11 @@ from integration.simulated.driver import DriverFiles
 
 AskNvml = Callable[..., Any]
 MakeNode = Callable[..., SimulatedNode]
+Smi = Callable[..., subprocess.CompletedProcess[str]]
+
+# nvmlReturn_t
+INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
+DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH = 9, 13, 15, 25
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +70,7 @@ def libraries(node: SimulatedNode) -> str:
 
 
 @pytest.fixture(scope="session")
-def smi() -> Callable[..., subprocess.CompletedProcess[str]]:
+def smi() -> Smi:
     """Run the node's own nvidia-smi on the host, against the node's NVML."""
 
     def run(node: SimulatedNode, *arguments: str) -> subprocess.CompletedProcess[str]:

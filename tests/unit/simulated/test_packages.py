@@ -28,7 +28,6 @@ from integration.simulated.errors import (
     ArchiveUnreachable,
     DownloadFailed,
     PackageNotFound,
-    PackagesError,
     UnpackFailed,
 )
 from integration.simulated.packages import unpack
@@ -499,11 +498,3 @@ def test_a_machine_without_an_archive_is_told_so(etc_apt: Path, cache: str) -> N
     (etc_apt / "sources.list").write_text("deb http://vendor/apt nodistro main\n")
     with pytest.raises(ArchiveNotFound, match="no entry for this release"):
         fetch(["ant"], cache)
-
-
-@pytest.mark.parametrize("leaf", PackagesError.__subclasses__())
-def test_every_error_has_a_code_of_its_own(leaf: type[PackagesError]) -> None:
-    codes = [error.code for error in PackagesError.__subclasses__()]
-    assert leaf.code.startswith("NVSHIM-E20")
-    assert codes.count(leaf.code) == 1
-    assert leaf.status

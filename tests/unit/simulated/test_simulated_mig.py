@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-from collections.abc import Callable
 
 import pytest
 
@@ -14,9 +12,7 @@ from integration.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.capabilities import access_minor
 from tests.tools.nodes import changed_node
-from tests.unit.simulated.conftest import AskNvml, MakeNode
-
-Smi = Callable[..., subprocess.CompletedProcess[str]]
+from tests.unit.simulated.conftest import AskNvml, MakeNode, Smi
 
 # Statuses of nvidia-smi, which are nvmlReturn_t.
 NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES = 6, 19, 23

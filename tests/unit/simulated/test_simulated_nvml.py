@@ -7,21 +7,23 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import nvshim
-from tests.unit.simulated.conftest import AskNvml, MakeNode
-
-Smi = Callable[..., subprocess.CompletedProcess[str]]
-
-# nvmlReturn_t
-INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
-DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH = 9, 13, 15, 25
-
+from tests.unit.simulated.conftest import (
+    INSUFFICIENT_SIZE,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    VERSION_MISMATCH,
+    AskNvml,
+    MakeNode,
+    Smi,
+)
 
 # --- nvidia-smi
 

@@ -8,7 +8,6 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,15 @@ import pytest
 from integration.simulated import Scenario, SimulatedNode, library
 from integration.simulated.driver import DriverFiles
 from integration.simulated.errors import LibraryNotBuilt
-from tests.unit.simulated.conftest import AskNvml, MakeNode, without
-
-Smi = Callable[..., subprocess.CompletedProcess[str]]
-
-# nvmlReturn_t
-INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
-DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH = 9, 13, 15, 25
-
+from tests.unit.simulated.conftest import (
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    GPU_IS_LOST,
+    AskNvml,
+    MakeNode,
+    Smi,
+    without,
+)
 
 # --- What can be seen
 

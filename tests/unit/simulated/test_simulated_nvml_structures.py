@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-from collections.abc import Callable
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.capabilities import access_minor
-from tests.unit.simulated.conftest import AskNvml, MakeNode, without
-
-Smi = Callable[..., subprocess.CompletedProcess[str]]
-
-# nvmlReturn_t
-INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 6, 7
-DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, VERSION_MISMATCH = 9, 13, 15, 25
+from tests.unit.simulated.conftest import NOT_FOUND, NOT_SUPPORTED, AskNvml, MakeNode, Smi, without
 
 
 def test_pci_info_in_all_its_versions(two: SimulatedNode, ask_nvml: AskNvml) -> None:

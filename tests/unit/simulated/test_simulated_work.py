@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
-from tests.unit.simulated.conftest import AskNvml, MakeNode
+from tests.unit.simulated.conftest import GPU_IS_LOST, AskNvml, MakeNode
 
-GPU_IS_LOST = 15
 NONE = 0xFFFFFFFF
 
 

@@ -215,24 +215,46 @@ def test_the_plugin_goes_by_the_board_or_else_by_what_is_on_disk(config: Config)
     assert not claimed_on(board, config)
 
 
-def test_the_plugin_gives_nothing_that_a_claim_has() -> None:
-    devices = (
-        PluginDevice(GPU, GPU, GPU, "0", 0),
-        PluginDevice(f"{PART}::0", PART, OTHER, "1:0", 1),
-        PluginDevice(SIBLING, SIBLING, OTHER, "1:1", 1),
-    )
-    resource = Resource("nvidia.com/gpu", devices)
+PLAIN: Final = PluginDevice(GPU, GPU, GPU, "0", 0)
+SHARE: Final = PluginDevice(f"{PART}::0", PART, OTHER, "1:0", 1)
+WHOLE_PART: Final = PluginDevice(SIBLING, SIBLING, OTHER, "1:1", 1)
 
-    def healthy(*claims: Claim) -> list[str]:
-        claimed = [device for claim in claims for device in claim.devices]
-        return [each.id for each in without_claimed(resource, claimed).devices if each.is_healthy]
 
-    assert healthy() == [each.id for each in devices]
-    assert healthy(having(GPU, GPU)) == [f"{PART}::0", SIBLING]
-    assert healthy(having(PART, OTHER)) == [GPU, SIBLING]
-    assert healthy(having(OTHER, OTHER)) == [GPU]
-    # A GPU that is given as a whole, of which a claim has a part.
-    assert healthy(having("MIG-of-it", GPU)) == [f"{PART}::0", SIBLING]
+@pytest.mark.parametrize(
+    ("claims", "left"),
+    [
+        ((), (PLAIN, SHARE, WHOLE_PART)),
+        ((having(GPU, GPU),), (SHARE, WHOLE_PART)),
+        ((having(PART, OTHER),), (PLAIN, WHOLE_PART)),
+        ((having(OTHER, OTHER),), (PLAIN,)),
+        # A GPU that is given as a whole, of which a claim has a part.
+        ((having("MIG-of-it", GPU),), (SHARE, WHOLE_PART)),
+        ((having("GPU-3", "GPU-3"),), (PLAIN, SHARE, WHOLE_PART)),
+    ],
+)
+def test_the_plugin_gives_nothing_that_a_claim_has(
+    claims: tuple[Claim, ...], left: tuple[PluginDevice, ...]
+) -> None:
+    devices = (PLAIN, SHARE, WHOLE_PART)
+    # None is just being made, which is called as its part is.
+    claimed = [replace(device, device="x") for claim in claims for device in claim.devices]
+    found = without_claimed(Resource("nvidia.com/gpu", devices), claimed)
+    assert [each.id for each in found.devices] == [each.id for each in devices]
+    assert [each.id for each in found.devices if each.is_healthy] == [each.id for each in left]
+    refuse_claimed(left, claimed)
+    for each in {*devices} - {*left}:
+        with pytest.raises(DeviceTaken):
+            refuse_claimed([each], claimed)
+
+
+def test_no_mig_device_is_given_whose_gpu_is_just_being_cut() -> None:
+    name = f"{OTHER.lower()}-mig-1g10gb-19-2"
+    making = ClaimDevice("gpu", POOL, name, name, OTHER)
     with pytest.raises(DeviceTaken):
-        refuse_claimed(devices, having(SIBLING, OTHER).devices)
-    refuse_claimed(devices, having("GPU-3", "GPU-3").devices)
+        refuse_claimed([WHOLE_PART], [making])
+    refuse_claimed([PLAIN], [making])
+    # What is there stays healthy: who has it is not to be told that it is gone.
+    resource = Resource("nvidia.com/mig-1g.10gb", (WHOLE_PART, PLAIN))
+    assert without_claimed(resource, [making]) is resource
+    # Once it is made it is known which one it is.
+    refuse_claimed([WHOLE_PART, PLAIN], [replace(making, uuid="MIG-of-the-claim")])

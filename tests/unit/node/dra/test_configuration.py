@@ -153,6 +153,7 @@ def test_what_is_asked_for_is_understood(parameters: Any, expected: Sharing) -> 
         (ours(mps={"memoryLimitOf": []}), "memoryLimitOf is [], and not an object"),
         (ours(mps={"multiUser": 0}), "multiUser is 0, and not true or false"),
         (ours(mps={"memoryLimitOf": [1]}), "memoryLimitOf is [1], and not an object"),
+        (ours(mps={"memoryLimitOf": {"0": "much"}}), "memoryLimitOf.0 is 'much', and not"),
         (ours(mps={"memoryLimitOf": {"1": "1Gi"}}), "limits the memory of 1, and has GPU-0"),
         (ours(mps={"memoryLimitOf": {OTHER: "1Gi"}}), f"limits the memory of {OTHER}"),
         (ours(mps={"multiUser": "yes"}), "multiUser is 'yes', and not true or false"),

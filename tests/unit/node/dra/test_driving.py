@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,8 @@ from integration.node.dra import state
 from integration.node.dra.cdi import Template, keep
 from integration.node.dra.driving import Driver
 from integration.node.dra.values import Claim, ClaimDevice, Reference, Sharing
-from integration.node.errors import DraStateUnwritten, MpsNotReady
+from integration.node.errors import DeviceTaken, DraStateUnwritten, MpsNotReady
+from integration.node.mps.containers import MpsDaemon
 from integration.node.options import DRA_DRIVER, Options
 from tests.unit.node.dra.test_slices import DEVICES
 
@@ -67,6 +69,23 @@ async def test_what_fails_leaves_a_claim_what_it_had(
         await driver.prepare(REFERENCE)
     assert driver._claims == {}
     assert driver._board.claimed == ()
+
+
+@pytest.mark.parametrize(("name", "is_taken"), [("nvidia.com/gpu", True), ("claims/one", False)])
+async def test_what_the_device_plugin_shares_by_mps_is_no_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, is_taken: bool
+) -> None:
+    driver = driver_of(tmp_path)
+
+    async def answer(*_: Any, **__: Any) -> dict[str, Any]:
+        return ALLOCATED
+
+    monkeypatch.setattr(driver, "_read", answer)
+    monkeypatch.setattr(driver, "_keep_spec", answer)
+    driver._board.post(mps={name: MpsDaemon(name, (DEVICES[0].uuid,))})
+    taken = pytest.raises(DeviceTaken, match=r"which shares nvidia.com/gpu by MPS")
+    with taken if is_taken else nullcontext():
+        await driver.prepare(REFERENCE)
 
 
 async def test_what_is_taken_back_while_it_is_prepared_is_taken_back_afterwards(

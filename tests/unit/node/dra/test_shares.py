@@ -171,6 +171,7 @@ def test_two_claims_have_a_gpu_as_long_as_it_is_enough_for_both() -> None:
     refuse_taken(two, [one])
     refuse_overfull(two, [one], SHARED)
     refuse_overfull(one, [one, two], SHARED)
+    refuse_overfull(having(OTHER, OTHER, "whole"), [one], SHARED)
     for greedy in (part(41, share=SECOND), part(1, 4, share=SECOND)):
         with pytest.raises(DeviceTaken, match=r"with claim default/one it would be [25] shares"):
             refuse_overfull(sharing(greedy, name="two"), [one], SHARED)
@@ -227,7 +228,8 @@ def test_the_kubelets_record_tells_of_shares(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path), proc=str(tmp_path), kubelet_root=str(tmp_path))
     (claim,) = state.load(config, DRIVER).values()
     assert [(each.uuid, each.share) for each in claim.devices] == [(GPU, ID)]
-    assert cdi.name_of(DRIVER, "UID", claim.devices[0]).endswith(f"=UID-{GPU.lower()}-{ID}")
+    name = f"k8s.{DRIVER}/claim=UID-{GPU.lower()}-{ID}"
+    assert cdi.name_of(DRIVER, "UID", claim.devices[0]) == name
 
 
 def test_only_the_first_version_of_the_kubelets_api_has_shares() -> None:
