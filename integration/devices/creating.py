@@ -39,6 +39,7 @@ from hooks.plan import Device
 from hooks.words import CAPABILITIES, Node
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import MODULES, expected_nodes, is_forbidden
+from integration.driver_programs import run_for
 
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHORT: Final = 200
@@ -133,15 +134,7 @@ def run_command(command: Sequence[str]) -> str:
         Why it failed; "" if it did not.
     """
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={"PATH": _PATH, "LANG": "C.UTF-8"},
-            timeout=TIMEOUT,
-            check=False,
-        )
+        done = run_for(command, TIMEOUT, env={"PATH": _PATH, "LANG": "C.UTF-8"})
     except subprocess.TimeoutExpired:
         return f"it took more than {TIMEOUT:.0f} s"
     except OSError as error:

@@ -331,6 +331,12 @@ class DraFailed(DraError, code="NVSHIM-E2779", status=Status.INTERNAL):
     remedy = "see the agent's log"
 
 
+class ClaimUnfinished(DraError, code="NVSHIM-E2783", status=Status.UNAVAILABLE):
+    """What a kubelet asks for a claim takes longer than it waits; it goes on."""
+
+    remedy = "wait: it is asked for again; see the node agent's faults for what hangs"
+
+
 class MigDeviceNotMade(DraError, code="NVSHIM-E2780", status=Status.FAILED_PRECONDITION):
     """A claim was given a MIG device that is made for it, and it cannot be made now."""
 

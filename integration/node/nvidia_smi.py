@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from api.errors import one_line
+from integration.driver_programs import run_for
 from integration.node.mps.plan import launch_line, where_programs_run
 from integration.nvml_lock import NONE, opening
 
@@ -87,9 +88,8 @@ def run_nvidia_smi(
                 raise SmiFailed(
                     f"{_PROGRAM} would have to wait: a GPU is being reset, or its MIG mode switched"
                 )
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env=environment, timeout=timeout, check=False,
+            done = run_for(
+                argv, timeout, env=environment, merged=True,
                 pass_fds=() if held == NONE else (held,),
             )  # fmt: skip
     except subprocess.TimeoutExpired as error:

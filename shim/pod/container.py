@@ -135,8 +135,8 @@ class Container:
                 raise WrongProcessState(
                     asked, found=f"it is {process.state.name.lower()}", do="start a process once"
                 )
-            if process.kills != kills:
-                raise KilledWhileStarting(asked, found="it was killed while another start hung")
+            if process.kills != kills or (not exec_id and self._exits.init_reaped):
+                raise KilledWhileStarting(asked, found="it was killed or has ended", do="delete it")
             if isinstance(process, Exec):
                 await self._start_exec(process)
             else:
@@ -259,7 +259,6 @@ class Container:
         elif process.child is None:
             starts = self._operations.has(Kind.START_EXEC, exec_id=exec_id)
             if starts and signum == signal.SIGKILL:
-                process.kills += 1
                 self._execs[exec_id].cancel_start()
                 return
             found = "it is being started" if starts else "it was never started"

@@ -53,7 +53,8 @@ class Exec(Process):
             raise
 
     def cancel_start(self) -> None:
-        """Let a :meth:`start` that is under way fail, whatever it waits for."""
+        """Let a :meth:`start` that is under way fail, whatever it waits for, and one queued too."""
+        self.kills += 1
         if self._starting is not None:
             self._starting.cancel()
 

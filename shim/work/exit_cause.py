@@ -154,9 +154,10 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
     """What may have ended it, what says most first."""
     state = config.state
     start = _started(end.bundle)
+    if start > end.at:  # by a clock that was set back since
+        start = 0.0
     written = read_causes(state, end.namespace, end.container_id, warn=warn)
-    # A start after the end is one by a clock that was set back since.
-    known = relevant(written, end.at, start if start <= end.at else 0.0)
+    known = relevant(written, end.at, start)
     if known or agent_runs(state):
         return known
     path = os.path.join(config.dev, "kmsg")

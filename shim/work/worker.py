@@ -39,6 +39,7 @@ from api.errors import NvshimError, describe_bug
 from shim import forked, loop
 from shim.children import Reaper, spawn
 from shim.errors import ProgramTimeout, WorkerFailed, WorkerTimeout
+from shim.programs import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,17 +113,16 @@ class Link:
             finally:
                 os.close(writing)
             output = _read_all(reading, time.monotonic() + timeout)
-            if output is None:
-                os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
         finally:
             os.close(reading)
         if output is None:
+            _end(pid)
             raise ProgramTimeout(
                 f"to run {argv[0]!r}",
                 found=f"it had not ended after {timeout} s",
                 do="look for what holds it up (a hung driver, a frozen cgroup) in the kernel's log",
             )
+        _, status = os.waitpid(pid, 0)
         return os.waitstatus_to_exitcode(status), output
 
     def answer(self, value: dict[str, Any], fd: int = -1) -> None:
@@ -306,6 +306,17 @@ def _read_all(fd: int, deadline: float) -> bytes | None:
             return bytes(output)
         output += chunk[: _OUTPUT - len(output)]
     return None
+
+
+def _end(pid: int) -> None:
+    """Kill a child. One that the driver holds in the kernel is not waited for."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        if has_ended(pidfd, _DYING):
+            os.waitpid(pid, 0)
+    finally:
+        os.close(pidfd)
 
 
 def _described(error: BaseException) -> dict[str, Any]:

@@ -38,11 +38,7 @@ def compare(
     """Measure each case once in each round, after one round that does not count.
 
     Args:
-        key: of the comparison.
-        title: what is done.
         cases: by the keys of their rows.
-        rounds: how often.
-        unit: of what is measured.
     """
     measured = interleave(
         {name: case.measure for name, case in cases.items()},

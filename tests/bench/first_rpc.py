@@ -62,8 +62,6 @@ def _start_once(
 
     Args:
         containerd: the one that the shim believes to belong to.
-        program: the shim's path.
-        spec: what config.json holds.
 
     Returns:
         Milliseconds until ``start`` had answered and ended, and until the first call was answered.

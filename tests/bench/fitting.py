@@ -23,7 +23,6 @@ def exponent(places: Sequence[float], values: Sequence[float]) -> float | None:
 
     Args:
         places: how much there is of what grows; not negative, rising.
-        values: what it costs at each.
 
     Returns:
         1 for linear growth; 0 if nothing grows; None if there are fewer than three places. A

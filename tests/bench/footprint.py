@@ -72,7 +72,6 @@ def measure_footprint(
 
     Args:
         runtime: the runtime; its containers are removed.
-        count: how many containers.
         flags: more flags of ``ctr run``.
         watch: seconds to watch for wake-ups.
 

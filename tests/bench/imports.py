@@ -15,9 +15,6 @@ _IMPORT: Final = re.compile(r"import time: +(\d+) \| +\d+ \| +(\S+)")
 def by_package(text: str) -> dict[str, tuple[int, float]]:
     """How many modules of each top-level package were imported, and their own time.
 
-    Args:
-        text: what was printed.
-
     Returns:
         Modules and milliseconds by the package's name, the most expensive first.
     """

@@ -73,11 +73,6 @@ _ASKED: Final = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 class Injection:
     """Injections into fresh overlays of one image, on one node.
 
-    Args:
-        node: the node.
-        image: the image's unpacked tree.
-        directory: for the overlays.
-
     Attributes:
         steps: milliseconds of each step of each round, by its name; "all" is everything.
         answer: of NVML on this node, as its command prints it.
@@ -194,7 +189,6 @@ def measure_injections(
     """Measure on nodes of all sizes, interleaved.
 
     Args:
-        rounds: how often.
         tell: told the number of rounds that are done.
 
     Returns:

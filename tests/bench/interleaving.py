@@ -63,9 +63,6 @@ def interleave(
         rounds: how often; at least 2.
         warm_up: rounds before that whose values are thrown away.
         tell: told the number of rounds that are done.
-
-    Returns:
-        The series by name.
     """
     names = list(cases)
     values: dict[str, list[float]] = {name: [] for name in names}

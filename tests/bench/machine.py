@@ -14,7 +14,6 @@ def describe(rounds: int, load: float) -> dict[str, str]:
     """The machine, its programs, the day, and how often was measured.
 
     Args:
-        rounds: of each comparison.
         load: the machine's load before anything was measured.
     """
     return {

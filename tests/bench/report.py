@@ -1,29 +1,35 @@
 """``python -m tests.bench.report JSON…``: tables in Markdown of what was measured.
 
 They are all made here, so that what documents say is what was measured. Of several files, a later
-one's word counts. ``--targets`` prints the table of what is to be reached alone.
+one's word counts. A document says where a table goes with two comments, which nobody sees who reads
+the document::
+
+    <!-- bench: targets -->
+    whatever stands here is replaced
+    <!-- bench: end -->
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import TYPE_CHECKING, Final
 
-from tests.bench.costs import cost_lines
-from tests.bench.documents import fill
 from tests.bench.fitting import exponent
-from tests.bench.numbers import ratio, short
 from tests.bench.results import Results
-from tests.bench.targets import AGENT, TARGETS
+from tests.bench.targets import AGENT, COSTS, TARGETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tests.bench.results import Comparison, Curve, Figures
     from tests.bench.targets import Target
 
 _NOTHING: Final = ""
+_PLACE: Final = re.compile(
+    r"(?P<begin><!-- bench: (?P<name>[a-z0-9-]+) -->\n).*?(?P<end><!-- bench: end -->)", re.DOTALL
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +70,11 @@ def tables(results: Results) -> dict[str, str]:
 
 def costs(results: Results) -> str:
     """What is asked first, beside containerd's own shim."""
-    lines = cost_lines(results)
+    lines = []
+    for title, pair in COSTS:
+        if found := pair.find(results):
+            values = (f"{short(value)} {found.unit}".strip() for value in (found.stock, found.ours))
+            lines.append((title, *values, "" if found.ratio is None else f"{found.ratio:.2f}"))
     return table(("", "runc-v2", "nvidia-v1", "ratio"), lines) if lines else _NOTHING
 
 
@@ -103,7 +113,6 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
     Args:
         heads: of the columns; the first column is text, the others are aligned to the right.
-        lines: a text for each column.
     """
     rows = [tuple(heads), *(tuple(line) for line in lines)]
     widths = [max(3, *(len(row[column]) for row in rows)) for column in range(len(heads))]
@@ -172,6 +181,41 @@ def _curve(curve: Curve) -> str:
              _NOTHING if fitted is None else f"{fitted:.2f}")
         )  # fmt: skip
     return table(heads, lines)
+
+
+def fill(document: str, tables: Mapping[str, str]) -> str:
+    """Put tables in their places.
+
+    Args:
+        tables: by their names; each ends with a newline.
+
+    Returns:
+        The text with the tables; a place whose table is not there keeps what it has.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        table = tables.get(match["name"])
+        return match[0] if table is None else f"{match['begin']}\n{table}\n{match['end']}"
+
+    return _PLACE.sub(replaced, document)
+
+
+def places(document: str) -> list[str]:
+    """The names of a document's tables."""
+    return [match["name"] for match in _PLACE.finditer(document)]
+
+
+def short(value: float) -> str:
+    """Three digits, or all before the point."""
+    size = abs(value)
+    if value == int(value) and size < 1e6:
+        return f"{value:.0f}"
+    return f"{value:.2f}" if size < 10 else f"{value:.1f}" if size < 100 else f"{value:.0f}"
+
+
+def ratio(value: float) -> str:
+    """Two digits behind the point; nothing is "0"."""
+    return f"{value:.2f}" if value else "0"
 
 
 if __name__ == "__main__":

@@ -44,7 +44,6 @@ class Comparison:
         """One of them over another, round by round.
 
         Args:
-            key: the one.
             base: the other; the row's own base if None.
 
         Returns:

@@ -65,13 +65,6 @@ class Shim:
     def call(self, method: str, **fields: Any) -> Any:
         """Call a method of the Task service.
 
-        Args:
-            method: its name.
-            fields: of its request.
-
-        Returns:
-            Its response.
-
         Raises:
             CallFailed: the shim says so, or ended the connection.
         """

@@ -83,8 +83,6 @@ def once(runtime: Runtime, image: str, flags: tuple[str, ...] = ()) -> Callable[
     """What runs one container to its end, and returns the milliseconds that it took.
 
     Args:
-        runtime: who runs it.
-        image: of which image it is.
         flags: of ``ctr run``.
     """
 

@@ -49,11 +49,7 @@ class Sizes:
 
 
 class Stage:
-    """Where it all happens. As a context: what was made is removed at its end.
-
-    Args:
-        sizes: how much is measured.
-    """
+    """Where it all happens. As a context: what was made is removed at its end."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.node import Node, node_of
-from tests.harness.runtime import Runtime
+from tests.harness.runtime import Runtime, is_alive
+from tests.harness.sandbox import SandboxByHand, StartPod
 from tests.harness.shim import ShimByHand, StartShim, shim_by_hand
+from tests.harness.waiting import eventually
 from tests.tools.criu import find_criu
 from tests.tools.errors import CriuUnusable
 from tests.tools.parts import Parts
@@ -21,15 +24,93 @@ from tests.tools.parts import Parts
 
 @pytest.fixture
 def start_shim(shim_directory: str, parts: Parts) -> StartShim:
-    """Start a shim for a first container; all of it is removed at the end."""
+    """Start a shim for a first container.
+
+    It ends with the block, unless the block has ended it: its containers are ended and deleted,
+    whatever their states, and nothing may be left.
+    """
     launcher = os.path.join(shim_directory, "containerd-shim-nvidia-v1")
 
     @asynccontextmanager
     async def start(first: str, *args: str, **more: Any) -> AsyncIterator[ShimByHand]:
         async with shim_by_hand(launcher, first, *args, **more) as shim:
             yield shim
+            if is_alive(shim.pid) and not shim.client.closed and not more.get("sandbox"):
+                await shim.finish()
 
     return start
+
+
+@pytest.fixture
+async def shim(start_shim: StartShim) -> AsyncIterator[ShimByHand]:
+    """One that was started for c1, whose program would sleep."""
+    async with start_shim("c1", "sleep", "1000") as shim:
+        yield shim
+
+
+@pytest.fixture
+def start_pod(start_shim: StartShim) -> StartPod:
+    """Start a shim for a sandbox, and the sandbox; both end with the block, and leave nothing."""
+
+    @asynccontextmanager
+    async def start(
+        environment: dict[str, str] | None = None, **config: Any
+    ) -> AsyncIterator[SandboxByHand]:
+        async with start_shim("pod", sandbox=True, bootstrap=True, environment=environment) as shim:
+            pod = SandboxByHand(shim)
+            try:
+                await pod.start(**config)
+                yield pod
+                if is_alive(shim.pid):
+                    await pod.gone()
+            finally:
+                if pod.pid and is_alive(pod.pid):
+                    with suppress(ProcessLookupError):
+                        pod.kill_holder()
+
+    return start
+
+
+@pytest.fixture
+async def pod(start_pod: StartPod) -> AsyncIterator[SandboxByHand]:
+    """A sandbox of which nothing is asked."""
+    async with start_pod() as pod:
+        yield pod
+
+
+@pytest.fixture
+async def new_pod(start_shim: StartShim) -> AsyncIterator[SandboxByHand]:
+    """A sandbox that is not created yet."""
+    async with start_shim("pod", sandbox=True) as shim:
+        pod = SandboxByHand(shim)
+        yield pod
+        await pod.gone()
+
+
+@pytest.fixture
+def node_namespaces() -> dict[str, str]:
+    return {name: os.readlink(f"/proc/self/ns/{name}") for name in ("net", "ipc", "uts", "pid")}
+
+
+@pytest.fixture
+def other_network() -> Iterator[str]:
+    """The path of a network namespace of its own."""
+    node = os.readlink("/proc/self/ns/net")
+    with subprocess.Popen(["unshare", "--net", "sleep", "1000"]) as holder:
+        path = f"/proc/{holder.pid}/ns/net"
+        try:
+            eventually(lambda: os.readlink(path) != node, "there is another network")
+            yield path
+        finally:
+            holder.kill()
+
+
+@pytest.fixture
+def by_paths(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shim that is to name paths in the place of a process."""
+    config = tmp_path / "config.toml"
+    config.write_text('[sandbox]\nnamespaces = "paths"\n')
+    return {"NVSHIM_CONFIG": str(config)}
 
 
 @pytest.fixture(scope="session")

@@ -68,8 +68,7 @@ class Output:
 async def _told_by_exec(shim: ShimByHand, container: str, script: str) -> str:
     """What a shell in a container prints."""
     path = os.path.join(shim.directory, f"told-by-{container}")
-    await shim.exec(container, "look", "sh", "-c", script, stdout=f"file://{path}")
-    await shim.call("Start", id=container, exec_id="look")
+    await shim.start_exec(container, "look", "sh", "-c", script, stdout=f"file://{path}")
     status = (await shim.call("Wait", id=container, exec_id="look")).exit_status
     await shim.call("Delete", id=container, exec_id="look")
     text = await anyio.Path(path).read_text()
@@ -125,10 +124,8 @@ async def test_restored_container_goes_on_where_it_was_saved(
             await two.more()
             assert two.numbers[:2] in ([last, last + 1], [last + 1, last + 2])
             # It is a container as any other: execs, pids, signals, its exit.
-            await shim.exec("c2", "e1", "sh", "-c", "test $(cat /dev/shm/i) -gt 1 && exit 3")
-            await shim.call("Start", id="c2", exec_id="e1")
-            assert (await shim.call("Wait", id="c2", exec_id="e1")).exit_status == 3
-            await shim.call("Delete", id="c2", exec_id="e1")
+            await shim.start_exec("c2", "e1", "sh", "-c", "test $(cat /dev/shm/i) -gt 1 && exit 3")
+            assert await shim.reap("c2", "e1") == 3
             assert pid in {p.pid for p in (await shim.call("Pids", id="c2")).processes}
             await shim.call("Kill", id="c2", signal=signal.SIGTERM)
             assert (await shim.call("Wait", id="c2")).exit_status == 7
@@ -150,9 +147,6 @@ async def test_restored_container_goes_on_where_it_was_saved(
         assert checkpointed.checkpoint == saved
         for bundle in ("c1", "c2"):
             assert left_in(f"{shim.directory}/{bundle}") == []
-        await shim.call("Shutdown", id="c2")
-        await shim.until_gone()
-        assert shim.leftovers() == []
 
 
 async def test_container_that_its_runtime_has_forgotten_is_deleted(start_shim: StartShim) -> None:
@@ -235,18 +229,15 @@ async def test_what_criu_refuses_is_said_and_the_container_goes_on(
             # With the option it works, and the restore knows by itself that it has to be given.
             how = checkpointing(file_locks=True, exit=True)
             await shim.call("Checkpoint", id="c1", path=str(saved), options=how)
-            await shim.call("Wait", id="c1")
-            await shim.call("Delete", id="c1")
+            await shim.reap("c1")
             last = one.numbers[-1]  # of all that it said
             shim.bundle("c2", *LOCKED, image=glibc())
             await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=str(saved))
             await shim.call("Start", id="c2")
             await two.more()
             assert two.numbers[0] in (last, last + 1)
-            await shim.exec("c2", "e1", "flock", "-n", "/dev/shm/lock", "true")
-            await shim.call("Start", id="c2", exec_id="e1")
-            assert (await shim.call("Wait", id="c2", exec_id="e1")).exit_status == 1, "it is held"
-            await shim.call("Delete", id="c2", exec_id="e1")
+            await shim.start_exec("c2", "e1", "flock", "-n", "/dev/shm/lock", "true")
+            assert await shim.reap("c2", "e1") == 1, "it is held"
             await shim.end("c2")
 
 
@@ -260,15 +251,15 @@ async def test_terminal_is_saved_and_restored(
             await shim.run("c1", stdout=one.path, **terminal)
             last = await one.more()
             await shim.call("Checkpoint", id="c1", path=saved, options=checkpointing(exit=True))
-            await shim.call("Wait", id="c1")
-            await shim.call("Delete", id="c1")
+            await shim.reap("c1")
             shim.bundle("c2", "sh", "-c", COUNT)
             await shim.create("c2", stdout=two.path, checkpoint=saved, **terminal)
             await shim.call("Start", id="c2")
             assert await two.more() > last
             await shim.call("ResizePty", id="c2", width=90, height=30)
-            await shim.exec("c2", "e1", "sh", "-c", "test \"$(stty size </dev/pts/0)\" = '30 90'")
-            await shim.call("Start", id="c2", exec_id="e1")
+            await shim.start_exec(
+                "c2", "e1", "sh", "-c", "test \"$(stty size </dev/pts/0)\" = '30 90'"
+            )
             assert (await shim.call("Wait", id="c2", exec_id="e1")).exit_status == 0
             await shim.end("c2")
         assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
@@ -294,8 +285,7 @@ async def test_restored_container_has_the_gpus_that_a_created_one_has(
                 mounts = _driver_mounts_in((await shim.call("State", id="c1")).pid)
                 assert any("libcuda.so." in mount and " ro," in mount for mount in mounts)
                 await shim.call("Checkpoint", id="c1", path=saved, options=checkpointing(exit=True))
-                await shim.call("Wait", id="c1")
-                await shim.call("Delete", id="c1")
+                await shim.reap("c1")
                 bundle = shim.bundle("c2", "sh", "-c", COUNT, **asks)
                 await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=saved)
                 assert "nvidia.json" in os.listdir(bundle)
@@ -344,8 +334,7 @@ async def test_checkpoint_that_a_runtime_made_by_itself_is_restored(
             await two.more()
             assert two.numbers[0] > 1
             await shim.call("Kill", id="c2", signal=signal.SIGTERM)
-            assert (await shim.call("Wait", id="c2")).exit_status == 7
-            await shim.call("Delete", id="c2")
+            assert await shim.reap("c2") == 7
 
 
 async def test_restored_container_of_a_pod_gets_what_the_kubelet_gave_it_and_no_more(

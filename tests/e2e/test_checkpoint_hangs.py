@@ -18,7 +18,7 @@ from api.errors import Status
 from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, StartShim, gone, wait_for_file
+from tests.harness.shim import ShimByHand, StartShim, wait_for_file
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -69,23 +69,20 @@ async def _refused_meanwhile(shim: ShimByHand, method: str, **fields: Any) -> As
 
 @pytest.mark.parametrize("exit_", [False, True], ids=["goes on", "is to end"])
 async def test_a_container_is_killed_and_deleted_while_its_checkpoint_hangs(
-    start_shim: StartShim, tmp_path: Path, *, exit_: bool
+    shim: ShimByHand, tmp_path: Path, *, exit_: bool
 ) -> None:
     saved = tmp_path / "saved"
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1", options=shim.options(before=_hang_in("checkpoint", shim)))
-        async with _refused_meanwhile(
-            shim, "Checkpoint", id="c1", path=str(saved), options=_how(exit_=exit_)
-        ):
-            processes = await _hanging(shim)
-            await shim.call("Kill", id="c1", signal=signal.SIGKILL)
-            assert (await shim.call("Wait", id="c1")).exit_status == 137
-            await shim.call("Delete", id="c1")
-        assert not any(map(is_alive, processes))
-        assert not saved.exists()
-        await shim.events.until("TaskDelete")
-        assert shim.events.of("c1") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
-        await gone(shim, "c1")
+    await shim.run("c1", options=shim.options(before=_hang_in("checkpoint", shim)))
+    async with _refused_meanwhile(
+        shim, "Checkpoint", id="c1", path=str(saved), options=_how(exit_=exit_)
+    ):
+        processes = await _hanging(shim)
+        await shim.call("Kill", id="c1", signal=signal.SIGKILL)
+        assert await shim.reap("c1") == 137
+    assert not any(map(is_alive, processes))
+    assert not saved.exists()
+    await shim.events.until("TaskDelete")
+    assert shim.events.of("c1") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
 
 
 async def test_an_exit_is_told_while_a_checkpoint_hangs(
@@ -102,22 +99,19 @@ async def test_an_exit_is_told_while_a_checkpoint_hangs(
             assert (await shim.call("Wait", id="c1")).exit_status == 3
             assert await shim.status("c1") == "STOPPED"
             await shim.call("Delete", id="c1")
-        await gone(shim, "c1")
 
 
 async def test_a_delete_of_what_runs_is_refused_while_a_checkpoint_hangs(
-    start_shim: StartShim, tmp_path: Path
+    shim: ShimByHand, tmp_path: Path
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1", options=shim.options(before=_hang_in("checkpoint", shim)))
-        async with _refused_meanwhile(shim, "Checkpoint", id="c1", path=str(tmp_path / "saved")):
-            processes = await _hanging(shim)
-            with pytest.raises(RemoteError) as caught:
-                await shim.call("Delete", id="c1")
-            assert caught.value.status == Status.FAILED_PRECONDITION
-            assert all(map(is_alive, processes))
-            await shim.end("c1")
-        await gone(shim, "c1")
+    await shim.run("c1", options=shim.options(before=_hang_in("checkpoint", shim)))
+    async with _refused_meanwhile(shim, "Checkpoint", id="c1", path=str(tmp_path / "saved")):
+        processes = await _hanging(shim)
+        with pytest.raises(RemoteError) as caught:
+            await shim.call("Delete", id="c1")
+        assert caught.value.status == Status.FAILED_PRECONDITION
+        assert all(map(is_alive, processes))
+        await shim.end("c1")
 
 
 def _tracer_of(pid: int) -> int:
@@ -178,8 +172,7 @@ async def test_a_container_is_killed_and_deleted_while_criu_hangs_and_traces_it(
                     try:
                         with anyio.fail_after(_PATIENCE):
                             await shim.call("Kill", id="c1", signal=signal.SIGKILL)
-                            assert (await shim.call("Wait", id="c1")).exit_status == 137
-                            await shim.call("Delete", id="c1")
+                            assert await shim.reap("c1") == 137
                     finally:
                         if _tracer_of(pid) == tracer:
                             os.kill(tracer, signal.SIGKILL)
@@ -187,4 +180,3 @@ async def test_a_container_is_killed_and_deleted_while_criu_hangs_and_traces_it(
                 break
         assert answered == [Status.UNKNOWN]
         assert not is_alive(tracer)
-        await gone(shim, "c1")

@@ -62,15 +62,6 @@ def test_exit_and_delete_are_published_for_a_killed_shim(runtime: Runtime) -> No
         assert recorder.of(container.name)[2].fields["exit_status"] == 128 + 9
 
 
-def test_name_is_free_again_after_the_shim_was_killed(runtime: Runtime) -> None:
-    container = runtime.start_idle()
-    init = container.pid
-    _kill_shim(runtime)
-    _wait_until_cleaned(container, init)
-    container.remove()
-    assert runtime.run("echo", "again", name=container.name).stdout == "again\n"
-
-
 def test_task_can_be_started_again_after_the_shim_was_killed(runtime: Runtime) -> None:
     container = runtime.start_idle()
     init = container.pid
@@ -117,14 +108,6 @@ def test_killed_shim_of_a_pod_leaves_nothing_of_any_container(runtime: Runtime) 
     _kill_shim(runtime)
     for container, init in zip(containers, inits, strict=True):
         _wait_until_cleaned(container, init)
-
-
-def test_paused_container_is_cleaned_up_as_well(runtime: Runtime) -> None:
-    container = runtime.start_idle()
-    init = container.pid
-    runtime.containerd.ctr("tasks", "pause", container.name)
-    _kill_shim(runtime)
-    _wait_until_cleaned(container, init)
 
 
 def test_shim_killed_while_containerd_is_away_is_cleaned_up_when_it_is_back(

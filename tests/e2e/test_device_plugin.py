@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Final
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from hooks.config import load_config
-from integration.node.refresh import look
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cri_server import CriServer
 from tests.harness.kubelet_plugins import KubeletPlugins, NotEnough
@@ -163,24 +161,6 @@ def test_a_spec_that_somebody_removes_is_there_again_and_before_it_is_named(
         spec.parent.unlink()
         eventually(is_there, "it can be written again")
         assert kubelet.plugins[GPU].allocate(uuid).cdi_devices
-
-
-def test_gpus_of_one_numa_node_are_preferred_though_nvml_does_not_answer(
-    kubelet: KubeletPlugins, tmp_path: Path
-) -> None:
-    kubelet.start()
-    with SimulatedNode.create(str(tmp_path / "node"), Scenario.load("eight")) as node:
-        keep_specs_in(f"{tmp_path}/cdi", node)
-        gpus = node.scenario.gpus
-        first, *_, second, third = (gpu.uuid for gpu in gpus)
-        assert gpus[0].numa_node != gpus[-2].numa_node == gpus[-1].numa_node
-        look(load_config(node.config_path))  # NVML told then what the node has
-        with open(f"{node.state}/nvml-faults", "w", encoding="utf-8") as faults:
-            faults.write("any=hang")
-        with NodeAgent(node, str(tmp_path), kubelet.socket):
-            kubelet.wait_for(GPU, 8)
-            free = [first, second, third]
-            assert set(kubelet.plugins[GPU].preferred(free, 2)) == {second, third}
 
 
 def test_settings_change_while_the_kubelet_watches_and_bad_ones_change_nothing(

@@ -6,24 +6,22 @@ import json
 import os
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from hooks.config import load_config
-from hooks.requests.kubelet_record import RecordFile, record_of
 from integration.node.options import DRA_DRIVER
 from tests.harness.claim_storm import Storm
 from tests.harness.cluster import Cluster
 from tests.harness.cri_server import CriServer
 from tests.harness.dra_node import NODE, Place, dra_node
+from tests.harness.kept import Kept
 from tests.harness.kubelet_dra import Driver, KubeletDra, Reference
 from tests.harness.nvshim import nvshim
-from tests.harness.recorded import recorded_lines
-from tests.harness.waiting import eventually
+from tests.harness.waiting import at_once, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,17 +32,36 @@ CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
 VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 
 
-@pytest.fixture
-def root() -> Iterator[str]:
-    """The kubelet's directory: the path of a socket may not be long."""
-    with tempfile.TemporaryDirectory(prefix="kubelet-") as directory:
-        yield directory
-
-
-@pytest.fixture
-def place(tmp_path: Path, root: str) -> Iterator[Place]:
+@contextmanager
+def node_of_three() -> Iterator[Place]:
+    """Two whole GPUs, and one that is cut into two."""
     scenario = {"gpus": 3, "model": "a100", "gpu": [CUT]}
-    with dra_node(str(tmp_path), root, scenario, devices=4) as place:
+    with (
+        tempfile.TemporaryDirectory(prefix="node-") as directory,
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,  # paths of sockets may not be long
+        dra_node(directory, root, scenario, devices=4) as place,
+    ):
+        yield place
+
+
+@pytest.fixture
+def fresh() -> Iterator[Place]:
+    """A node that is the test's to change."""
+    with node_of_three() as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept[Place]]:
+    kept = Kept(node_of_three, lambda place: place.tidy(4))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def place(kept: Kept[Place]) -> Iterator[Place]:
+    """A node that tests use one after another."""
+    with kept.lent() as place:
         yield place
 
 
@@ -82,34 +99,14 @@ def test_a_claim_is_prepared_once_and_taken_back(place: Place) -> None:
     assert place.driver.prepare(claim)[claim[1]] == first
     assert os.stat(place.spec(claim)).st_ino == before
     place.cluster.remove_claim("one")  # a kubelet takes back what is gone from the API server
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert not os.path.exists(place.spec(claim))
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
-
-
-def test_what_was_prepared_is_a_grant_for_the_shim(place: Place) -> None:
-    claim = place.claim("one", place.gpus[0])
-    answer = place.driver.prepare(claim)[claim[1]]
-    names = [name for each in answer.devices for name in each.cdi_device_ids]
-    devices = [
-        {
-            "PoolName": each.pool_name, "DeviceName": each.device_name, "ShareID": None,
-            "RequestNames": list(each.request_names), "CDIDeviceIDs": list(each.cdi_device_ids),
-        }
-        for each in answer.devices
-    ]  # fmt: skip
-    pod = "6f8b1f5c-9a30-4a4c-b89b-0b3b6a3b7a11"
-    info = {"ClaimUID": claim[1], "PodUIDs": {pod: {}}}
-    data = {"ClaimInfoStateList": [{**info, "DriverState": {DRA_DRIVER: {"Devices": devices}}}]}
-    state = json.dumps({"Data": json.dumps(data), "Checksum": 1}).encode()
-    config = load_config(place.node.config_path)
-    record = record_of(RecordFile("none"), RecordFile("claims", state), pod, "main", config)
-    assert record.cdi_devices == set(names)
+    place.give_back(claim)
 
 
 def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
     def refused(reference: Reference, *words: str) -> None:
-        error = error_of(place.driver, reference)
+        error = place.refusal(reference)
         assert all(word in error for word in words), error
         assert "\n" not in error
         assert not os.path.exists(place.spec(reference))
@@ -126,128 +123,86 @@ def test_claims_that_cannot_be_had_are_refused_in_words(place: Place) -> None:
     config = [{"source": "FromClaim", "opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
     refused(place.claim("shared", place.gpus[0], config=config), "NVSHIM-E2775", "sharing")
     del parameters["sharing"]
-    assert error_of(place.driver, place.claim("plain", place.gpus[0], config=config)) == ""
-
-
-# The claims of a real scheduler that are prepared, and the requests that their devices are for.
-RECORDED: Final = {
-    "d-two-gpus-xxm87": ["first", "second"],
-    "d-prio-gpu-lm58h": ["gpu"],
-    "d-ext-extended-resources-dfjj6": ["container-0-request-0"],
-    "d-ext-implicit-extended-resources-kqbvt": ["container-0-request-0"],
-    "admin": ["all", "all"],
-}
-
-
-def test_claims_of_a_real_scheduler_are_prepared(place: Place) -> None:
-    recorded = {
-        line["claim"]: line["allocation"]["devices"] for line in recorded_lines("dra/claims.jsonl")
-    }
-    ours = {"gpu-0": place.gpus[0], "gpu-1": place.gpus[1]}
-    for name, requests in RECORDED.items():
-        given = recorded[name]["results"]
-        results = [{**each, **place.result(ours[each["device"]])} for each in given]
-        uid = place.cluster.claim(name, results, config=recorded[name]["config"])
-        answer = place.driver.prepare(("default", uid, name))[uid]
-        assert not answer.error, name
-        told = [list(each.request_names) for each in answer.devices]
-        assert told == [[each] for each in requests], name
-        assert [each.device_name for each in answer.devices] == [each["device"] for each in results]
-        with open(place.spec(("default", uid, name)), encoding="utf-8") as file:
-            assert len(json.load(file)["devices"]) == len(results)
-        assert place.driver.unprepare(("default", uid, name)) == {uid: ""}
+    place.have(place.claim("plain", place.gpus[0], config=config))
 
 
 def test_a_resource_is_not_served_by_claims_and_by_the_device_plugin(
-    place: Place, tmp_path: Path
+    fresh: Place, tmp_path: Path
 ) -> None:
     made = {"annotations": {"resource.kubernetes.io/extended-resource-claim": "true"}}
-    place.cluster.device_class("ours", extendedResourceName=GPU)
-    place.cluster.device_class("implicit")
-    place.plugins.wait_for(GPU, 3)
-    claim = place.claim("asked-for", place.gpus[0], classes=["ours"], **made)
-    error = error_of(place.driver, claim)
+    fresh.cluster.device_class("ours", extendedResourceName=GPU)
+    fresh.cluster.device_class("implicit")
+    fresh.plugins.wait_for(GPU, 3)
+    claim = fresh.claim("asked-for", fresh.gpus[0], classes=["ours"], **made)
+    error = fresh.refusal(claim)
     assert "NVSHIM-E2796" in error
     assert f"the DeviceClass ours and the device plugin both serve {GPU}" in error
-    assert error_of(place.driver, place.claim("own", place.gpus[1], classes=["ours"])) == ""
-    other = place.claim("other", place.gpus[0], classes=["implicit", "gone"], **made)
-    assert error_of(place.driver, other) == ""
-    assert place.driver.unprepare(other) == {other[1]: ""}
-    place.agent.stop()
-    with place.new_agent("--device-plugin", "no"):
-        eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered")
-        assert error_of(place.driver, claim) == ""
+    fresh.have(fresh.claim("own", fresh.gpus[1], classes=["ours"]))
+    other = fresh.claim("other", fresh.gpus[0], classes=["implicit", "gone"], **made)
+    fresh.have(other)
+    fresh.give_back(other)
+    fresh.agent.stop()
+    with fresh.new_agent("--device-plugin", "no"):
+        eventually(lambda: DRA_DRIVER in fresh.kubelet.drivers, "it is registered")
+        fresh.have(claim)
 
 
 def test_no_device_is_given_to_two_claims_but_to_who_looks_after_it(place: Place) -> None:
     one, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
-    assert error_of(place.driver, one) == ""
-    error = error_of(place.driver, other)
+    place.have(one)
+    error = place.refusal(other)
     assert "NVSHIM-E2774" in error
     assert "claim default/one has it" in error
     admin = {"request": "all", "adminAccess": True}
     everything = [*place.gpus, *place.parts]
     uid = place.cluster.claim("admin", [place.result(each, **admin) for each in everything])
-    assert error_of(place.driver, ("default", uid, "admin")) == ""
+    place.have(("default", uid, "admin"))
     # Parts of one GPU are no hindrance to each other, and the admin none to anybody.
     for name in place.parts:
-        assert error_of(place.driver, place.claim(name, name)) == ""
+        place.have(place.claim(name, name))
     place.driver.unprepare(one)
-    assert error_of(place.driver, other) == ""
+    place.have(other)
 
 
 def test_a_gpu_that_is_out_of_service_goes_to_no_new_claim(place: Place) -> None:
     claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[1])
-    assert error_of(place.driver, claim) == ""
-    config = ("--config", place.node.config_path)
-    for name in place.gpus:
-        nvshim("drain", *config, f"GPU-{name.removeprefix('gpu-')}")
-    assert "NVSHIM-E2715" in error_of(place.driver, other)
+    place.have(claim)
+    place.drain(*place.gpus)
+    assert "NVSHIM-E2715" in place.refusal(other)
     eventually(lambda: place.cluster.taints().keys() == {*place.gpus}, "they have taints")
     for (taint,) in place.cluster.taints().values():
         assert taint["key"] == f"{DRA_DRIVER}/out-of-service"
         assert (taint["effect"], bool(taint["timeAdded"])) == ("NoSchedule", True)
     assert place.published(4) == {*place.gpus, *place.parts}
-    assert error_of(place.driver, claim) == "", "who has it, keeps it"
-    assert error_of(place.driver, place.claim("part", place.parts[0])) == ""
-    for name in place.gpus:
-        nvshim("undrain", *config, f"GPU-{name.removeprefix('gpu-')}")
+    place.have(claim)  # who has it, keeps it
+    place.have(place.claim("part", place.parts[0]))
+    place.undrain(*place.gpus)
     eventually(lambda: not place.cluster.taints(), "the taints are gone")
-    assert error_of(place.driver, other) == ""
+    place.have(other)
 
 
 @pytest.mark.parametrize("how", ["omit", "evict", "dropped"])
-def test_what_becomes_of_a_gpu_out_of_service_is_a_setting(place: Place, how: str) -> None:
-    place.agent.stop()
-    place.cluster.drops = frozenset({"taints"} if how == "dropped" else ())
+def test_what_becomes_of_a_gpu_out_of_service_is_a_setting(fresh: Place, how: str) -> None:
+    fresh.agent.stop()
+    fresh.cluster.drops = frozenset({"taints"} if how == "dropped" else ())
     flags = () if how == "dropped" else ("--dra-unhealthy", how)
-    uuid = f"GPU-{place.gpus[0].removeprefix('gpu-')}"
-    with place.new_agent(*flags):
-        eventually(lambda: place.cluster.watches, "it publishes")
-        nvshim("drain", "--config", place.node.config_path, uuid)
+    with fresh.new_agent(*flags):
+        eventually(lambda: fresh.cluster.watches, "it publishes")
+        fresh.drain(fresh.gpus[0])
         if how == "evict":
-            eventually(place.cluster.taints, "it has a taint")
-            assert place.cluster.taints()[place.gpus[0]][0]["effect"] == "NoExecute"
+            eventually(fresh.cluster.taints, "it has a taint")
+            assert fresh.cluster.taints()[fresh.gpus[0]][0]["effect"] == "NoExecute"
         else:
-            assert place.gpus[0] not in place.published(3)
-            assert not place.cluster.taints()
-        nvshim("undrain", "--config", place.node.config_path, uuid)
-        eventually(lambda: not place.cluster.taints(), "it has none")
-        place.published(4)
+            assert fresh.gpus[0] not in fresh.published(3)
+            assert not fresh.cluster.taints()
+        fresh.undrain(fresh.gpus[0])
+        eventually(lambda: not fresh.cluster.taints(), "it has none")
+        fresh.published(4)
 
 
 def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:
     claims = [place.claim(f"claim-{n}", place.gpus[0]) for n in range(8)]
-    errors: list[str] = []
-
-    def ask(reference: Reference) -> None:
-        errors.append(error_of(place.driver, reference))
-
-    threads = [threading.Thread(target=ask, args=(each,)) for each in (*claims, claims[0])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    errors = at_once(place.refusal, [*claims, claims[0]])
     winners = [each for each in claims if os.path.exists(place.spec(each))]
     assert len(winners) == 1
     assert errors.count("") in {1, 2}  # claims[0] has asked twice
@@ -257,8 +212,8 @@ def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:
 def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(place: Place) -> None:
     place.plugins.wait_for(GPU, 3)
     claim = place.claim("one", place.gpus[0])
-    assert error_of(place.driver, claim) == ""
-    uuid = f"GPU-{place.gpus[0].removeprefix('gpu-')}"
+    place.have(claim)
+    uuid = place.uuid(place.gpus[0])
     eventually(lambda: uuid not in place.plugins.healthy(GPU), "the plugin does not offer it")
     with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
         place.plugins.plugins[GPU].allocate(uuid)
@@ -267,7 +222,7 @@ def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(place: Place) -> None
     assert told == {"devices": 3, "healthy": 3}, "the device itself is well"
     # The GPU that is cut into parts, which is a GPU for this plugin.
     part = place.claim("part", place.parts[0])
-    assert error_of(place.driver, part) == ""
+    place.have(part)
     whole = place.node.scenario.gpus[2].uuid
     with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
         place.plugins.plugins[GPU].allocate(whole)
@@ -278,7 +233,7 @@ def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(place: Place) -> None
     # The other way round.
     place.plugins.allocate(GPU, 3, pod="plain")
     place.published(0)
-    error = error_of(place.driver, claim)
+    error = place.refusal(claim)
     assert "NVSHIM-E2774" in error
     assert "pod" in error
 
@@ -295,58 +250,56 @@ def test_the_agent_may_be_killed_and_what_pods_have_stays(place: Place) -> None:
     place.start_again()
     assert os.path.exists(place.spec(lost)), "its spec is there again before it is asked"
     assert not os.path.exists(stray), "what nobody has is gone"
-    assert "NVSHIM-E2774" in error_of(place.driver, place.claim("other", place.gpus[0]))
+    assert "NVSHIM-E2774" in place.refusal(place.claim("other", place.gpus[0]))
     assert place.driver.prepare(claim, lost) == first
     assert len(place.cluster.writes) == writes, "nothing has changed, so nothing is written"
-    assert place.driver.unprepare(claim, lost) == {claim[1]: "", lost[1]: ""}
+    place.give_back(claim, lost)
 
 
-@pytest.mark.parametrize("loss", ["missing", "damaged", "of another boot"])
-def test_without_its_own_notes_it_goes_by_the_kubelets(place: Place, loss: str) -> None:
-    claim = place.claim("one", place.gpus[0])
-    (device,) = place.driver.prepare(claim)[claim[1]].devices
-    place.agent.kill()
-    told = {
-        "PoolName": device.pool_name, "DeviceName": device.device_name, "ShareID": None,
-        "RequestNames": ["gpu"], "CDIDeviceIDs": list(device.cdi_device_ids),
-    }  # fmt: skip
-    info = {
-        "ClaimUID": claim[1], "ClaimName": "one", "Namespace": "default", "PodUIDs": {"a": {}},
-        "DriverState": {DRA_DRIVER: {"Devices": [told, told]}},
-    }  # fmt: skip
-    data = {"kind": "DRACheckpoint", "ClaimInfoStateList": [info]}
-    with open(f"{place.root}/dra_manager_state", "w", encoding="utf-8") as file:
-        json.dump({"Data": json.dumps(data), "Checksum": 1}, file)
-    path = f"{place.node.state}/dra.json"
+# Notes that are missing or damaged do not count either: tests/unit/node/dra/test_claims.py.
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("missing", marks=pytest.mark.thorough),
+        pytest.param("damaged", marks=pytest.mark.thorough),
+        "of another boot",
+    ],
+)
+def test_without_its_own_notes_it_goes_by_the_kubelets(fresh: Place, loss: str) -> None:
+    claim = fresh.claim("one", fresh.gpus[0])
+    fresh.have(claim)
+    fresh.agent.kill()
+    fresh.note(claim, fresh.gpus[0], times=2)
+    path = f"{fresh.node.state}/dra.json"
     with open(path, encoding="utf-8") as file:
         text = file.read()
     os.unlink(path)
-    os.unlink(place.spec(claim))
+    os.unlink(fresh.spec(claim))
     if loss != "missing":
         document = {**json.loads(text), "boot": "another"} if loss != "damaged" else "{"
         with open(path, "w", encoding="utf-8") as file:
             json.dump(document, file)
-    place.start_again()
-    assert os.path.exists(place.spec(claim)), "its spec is there again"
-    assert "NVSHIM-E2774" in error_of(place.driver, place.claim("other", place.gpus[0]))
-    assert error_of(place.driver, claim) == ""
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    fresh.start_again()
+    assert os.path.exists(fresh.spec(claim)), "its spec is there again"
+    assert "NVSHIM-E2774" in fresh.refusal(fresh.claim("other", fresh.gpus[0]))
+    fresh.have(claim)
+    fresh.give_back(claim)
 
 
 def test_a_kubelet_that_restarts_finds_the_driver_and_its_slices_are_made_again(
-    place: Place,
+    fresh: Place,
 ) -> None:
-    place.kubelet.restart()
-    place.cluster.wipe()
-    assert place.driver.info.name == DRA_DRIVER
-    assert place.published(4) == {*place.gpus, *place.parts}
-    registry = f"{place.root}/plugins_registry"
+    fresh.kubelet.restart()
+    fresh.cluster.wipe()
+    assert fresh.driver.info.name == DRA_DRIVER
+    assert fresh.published(4) == {*fresh.gpus, *fresh.parts}
+    registry = f"{fresh.root}/plugins_registry"
     os.unlink(f"{registry}/{DRA_DRIVER}-reg.sock")
     eventually(lambda: os.listdir(registry) == [f"{DRA_DRIVER}-reg.sock"], "it is there again")
-    claim = place.claim("one", place.gpus[0])
-    eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered again")
-    assert error_of(place.driver, claim) == ""
-    assert place.agent.stop() == 0
+    claim = fresh.claim("one", fresh.gpus[0])
+    eventually(lambda: DRA_DRIVER in fresh.kubelet.drivers, "it is registered again")
+    fresh.have(claim)
+    assert fresh.agent.stop() == 0
     assert os.listdir(registry) == []
 
 
@@ -382,14 +335,14 @@ def test_a_conflict_is_no_fault(place: Place) -> None:
     assert not place.agent.said("NVSHIM-E2771")
 
 
-def test_slices_that_are_taken_for_wrong_are_sent_once(place: Place) -> None:
-    place.cluster.refuse = lambda method, _: 422 if method in {"POST", "PUT"} else None
-    place.cluster.wipe()
-    eventually(lambda: any("E2778" in each for each in place.agent.faults()), "it is said")
-    before = len(place.cluster.writes)
-    place.cluster.close_watches()
-    eventually(lambda: place.cluster.watches == 1, "it is watched again")
-    assert len(place.cluster.writes) == before
+def test_slices_that_are_taken_for_wrong_are_sent_once(fresh: Place) -> None:
+    fresh.cluster.refuse = lambda method, _: 422 if method in {"POST", "PUT"} else None
+    fresh.cluster.wipe()
+    eventually(lambda: any("E2778" in each for each in fresh.agent.faults()), "it is said")
+    before = len(fresh.cluster.writes)
+    fresh.cluster.close_watches()
+    eventually(lambda: fresh.cluster.watches == 1, "it is watched again")
+    assert len(fresh.cluster.writes) == before
 
 
 def test_while_the_api_server_is_away_what_is_prepared_goes_on(place: Place) -> None:
@@ -399,14 +352,14 @@ def test_while_the_api_server_is_away_what_is_prepared_goes_on(place: Place) -> 
     os.unlink(place.spec(claim))
     assert place.driver.prepare(claim) == first
     assert os.path.exists(place.spec(claim))
-    assert "NVSHIM-E2771" in error_of(place.driver, new)
+    assert "NVSHIM-E2771" in place.refusal(new)
     place.agent.kill()
     place.start_again()
     assert place.driver.prepare(claim) == first
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
-    assert "NVSHIM-E2771" in error_of(place.driver, claim), "it is prepared no more"
+    place.give_back(claim)
+    assert "NVSHIM-E2771" in place.refusal(claim), "it is prepared no more"
     place.cluster.refuse = lambda *_: None
-    assert error_of(place.driver, new) == ""
+    place.have(new)
     place.cluster.wipe()
     place.published(4)
 
@@ -434,7 +387,7 @@ def test_what_was_taken_back_is_not_prepared_by_a_call_that_was_given_up(place: 
     eventually(lambda: {"prepared", "unprepared"} <= {*said()}, "both calls have ended")
     assert said() == ["prepared", "unprepared"]
     assert not os.path.exists(place.spec(claim))
-    assert error_of(place.driver, place.claim("other", place.gpus[0])) == ""
+    place.have(place.claim("other", place.gpus[0]))
 
 
 def test_health_is_told_whole(place: Place) -> None:
@@ -445,45 +398,46 @@ def test_health_is_told_whole(place: Place) -> None:
     assert (first.health, first.health_check_timeout_seconds) == (1, 30)
     assert first.device.pool_name == NODE
     name = place.gpus[0]
-    nvshim("drain", "--config", place.node.config_path, f"GPU-{name.removeprefix('gpu-')}")
+    place.drain(name)
     eventually(lambda: driver.health[name].health == 2, "it is said to be out of service")
     assert "out of service" in driver.health[name].message
+    place.undrain(name)
 
 
-def test_an_engine_that_reads_no_cdi_names_is_given_none(place: Place, tmp_path: Path) -> None:
-    place.agent.stop()
+def test_an_engine_that_reads_no_cdi_names_is_given_none(fresh: Place, tmp_path: Path) -> None:
+    fresh.agent.stop()
     socket = str(tmp_path / "engine.sock")
-    agent = place.new_agent(engine=socket)
-    claim = place.claim("one", place.gpus[0])
+    agent = fresh.new_agent(engine=socket)
+    claim = fresh.claim("one", fresh.gpus[0])
     with CriServer(socket, "1.7.24", cdi=False) as engine, agent:
-        eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered")
-        error = error_of(place.driver, claim)
+        eventually(lambda: DRA_DRIVER in fresh.kubelet.drivers, "it is registered")
+        error = fresh.refusal(claim)
         assert "NVSHIM-E2776" in error
         assert "nvshim configure containerd --enable-cdi" in error
-        assert not os.path.exists(place.spec(claim))
+        assert not os.path.exists(fresh.spec(claim))
         engine.restart("1.7.24", cdi=True)
-        assert error_of(place.driver, claim) == ""
+        fresh.have(claim)
 
 
-def test_an_older_kubelet_and_an_older_api_are_spoken_to(place: Place, tmp_path: Path) -> None:
-    place.agent.stop()
-    place.kubelet.__exit__()
+def test_an_older_kubelet_and_an_older_api_are_spoken_to(fresh: Place, tmp_path: Path) -> None:
+    fresh.agent.stop()
+    fresh.kubelet.__exit__()
     with (
         Cluster(str(tmp_path / "older"), node=NODE, versions=("v1beta1",)) as cluster,
-        KubeletDra(place.root, ("v1beta1.DRAPlugin",)) as kubelet,
+        KubeletDra(fresh.root, ("v1beta1.DRAPlugin",)) as kubelet,
     ):
-        place.cluster = cluster
-        with place.new_agent():
-            assert place.published(4) == {*place.gpus, *place.parts}
+        fresh.cluster = cluster
+        with fresh.new_agent():
+            assert fresh.published(4) == {*fresh.gpus, *fresh.parts}
             driver = kubelet.wait_for(DRA_DRIVER)
             assert driver.version == "v1beta1.DRAPlugin"
-            claim = place.claim("one", place.gpus[0])
+            claim = fresh.claim("one", fresh.gpus[0])
             assert error_of(driver, claim) == ""
-    place.kubelet.__enter__()
+    fresh.kubelet.__enter__()
 
 
-def test_an_agent_of_the_host_asks_as_the_kubelet(place: Place, tmp_path: Path) -> None:
-    place.agent.stop()
+def test_an_agent_of_the_host_asks_as_the_kubelet(fresh: Place, tmp_path: Path) -> None:
+    fresh.agent.stop()
     path = tmp_path / "kubeconfig"
     with Cluster(str(tmp_path / "other"), node=NODE, by_certificate=True) as cluster:
         server = f"https://127.0.0.1:{cluster.port}"
@@ -496,21 +450,21 @@ def test_an_agent_of_the_host_asks_as_the_kubelet(place: Place, tmp_path: Path) 
             "users": [{"name": "me", "user": me}],
         }
         path.write_text(json.dumps(document))
-        place.cluster = cluster
-        with place.new_agent("--kubeconfig", str(path)):
-            place.published(4)
-            assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+        fresh.cluster = cluster
+        with fresh.new_agent("--kubeconfig", str(path)):
+            fresh.published(4)
+            fresh.have(fresh.claim("one", fresh.gpus[0]))
     with pytest.raises(AssertionError, match="NVSHIM-E2795"):
-        nvshim("node", "--config", place.node.config_path, "--kubeconfig", "/nowhere")
+        nvshim("node", "--config", fresh.node.config_path, "--kubeconfig", "/nowhere")
 
 
-def test_the_driver_can_take_nvidias_name(place: Place) -> None:
-    place.agent.stop()
-    with place.new_agent("--dra-driver", "gpu.nvidia.com"):
-        assert place.kubelet.wait_for("gpu.nvidia.com").info.name == "gpu.nvidia.com"
+def test_the_driver_can_take_nvidias_name(fresh: Place) -> None:
+    fresh.agent.stop()
+    with fresh.new_agent("--dra-driver", "gpu.nvidia.com"):
+        assert fresh.kubelet.wait_for("gpu.nvidia.com").info.name == "gpu.nvidia.com"
         eventually(
             lambda: (
-                {each["spec"]["driver"] for each in place.cluster.slices()}
+                {each["spec"]["driver"] for each in fresh.cluster.slices()}
                 == {DRA_DRIVER, "gpu.nvidia.com"}
             ),
             "it publishes its own, and leaves the others to the kubelet",

@@ -1,4 +1,4 @@
-"""The agent is killed at a step of preparing a claim, or of taking one back; another one goes on.
+"""An agent that is killed at a step of a claim's way, and claims that went while none was there.
 
 All steps are tried by ``python -m tests.chaos.claims``; here those that leave most behind.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Final
+import signal
+from typing import Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
+from api.proto import podresources_pb2 as podresources
 from integration.node.options import DRA_DRIVER
-from tests.e2e.test_dra import error_of, place, root
+from tests.e2e.test_dra import fresh as place
+from tests.harness.dra_node import Place
 from tests.harness.killing import killed_at
+from tests.harness.kubelet_dra import Reference
 from tests.harness.waiting import eventually
 
-if TYPE_CHECKING:
-    from tests.harness.dra_node import Place
-
-__all__ = ["place", "root"]
+__all__ = ["place"]
 
 # The system calls of a file's replacement and of its removal.
 MOVES: Final = "rename,renameat,renameat2"
@@ -53,12 +54,12 @@ def test_a_claim_that_was_half_prepared_is_prepared_by_the_next_agent(
     assert not os.path.exists(place.spec(claim)), "it was killed before that"
     place.start_again()
     if nth > 1:
-        assert "NVSHIM-E2774" in error_of(place.driver, other), "the kubelet will ask again"
-    assert error_of(place.driver, claim) == ""
+        assert "NVSHIM-E2774" in place.refusal(other), "the kubelet will ask again"
+    place.have(claim)
     assert os.path.exists(place.spec(claim))
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert left(place) == ([], [])
-    assert error_of(place.driver, other) == ""
+    place.have(other)
 
 
 @pytest.mark.parametrize(
@@ -73,22 +74,67 @@ def test_a_claim_that_was_half_taken_back_is_taken_back_by_the_next_agent(
     place: Place, calls: str
 ) -> None:
     claim, other = place.claim("one", place.gpus[0]), place.claim("other", place.gpus[0])
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     with killed_at(place.agent.pid, calls):
         with pytest.raises(grpc.RpcError):
             place.driver.unprepare(claim)
         place.agent.kill()
     place.start_again()
-    assert "NVSHIM-E2774" in error_of(place.driver, other), "it is not taken back yet"
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    assert "NVSHIM-E2774" in place.refusal(other), "it is not taken back yet"
+    place.give_back(claim)
     assert left(place) == ([], [])
-    assert error_of(place.driver, other) == ""
+    place.have(other)
 
 
 def test_what_cannot_be_removed_of_an_agent_before_keeps_nobody_from_claims(place: Place) -> None:
     place.agent.kill()
     os.mkdir(place.spec(("", "a claim of nobody", "")))
     place.start_again()
-    assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+    place.have(place.claim("one", place.gpus[0]))
     eventually(lambda: any("E2777" in each for each in place.agent.faults()), "it is said")
     os.rmdir(place.spec(("", "a claim of nobody", "")))
+
+
+# -- a claim that went while nobody was there to hear of it, and that no kubelet takes back ---
+
+
+def look(place: Place, claim: Reference) -> None:
+    """Have the agent look for claims that are no more, and wait until it has asked for one."""
+    path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{claim[2]}"
+    before = place.cluster.asked.count(("GET", path))
+    os.kill(place.agent.pid, signal.SIGHUP)
+    eventually(lambda: place.cluster.asked.count(("GET", path)) > before, "it has looked")
+
+
+def test_what_nobody_has_any_more_is_free_again(place: Place) -> None:
+    gone, runs, stays = (
+        place.claim(name, device)
+        for name, device in zip(
+            ("gone", "runs", "stays"), (*place.gpus, place.parts[0]), strict=True
+        )
+    )
+    place.driver.prepare(gone, runs, stays)
+    place.agent.kill()
+    place.cluster.remove_claim("gone")
+    place.cluster.remove_claim("runs")
+    device = podresources.CDIDevice(name=f"k8s.{DRA_DRIVER}/claim={runs[1]}-{place.gpus[1]}")
+    place.plugins.claimed["pod", "default"] = [
+        podresources.DynamicResource(
+            claim_name="runs",
+            claim_namespace="default",
+            claim_resources=[
+                podresources.ClaimResource(driver_name=DRA_DRIVER, cdi_devices=[device])
+            ],
+        )
+    ]
+    place.start_again()
+    other = place.claim("other", place.gpus[0])
+    assert "NVSHIM-E2774" in place.refusal(other)
+    look(place, stays)
+    look(place, stays)
+    eventually(lambda: not os.path.exists(place.spec(gone)), "it is taken back")
+    place.have(other)
+    assert os.path.exists(place.spec(runs))
+    assert os.path.exists(place.spec(stays))
+    (line,) = place.agent.said("took back a claim that is no more")
+    assert (line["claim"], line["devices"]) == ("default/gone", [place.gpus[0]])

@@ -7,22 +7,21 @@ import os
 import re
 import tempfile
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from integration.node.options import DRA_DRIVER
-from tests.e2e.test_dra import GPU, error_of
-from tests.harness.dra_node import NODE, Place, dra_node_of
+from tests.e2e.test_dra import GPU
+from tests.harness.dra_node import Place, dra_node_of
+from tests.harness.kept import Kept
 from tests.harness.nvidia_smi import nvidia_smi
-from tests.harness.waiting import eventually
+from tests.harness.waiting import at_once, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from tests.harness.kubelet_dra import Reference
 
 THERE: Final = "1g.10gb"
 SCENARIO: Final[dict[str, Any]] = {
@@ -87,31 +86,56 @@ class Cut(Place):
 
     def used(self, *lines: str) -> None:
         """Have processes use GPUs from now on."""
-        path = f"{self.node.state}/nvml-processes"
+        self._put("processes", lines)
+
+    def nvml(self, *faults: str) -> None:
+        """Have NVML suffer these from now on."""
+        self._put("faults", faults)
+
+    def _put(self, name: str, lines: tuple[str, ...]) -> None:
+        path = f"{self.node.state}/nvml-{name}"
         with open(f"{path}.new", "w", encoding="ascii") as file:
             file.write("".join(f"{line}\n" for line in lines))
         os.rename(f"{path}.new", path)
 
-    def nvml(self, *faults: str) -> None:
-        """Have NVML suffer these from now on."""
-        path = f"{self.node.state}/nvml-faults"
-        with open(f"{path}.new", "w", encoding="ascii") as file:
-            file.write("\n".join(faults))
-        os.rename(f"{path}.new", path)
+
+@contextmanager
+def node_to_cut(*flags: str) -> Iterator[Cut]:
+    flags = ("--dra-mig", *flags)
+    with (
+        tempfile.TemporaryDirectory(prefix="node-") as directory,
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,  # paths of sockets may not be long
+        dra_node_of(Cut, directory, root, SCENARIO, devices=EVERYTHING, flags=flags) as place,
+    ):
+        yield place
+
+
+def tidy(place: Cut) -> None:
+    """Have it be whole again."""
+    place.nvml()
+    place.used()
+    place.tidy(EVERYTHING)
+    eventually(lambda: place.is_clean() and place.mode() == OFF, "nothing is left")
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept[Cut]]:
+    kept = Kept(node_to_cut, tidy)
+    yield kept
+    kept.close()
 
 
 @pytest.fixture
-def root() -> Iterator[str]:
-    """The kubelet's directory: the path of a socket may not be long."""
-    with tempfile.TemporaryDirectory(prefix="kubelet-") as directory:
-        yield directory
+def place(kept: Kept[Cut]) -> Iterator[Cut]:
+    """A node that tests use one after another."""
+    with kept.lent() as place:
+        yield place
 
 
 @pytest.fixture
-def place(tmp_path: Path, root: str) -> Iterator[Cut]:
-    flags = ("--dra-mig",)
-    where = (str(tmp_path), root, SCENARIO)
-    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as place:
+def fresh() -> Iterator[Cut]:
+    """One that is the test's to change."""
+    with node_to_cut() as place:
         yield place
 
 
@@ -132,10 +156,10 @@ def test_a_claims_device_is_made_and_undone(place: Cut) -> None:
     assert place.driver.prepare(claim)[claim[1]] == first
     assert place.there() == [THERE, "3g.40gb"], "it is made once"
 
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert place.is_clean()
     assert not os.path.exists(place.spec(claim))
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     place.published(EVERYTHING)
     assert len(place.cluster.writes) == writes, "nothing that is published has changed"
 
@@ -147,13 +171,13 @@ def test_what_overlaps_is_refused_and_what_does_not_is_made(place: Cut) -> None:
     there = next(each for each in place.cluster.published() if each.startswith("mig-"))
     old = place.claim("old", there, place.part("1g10gb", 3, gpu=1))
     for claim in (one, beside, old):
-        assert error_of(place.driver, claim) == ""
-    error = error_of(place.driver, other)
+        place.have(claim)
+    error = place.refusal(other)
     assert "NVSHIM-E2774" in error
     assert "claim default/one has" in error
     assert sorted(place.there()) == sorted([THERE, "1g.10gb", "3g.40gb", "2g.20gb", "1g.10gb"])
     place.driver.unprepare(one)
-    assert error_of(place.driver, other) == ""
+    place.have(other)
     place.driver.unprepare(other, beside, old)
     assert place.is_clean()
 
@@ -161,18 +185,9 @@ def test_what_overlaps_is_refused_and_what_does_not_is_made(place: Cut) -> None:
 def test_two_claims_at_once_for_one_place_make_one_device(place: Cut) -> None:
     names = [place.part("4g40gb", 0), place.part("3g40gb", 0), place.part("2g20gb", 2)]
     claims = [place.claim(f"claim-{n}", name) for n, name in enumerate([*names, names[0]])]
-    errors: dict[str, str] = {}
-
-    def ask(reference: Reference) -> None:
-        errors[reference[2]] = error_of(place.driver, reference)
-
-    threads = [threading.Thread(target=ask, args=(each,)) for each in claims]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(bool(error) for error in errors.values()) == [False, True, True, True]
-    assert all("E2774" in error for error in errors.values() if error)
+    errors = at_once(place.refusal, claims)
+    assert sorted(bool(error) for error in errors) == [False, True, True, True]
+    assert all("E2774" in error for error in errors if error)
     assert len(place.there()) == 2
     place.driver.unprepare(*claims)
     assert place.is_clean()
@@ -185,31 +200,31 @@ def test_what_cannot_be_made_is_an_error_and_leaves_nothing(place: Cut) -> None:
         "nvmlGpuInstanceCreateComputeInstance=error:999",
     ):
         place.nvml(fault)
-        error = error_of(place.driver, claim)
+        error = place.refusal(claim)
         assert "NVSHIM-E2780" in error
         assert "Unknown Error" in error, "nvidia-smi's own words"
         assert not os.path.exists(place.spec(claim))
         eventually(place.is_clean, "nothing is left")
     place.nvml()
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
 
 
-def test_a_place_that_somebody_has_taken_is_said(place: Cut) -> None:
-    claim = place.claim("one", place.part("2g20gb", 2))
-    assert place.smi("mig", "-i", "2", "-cgi", "19:3", "-C")
-    error = error_of(place.driver, claim)
+def test_a_place_that_somebody_has_taken_is_said(fresh: Cut) -> None:
+    claim = fresh.claim("one", fresh.part("2g20gb", 2))
+    assert fresh.smi("mig", "-i", "2", "-cgi", "19:3", "-C")
+    error = fresh.refusal(claim)
     # Whether the agent knows that already or not.
     assert "NVSHIM-E2780" in error or "NVSHIM-E2773" in error
     gone = {"1g10gb-19-3", "1g10gb-me-20-3", "1g20gb-15-2", "2g20gb-14-2", "3g40gb-9-0",
             "4g40gb-5-0", "7g80gb-0-0"}  # fmt: skip
-    published = place.published(EVERYTHING - len(gone) + 1)
+    published = fresh.published(EVERYTHING - len(gone) + 1)
     assert not any(each.endswith(f"-mig-{name}") for each in published for name in gone
-                   if each.startswith(place.node.scenario.gpus[2].uuid.lower()))  # fmt: skip
+                   if each.startswith(fresh.node.scenario.gpus[2].uuid.lower()))  # fmt: skip
 
 
 def test_a_device_in_use_keeps_its_claim(place: Cut) -> None:
     claim = place.claim("one", place.part("2g20gb", 2))
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     (note,) = place.noted()
     assert note["uuid"].startswith("MIG-")
     instance = re.findall(r"\|   2  MIG 2g\.20gb +14 +(\d+)", place.smi("mig", "-lgi"))[0]
@@ -219,9 +234,9 @@ def test_a_device_in_use_keeps_its_claim(place: Cut) -> None:
     assert "NVSHIM-E2781" in error
     assert "In use by another client" in error
     other = place.claim("other", place.part("1g10gb", 3))
-    assert "NVSHIM-E2774" in error_of(place.driver, other)
+    assert "NVSHIM-E2774" in place.refusal(other)
     os.unlink(f"{place.node.state}/nvml-processes")
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert place.is_clean()
 
 
@@ -231,10 +246,10 @@ def test_a_nvidia_smi_that_hangs_is_ended_and_holds_nobody_else_up(place: Cut) -
     whole = place.node.scenario.gpus[0].uuid.lower()
     other = place.claim("other", whole, place.part("1g10gb", 3, gpu=1))
     errors: list[str] = []
-    thread = threading.Thread(target=lambda: errors.append(error_of(place.driver, claim)))
+    thread = threading.Thread(target=lambda: errors.append(place.refusal(claim)))
     thread.start()
     eventually(lambda: hanging(place), "it is begun")
-    assert error_of(place.driver, other) == ""
+    place.have(other)
     assert errors == []
     thread.join()
     (error,) = errors
@@ -261,7 +276,7 @@ def kill_at(step: str, claim: tuple[str, str, str], place: Cut) -> bool:
     """
     is_to_go = step.endswith("Destroy")
     if is_to_go:
-        assert error_of(place.driver, claim) == ""
+        place.have(claim)
     place.nvml(f"{step}=hang")
     do = place.driver.unprepare if is_to_go else place.driver.prepare
 
@@ -295,11 +310,11 @@ def test_an_agent_that_is_killed_leaves_nothing(place: Cut, step: str, loss: boo
         os.unlink(f"{place.node.state}/dra.json")
     place.start_again()
     if is_to_go:
-        assert place.driver.unprepare(claim) == {claim[1]: ""}
+        place.give_back(claim)
     eventually(place.is_clean, "nothing is left")
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     assert place.there() == [THERE, "2g.20gb"]
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert place.is_clean()
 
 
@@ -316,22 +331,6 @@ def hanging(place: Cut) -> list[str]:
     return found
 
 
-def record(place: Place, claim: Reference, name: str) -> None:
-    """Have the kubelet have noted a claim."""
-    names = [f"k8s.{DRA_DRIVER}/claim={claim[1]}-{name}"]
-    told = {
-        "PoolName": NODE, "DeviceName": name, "ShareID": None, "RequestNames": ["gpu"],
-        "CDIDeviceIDs": names,
-    }  # fmt: skip
-    info = {
-        "ClaimUID": claim[1], "ClaimName": claim[2], "Namespace": "default", "PodUIDs": {"a": {}},
-        "DriverState": {DRA_DRIVER: {"Devices": [told]}},
-    }  # fmt: skip
-    data = {"kind": "DRACheckpoint", "ClaimInfoStateList": [info]}
-    with open(f"{place.root}/dra_manager_state", "w", encoding="utf-8") as file:
-        json.dump({"Data": json.dumps(data), "Checksum": 1}, file)
-
-
 @pytest.mark.parametrize(
     "lost",
     [
@@ -342,46 +341,42 @@ def record(place: Place, claim: Reference, name: str) -> None:
         ("dra.json", "dra-mig.json"),
     ],
 )
-def test_what_a_pod_has_outlives_the_agent_and_its_notes(place: Cut, lost: tuple[str, ...]) -> None:
-    name, inside = place.part("2g20gb", 2), place.part("1g10gb", 3)
-    claim, other = place.claim("one", name), place.claim("other", inside)
-    first = place.driver.prepare(claim)[claim[1]]
+def test_what_a_pod_has_outlives_the_agent_and_its_notes(fresh: Cut, lost: tuple[str, ...]) -> None:
+    name, inside = fresh.part("2g20gb", 2), fresh.part("1g10gb", 3)
+    claim, other = fresh.claim("one", name), fresh.claim("other", inside)
+    first = fresh.driver.prepare(claim)[claim[1]]
     assert not first.error
-    record(place, claim, name)
-    place.agent.kill()
+    fresh.note(claim, name)
+    fresh.agent.kill()
     for file in lost:
-        os.unlink(f"{place.node.state}/{file}")
-    place.start_again()
-    assert place.driver.prepare(claim)[claim[1]] == first
-    assert "E2774" in error_of(place.driver, other)
-    assert place.there() == [THERE, "2g.20gb"]
-    place.published(EVERYTHING)
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
-    assert place.is_clean()
+        os.unlink(f"{fresh.node.state}/{file}")
+    fresh.start_again()
+    assert fresh.driver.prepare(claim)[claim[1]] == first
+    assert "E2774" in fresh.refusal(other)
+    assert fresh.there() == [THERE, "2g.20gb"]
+    fresh.published(EVERYTHING)
+    fresh.give_back(claim)
+    assert fresh.is_clean()
 
 
-def test_an_agent_that_makes_none_any_more_undoes_what_was_made(place: Cut) -> None:
-    claim = place.claim("one", place.part("2g20gb", 2))
-    assert error_of(place.driver, claim) == ""
-    place.agent.kill()
-    place.agent = place.new_agent()
-    with place.agent:
-        eventually(lambda: len(place.cluster.published()) == 3, "what could be made is not offered")
-        eventually(lambda: error_of(place.driver, claim) == "", "it has it still")
-        assert place.driver.unprepare(claim) == {claim[1]: ""}
-        assert place.is_clean()
+def test_an_agent_that_makes_none_any_more_undoes_what_was_made(fresh: Cut) -> None:
+    claim = fresh.claim("one", fresh.part("2g20gb", 2))
+    fresh.have(claim)
+    fresh.agent.kill()
+    fresh.agent = fresh.new_agent()
+    with fresh.agent:
+        eventually(lambda: len(fresh.cluster.published()) == 3, "what could be made is not offered")
+        eventually(lambda: fresh.refusal(claim) == "", "it has it still")
+        fresh.give_back(claim)
+        assert fresh.is_clean()
 
 
-def test_the_device_plugin_does_not_give_what_was_made_for_a_claim(
-    tmp_path: Path, root: str
-) -> None:
-    flags = ("--dra-mig", "--mig-strategy", "mixed")
-    where = (str(tmp_path), root, SCENARIO)
-    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as place:
+def test_the_device_plugin_does_not_give_what_was_made_for_a_claim() -> None:
+    with node_to_cut("--mig-strategy", "mixed") as place:
         resource = f"{GPU.partition('/')[0]}/mig-1g.10gb"
         place.plugins.wait_for(resource, 1)
         claim = place.claim("one", place.part("1g10gb", 2))
-        assert error_of(place.driver, claim) == ""
+        place.have(claim)
         (note,) = place.noted()
         eventually(lambda: len(place.plugins.plugins[resource].devices) == 2, "it is seen")
         eventually(lambda: note["uuid"] not in place.plugins.healthy(resource), "it is not offered")
@@ -390,28 +385,12 @@ def test_the_device_plugin_does_not_give_what_was_made_for_a_claim(
         place.driver.unprepare(claim)
 
 
-def test_nothing_is_made_unless_that_is_wanted(tmp_path: Path, root: str) -> None:
-    with dra_node_of(Cut, str(tmp_path), root, SCENARIO, devices=2) as place:
-        (part,) = (each for each in place.cluster.published() if each.startswith("mig-"))
-        devices = {
-            device["name"]: device
-            for each in place.cluster.slices()
-            for device in each["spec"]["devices"]
-        }
-        assert devices[part]["capacity"]["gpu.nvidia.com/multiprocessors"] == {"value": "16"}
-        assert not any("sharedCounters" in each["spec"] for each in place.cluster.slices())
-
-
 # -- MIG mode ----------------------------------------------------------------------------------
 
 
 def test_a_gpu_is_cut_for_its_first_part_and_whole_after_the_last(place: Cut) -> None:
     (gpu,) = (each for each in place.gpus if each == place.node.scenario.gpus[0].uuid.lower())
-    told = {
-        device["name"]: device
-        for each in place.cluster.slices()
-        for device in each["spec"].get("devices", ())
-    }
+    told = place.cluster.devices()
     (taken,) = told[gpu]["consumesCounters"]
     (sets,) = (
         one for each in place.cluster.slices() for one in each["spec"].get("sharedCounters", ())
@@ -421,79 +400,79 @@ def test_a_gpu_is_cut_for_its_first_part_and_whole_after_the_last(place: Cut) ->
     writes = len(place.cluster.writes)
     whole = place.claim("whole", gpu)
     one, two = (place.claim(f"part-{n}", place.part("1g10gb", n, gpu=0)) for n in (2, 3))
-    assert error_of(place.driver, whole) == ""
-    assert "claim default/whole has it" in error_of(place.driver, one)
+    place.have(whole)
+    assert "claim default/whole has it" in place.refusal(one)
     assert place.mode() == OFF
     place.driver.unprepare(whole)
 
-    assert error_of(place.driver, one) == ""
+    place.have(one)
     assert place.mode() == ON
-    assert error_of(place.driver, two) == ""
+    place.have(two)
     assert place.there() == ["1g.10gb", "1g.10gb", THERE]
-    assert "NVSHIM-E2774" in error_of(place.driver, whole)
+    assert "NVSHIM-E2774" in place.refusal(whole)
     place.driver.unprepare(one)
     assert place.mode() == ON
     place.driver.unprepare(two)
     assert place.is_whole()
-    assert error_of(place.driver, whole) == ""
+    place.have(whole)
     assert len(place.cluster.writes) == writes, "nothing that is published has changed"
 
 
 def test_a_gpu_that_is_in_use_is_not_cut_and_that_is_said(place: Cut) -> None:
     claim = place.claim("one", place.part("3g40gb", 4, gpu=0))
     place.used(f"0 {os.getpid()} 1048576")
-    error = error_of(place.driver, claim)
+    error = place.refusal(claim)
     assert "NVSHIM-E2782" in error
     assert f"of {place.node.scenario.gpus[0].uuid} on for claim default/one" in error
     assert "In use by another client" in error
     assert not os.path.exists(place.spec(claim))
     place.used()
     eventually(place.is_whole, "no mode is pending")
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     # Nor does anybody keep a claim from ending who has the GPU open.
     place.used(f"0 {os.getpid()} 1048576 9 0", f"0 {os.getpid()} 1048576")
     place.driver.unprepare(claim)
     place.used(f"0 {os.getpid()} 1048576")
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert place.mode().startswith("Enabled")
     whole = place.claim("whole", place.node.scenario.gpus[0].uuid.lower())
-    assert "NVSHIM-E2782" in error_of(place.driver, whole)
+    assert "NVSHIM-E2782" in place.refusal(whole)
     place.used()
-    assert error_of(place.driver, whole) == ""
+    place.have(whole)
     assert place.is_whole()
 
 
-def test_a_gpu_that_a_person_cuts_stays_that_persons(place: Cut) -> None:
-    claim = place.claim("one", place.part("1g10gb", 2, gpu=0))
-    assert error_of(place.driver, claim) == ""
-    assert place.smi("mig", "-i", "0", "-cgi", "19:5", "-C")
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
-    assert place.mode() == ON
-    gpu = place.node.scenario.gpus[0].uuid.lower()
-    eventually(lambda: gpu not in place.cluster.published(), "it is not offered as a whole")
+def test_a_gpu_that_a_person_cuts_stays_that_persons(fresh: Cut) -> None:
+    claim = fresh.claim("one", fresh.part("1g10gb", 2, gpu=0))
+    fresh.have(claim)
+    assert fresh.smi("mig", "-i", "0", "-cgi", "19:5", "-C")
+    fresh.give_back(claim)
+    assert fresh.mode() == ON
+    gpu = fresh.node.scenario.gpus[0].uuid.lower()
+    eventually(lambda: gpu not in fresh.cluster.published(), "it is not offered as a whole")
 
 
-def test_a_mode_of_which_the_note_is_lost_is_said(place: Cut) -> None:
-    claim = place.claim("one", place.part("1g10gb", 2, gpu=0))
-    assert error_of(place.driver, claim) == ""
-    place.agent.kill()
-    os.unlink(f"{place.node.state}/dra-mig-mode.json")
-    place.start_again()
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
-    assert place.is_clean()
-    assert place.mode() == ON, "it may be a person's"
-    line = f"GPU 0 ({place.node.scenario.gpus[0].uuid}) is in MIG mode, and has no instances"
-    eventually(lambda: line in place.agent.faults(), "it is said")
+def test_a_mode_of_which_the_note_is_lost_is_said(fresh: Cut) -> None:
+    claim = fresh.claim("one", fresh.part("1g10gb", 2, gpu=0))
+    fresh.have(claim)
+    fresh.agent.kill()
+    os.unlink(f"{fresh.node.state}/dra-mig-mode.json")
+    fresh.start_again()
+    fresh.give_back(claim)
+    assert fresh.is_clean()
+    assert fresh.mode() == ON, "it may be a person's"
+    line = f"GPU 0 ({fresh.node.scenario.gpus[0].uuid}) is in MIG mode, and has no instances"
+    eventually(lambda: line in fresh.agent.faults(), "it is said")
 
 
-def test_a_mode_that_a_person_has_just_set_is_left_to_that_person(place: Cut) -> None:
-    claim = place.claim("one", place.part("1g10gb", 2, gpu=0))
-    assert place.smi("-i", "0", "-mig", "1")  # before the agent looks at the node again
-    assert error_of(place.driver, claim) == ""
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
-    gpu = place.node.scenario.gpus[0].uuid.lower()
-    eventually(lambda: gpu not in place.cluster.published(), "it is not offered as a whole")
-    assert place.mode() == ON
+def test_a_mode_that_a_person_has_just_set_is_left_to_that_person(fresh: Cut) -> None:
+    claim = fresh.claim("one", fresh.part("1g10gb", 2, gpu=0))
+    assert fresh.smi("-i", "0", "-mig", "1")  # before the agent looks at the node again
+    fresh.have(claim)
+    fresh.give_back(claim)
+    gpu = fresh.node.scenario.gpus[0].uuid.lower()
+    eventually(lambda: gpu not in fresh.cluster.published(), "it is not offered as a whole")
+    assert fresh.mode() == ON
 
 
 @pytest.mark.parametrize(
@@ -510,31 +489,5 @@ def test_an_agent_that_is_killed_leaves_gpus_whole(place: Cut, step: str) -> Non
     is_to_go = kill_at(step, claim, place)
     place.start_again()
     if is_to_go:
-        assert place.driver.unprepare(claim) == {claim[1]: ""}
+        place.give_back(claim)
     eventually(place.is_whole, "nothing is left")
-
-
-def test_a_gpu_whose_mode_needs_a_reset_is_what_its_mode_is(tmp_path: Path, root: str) -> None:
-    scenario = {"gpus": 2, "model": "a100", "gpu": [{"index": 1, "mig": []}]}
-    flags = ("--dra-mig",)
-    with dra_node_of(Cut, str(tmp_path), root, scenario, devices=1 + 25, flags=flags) as place:
-        (gpu,) = (each for each in place.cluster.published() if "-mig-" not in each)
-        claim = place.claim("one", gpu)
-        assert error_of(place.driver, claim) == ""
-
-
-def test_a_gpu_that_has_shares_is_not_cut(tmp_path: Path, root: str) -> None:
-    flags = ("--dra-mig", "--dra-shares", "4")
-    with dra_node_of(
-        Cut, str(tmp_path), root, SCENARIO, devices=1 + 1 + COULD_BE, flags=flags
-    ) as place:
-        told = {
-            device["name"]: device
-            for each in place.cluster.slices()
-            for device in each["spec"].get("devices", ())
-        }
-        shared = {name for name, each in told.items() if "allowMultipleAllocations" in each}
-        counted = {name for name, each in told.items() if "consumesCounters" in each}
-        assert len(shared) == 2
-        assert shared | counted == told.keys()
-        assert not shared & counted

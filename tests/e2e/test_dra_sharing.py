@@ -6,23 +6,27 @@ import json
 import os
 import signal
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
 from integration.simulated import Scenario, SimulatedNode
-from tests.e2e.test_dra import CUT, error_of, root
-from tests.e2e.test_dra_mig import EVERYTHING, SCENARIO, Cut, record
+from tests.e2e.test_dra import CUT
 from tests.harness.cluster import Cluster
-from tests.harness.dra_node import NODE, Place, dra_node_of
+from tests.harness.dra_node import NODE, Place
 from tests.harness.front import Front
+from tests.harness.kept import Kept
 from tests.harness.mps_agent import PROGRAM, end_daemons, processes
+from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -30,16 +34,14 @@ if TYPE_CHECKING:
 
     from tests.harness.kubelet_dra import Reference
 
-__all__ = ["root"]
 
 GPU: Final = "nvidia.com/gpu"
-
-
 # Notes how it is called, and does not know GPUs that a file names.
 NVIDIA_SMI: Final = """#!/bin/sh
 echo "$@" >> {state}/smi-calls
 if grep -q "$3" {state}/smi-refuses 2>/dev/null; then echo "Not Supported"; exit 3; fi
 """
+IN_PARTS: Final = pytest.mark.parametrize("place", [4], indirect=True)
 
 
 class ShareCluster(Cluster):
@@ -61,12 +63,6 @@ class Sharing(Place):
 
     cluster: ShareCluster
     mps: Path
-
-    def told(self, name: str) -> dict[str, Any]:
-        """What is published of a device."""
-        found = [each for one in self.cluster.slices() for each in one["spec"].get("devices", ())]
-        (device,) = [each for each in found if each["name"] == name]
-        return dict(device)
 
     def part(self, name: str, device: str, memory: str, shares: int = 1, **more: Any) -> Reference:
         """A claim with a share of a GPU."""
@@ -96,9 +92,6 @@ class Sharing(Place):
         with suppress(FileNotFoundError):
             return Path(self.node.state, "smi-calls").read_text("ascii").splitlines()
         return []
-
-    def uuid(self, name: str) -> str:
-        return f"GPU-{name.removeprefix('gpu-')}"
 
     def shared(self, name: str, *devices: str, **parameters: Any) -> Reference:
         """A claim with a configuration."""
@@ -138,25 +131,28 @@ class Sharing(Place):
         return {word for each in devices for word in each["containerEdits"].get("env", ())}
 
 
-@pytest.fixture
-def place(tmp_path: Path, root: str, request: pytest.FixtureRequest) -> Iterator[Sharing]:
-    """The parameter is of how many shares a GPU is."""
-    shares = getattr(request, "param", 0)
+@contextmanager
+def sharing_node(shares: int) -> Iterator[Sharing]:
+    """A node; of so many shares is a GPU."""
     scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [CUT]})
-    mps = tempfile.mkdtemp(prefix="mps-")
-    with SimulatedNode.create(str(tmp_path / "node"), scenario) as node:
-        os.mkdir(tmp_path / "cdi")
+    with (
+        tempfile.TemporaryDirectory(prefix="node-") as directory,
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,
+        tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as mps,
+        SimulatedNode.create(f"{directory}/node", scenario) as node,
+    ):
+        os.mkdir(f"{directory}/cdi")
         with open(node.config_path, encoding="utf-8") as file:
             text = file.read()
         with open(node.config_path, "w", encoding="utf-8") as file:
             file.write(text.replace("[node]\n", f'[node]\nkubelet-root = "{root}"\n', 1))
-            file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n')
+            file.write(f'\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
         smi = Path(node.driver_root, "usr/bin/nvidia-smi")
         smi.unlink()  # it is a link to what other nodes have as well
         smi.write_text(NVIDIA_SMI.format(state=node.state), encoding="ascii")
         smi.chmod(0o755)
-        with ShareCluster(str(tmp_path / "account"), node=NODE) as cluster:
-            place = Sharing(str(tmp_path), root, node, cluster)
+        with ShareCluster(f"{directory}/account", node=NODE) as cluster:
+            place = Sharing(directory, root, node, cluster)
             place.mps = Path(mps)
             place.agent = place.new_agent("--dra-shares", str(shares))
             place.agent.configure(flags={"mpsRoot": mps})
@@ -170,6 +166,30 @@ def place(tmp_path: Path, root: str, request: pytest.FixtureRequest) -> Iterator
                 end_daemons(place.mps, node)
 
 
+def tidy(place: Sharing) -> None:
+    program = Path(place.node.driver_root, PROGRAM)
+    if (own := Path(f"{program}.own")).exists():
+        own.rename(program)
+    place.tidy(4)
+    for name in ("smi-calls", "smi-refuses"):
+        Path(place.node.state, name).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[int, Kept[Sharing]]]:
+    kept = {shares: Kept(partial(sharing_node, shares), tidy) for shares in (0, 4)}
+    yield kept
+    for each in kept.values():
+        each.close()
+
+
+@pytest.fixture
+def place(kept: dict[int, Kept[Sharing]], request: pytest.FixtureRequest) -> Iterator[Sharing]:
+    """A node that tests use one after another; the parameter is of how many shares a GPU is."""
+    with kept[getattr(request, "param", 0)].lent() as place:
+        yield place
+
+
 # -- time slices -------------------------------------------------------------------------------
 
 
@@ -180,25 +200,52 @@ def call(uuid: str, number: int) -> str:
 def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -> None:
     one, other = place.gpus
     claim = place.shared("one", one, timeSlice="Long")
-    assert error_of(place.driver, claim) == ""
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
+    place.have(claim)
     assert place.called() == [call(place.uuid(one), 3)]
     # The default is how a GPU is.
-    assert error_of(place.driver, place.shared("other", other, timeSlice="Default")) == ""
+    place.have(place.shared("other", other, timeSlice="Default"))
     assert len(place.called()) == 1
     # An agent that comes after this one knows of it.
     place.agent.kill()
     place.start_again()
-    assert error_of(place.driver, claim) == ""
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.have(claim)
+    place.give_back(claim)
     assert place.called() == [call(place.uuid(one), 3), call(place.uuid(one), 0)]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent waits longer for what hangs than anybody does for its end."""
+    monkeypatch.setenv("NVSHIM_PATIENCE", "20")
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(place: Sharing) -> None:
+    pid = Path(place.node.state, "smi-pid")
+    smi = Path(place.node.driver_root, "usr/bin/nvidia-smi")
+    smi.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 1000\n", encoding="ascii")
+    driver, claim = place.driver, place.shared("one", place.gpus[0], timeSlice="Long")
+
+    def ask() -> None:
+        with pytest.raises(grpc.RpcError):
+            driver.prepare(claim)
+
+    call = threading.Thread(target=ask)
+    call.start()
+    hangs = int(eventually(lambda: pid.exists() and pid.read_text("ascii"), "nvidia-smi hangs"))
+    assert place.agent.process is not None
+    place.agent.process.terminate()
+    assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
+    call.join()
+    eventually(lambda: not is_alive(hangs), "it has ended, too")
 
 
 def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: Sharing) -> None:
     one, other = place.gpus
     Path(place.node.state, "smi-refuses").write_text(place.uuid(other), encoding="ascii")
     claim = place.shared("one", one, other, timeSlice="Short")
-    error = error_of(place.driver, claim)
+    error = place.refusal(claim)
     assert "NVSHIM-E2788" in error
     assert f"the time slice Short of {place.uuid(other)} for claim default/one" in error
     assert "said: Not Supported" in error
@@ -206,10 +253,8 @@ def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: 
     assert sorted(place.called()) == sorted(
         [call(place.uuid(one), 1), call(place.uuid(other), 1), call(place.uuid(one), 0)]
     )
-    assert error_of(place.driver, place.claim("plain", one)) == ""
-    assert "a MIG device" in error_of(
-        place.driver, place.shared("part", place.parts[0], timeSlice="Long")
-    )
+    place.have(place.claim("plain", one))
+    assert "a MIG device" in place.refusal(place.shared("part", place.parts[0], timeSlice="Long"))
 
 
 # -- MPS ---------------------------------------------------------------------------------------
@@ -219,7 +264,7 @@ def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Shar
     limits = {place.uuid(place.gpus[0]): "3Gi"}
     mps = {"threadPercentage": 40, "memoryLimit": "2Gi", "memoryLimitOf": limits}
     claim = place.shared("one", *place.gpus, mps=mps)
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     ((name, pid),) = place.daemons().items()
     assert name.startswith(f"claims/{claim[1]}-")
     assert place.modes() == {place.uuid(each) for each in place.gpus}
@@ -232,103 +277,61 @@ def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Shar
         assert f"Cmd:set_default_device_pinned_mem_limit {number} {size}M" in said
     pipe = f"CUDA_MPS_PIPE_DIRECTORY=/mps/{name}/pipe"
     assert pipe in place.environment(claim)
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     assert place.daemons() == {name: pid}
 
     # It outlives its agent, though nobody has its pipes yet, and the next one goes on with it.
     place.end_agent()
     assert place.daemons() == {name: pid}
     place.agent.start()
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     assert place.daemons() == {name: pid}
 
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert place.daemons() == {}
     assert place.modes() == set()
-    assert error_of(place.driver, place.claim("plain", place.gpus[0])) == ""
+    place.have(place.claim("plain", place.gpus[0]))
 
 
-def test_a_daemon_of_pods_outlives_what_the_agent_has_written_down(place: Sharing) -> None:
-    claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
-    assert not error_of(place.driver, claim)
-    before = place.daemons()
-    spec = Path(place.spec(claim)).read_text("ascii")
-    record(place, claim, place.gpus[0])
-    place.agent.kill()
-    os.unlink(f"{place.node.state}/dra.json")
-    place.start_again()
-    assert place.daemons() == before
-    assert Path(place.spec(claim)).read_text("ascii") == spec
-    assert not error_of(place.driver, claim)
-    assert place.daemons() == before
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
-    assert not place.daemons()
-
-
-def test_a_daemon_of_pods_outlives_that_and_an_api_server_that_is_away(place: Sharing) -> None:
-    claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
-    assert not error_of(place.driver, claim)
-    before = place.daemons()
-    spec = Path(place.spec(claim)).read_text("ascii")
-    record(place, claim, place.gpus[0])
-    place.agent.kill()
-    os.unlink(f"{place.node.state}/dra.json")
-    with Front(place.cluster.port) as front:
-        front.be("reset")
-        place.agent = place.new_agent("--api-port", str(front.port), "--api-timeout", "1")
-        with place.agent:
-            eventually(
-                lambda: any("shares its devices is not known" in f for f in place.agent.faults()),
-                "the agent says what it waits for",
-            )
-            assert place.daemons() == before
-            old = place.kubelet.drivers.get(DRA_DRIVER)
-            front.be("passes")
-            eventually(
-                lambda: place.kubelet.drivers.get(DRA_DRIVER) not in {None, old},
-                "it is registered again",
-            )
-            assert place.daemons() == before
-            assert Path(place.spec(claim)).read_text("ascii") == spec
-            assert place.driver.unprepare(claim) == {claim[1]: ""}
-            assert not place.daemons()
+def test_a_daemon_of_pods_outlives_the_agents_notes_and_an_api_server_that_is_away() -> None:
+    with sharing_node(0) as place:
+        claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 50})
+        place.have(claim)
+        before = place.daemons()
+        spec = Path(place.spec(claim)).read_text("ascii")
+        place.note(claim, place.gpus[0])
+        place.agent.kill()
+        os.unlink(f"{place.node.state}/dra.json")
+        with Front(place.cluster.port) as front:
+            front.be("reset")
+            place.agent = place.new_agent("--api-port", str(front.port), "--api-timeout", "1")
+            with place.agent:
+                awaited = "shares its devices is not known"
+                eventually(
+                    lambda: any(awaited in each for each in place.agent.faults()),
+                    "the agent says what it waits for",
+                )
+                assert place.daemons() == before
+                old = place.kubelet.drivers.get(DRA_DRIVER)
+                front.be("passes")
+                eventually(
+                    lambda: place.kubelet.drivers.get(DRA_DRIVER) not in {None, old},
+                    "it is registered again",
+                )
+                assert place.daemons() == before
+                assert Path(place.spec(claim)).read_text("ascii") == spec
+                place.give_back(claim)
+                assert not place.daemons()
 
 
 def test_a_mig_device_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(place: Sharing) -> None:
     claims = [place.shared(each, each, mps={}) for each in place.parts]
     for claim in claims:
-        assert error_of(place.driver, claim) == ""
+        place.have(claim)
     assert len(place.daemons()) == 2
     assert place.modes() == set()
-    assert place.driver.unprepare(*claims) == {uid: "" for _, uid, _ in claims}
+    place.give_back(*claims)
     assert place.daemons() == {}
-
-
-def test_a_mig_device_that_is_made_for_a_claim_has_its_daemon(tmp_path: Path, root: str) -> None:
-    mps = Path(tempfile.mkdtemp(prefix="mps-"))
-    flags = ("--dra-mig", "--mps-root", str(mps))
-    where = (str(tmp_path), root, SCENARIO)
-    with dra_node_of(Cut, *where, devices=EVERYTHING, flags=flags) as cut:
-        try:
-            parameters = {
-                "apiVersion": OURS,
-                "kind": "DeviceSharing",
-                "mps": {"memoryLimit": "1Gi"},
-            }
-            config = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
-            claim = cut.claim("one", cut.part("3g40gb", 4), config=config)
-            assert error_of(cut.driver, claim) == ""
-            (lock,) = mps.glob("claims/*/.lock")
-            (uuid,) = json.loads(lock.read_text("ascii"))["devices"]
-            assert uuid.startswith("MIG-")
-            said = lock.with_name("log") / "control.log"
-            limit = "set_default_device_pinned_mem_limit 0 1024M"
-            assert limit in said.read_text("utf-8")
-            assert cut.driver.unprepare(claim) == {claim[1]: ""}
-            assert not lock.exists()
-            assert cut.is_clean()
-        finally:
-            end_daemons(mps, cut.node)
 
 
 def test_a_daemon_that_does_not_start_is_the_error_of_the_claim(place: Sharing) -> None:
@@ -337,13 +340,13 @@ def test_a_daemon_that_does_not_start_is_the_error_of_the_claim(place: Sharing) 
     program.write_text("#!/bin/sh\necho no such luck; exit 7\n", encoding="ascii")
     program.chmod(0o755)
     claim = place.shared("one", place.gpus[0], mps={})
-    error = error_of(place.driver, claim)
+    error = place.refusal(claim)
     assert "NVSHIM-E2735" in error
     assert "it ended with status 7: no such luck" in error
     assert not os.path.exists(place.spec(claim))
     eventually(lambda: not place.modes(), "the compute mode is set back")
     Path(f"{program}.own").rename(program)
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     assert len(place.daemons()) == 1
 
 
@@ -355,10 +358,10 @@ def test_a_daemon_that_is_slow_holds_up_no_other_claim(place: Sharing) -> None:
     program.chmod(0o755)
     slow, quick = place.shared("slow", place.gpus[0], mps={}), place.claim("quick", place.gpus[1])
     with ThreadPoolExecutor(1) as executor:
-        waiting = executor.submit(error_of, place.driver, slow)
+        waiting = executor.submit(place.refusal, slow)
         eventually(lambda: len(place.modes()) == 1, "the daemon of the other is begun")
-        assert error_of(place.driver, quick) == ""
-        assert place.driver.unprepare(quick) == {quick[1]: ""}
+        place.have(quick)
+        place.give_back(quick)
         assert not waiting.done()
         go.touch()
         assert waiting.result() == ""
@@ -367,21 +370,19 @@ def test_a_daemon_that_is_slow_holds_up_no_other_claim(place: Sharing) -> None:
 
 def test_a_daemon_that_dies_is_started_again(place: Sharing) -> None:
     claim = place.shared("one", place.gpus[0], mps={"memoryLimit": "1Gi"})
-    assert error_of(place.driver, claim) == ""
+    place.have(claim)
     ((name, pid),) = place.daemons().items()
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: place.daemons().get(name, pid) != pid, "another one serves")
-    eventually(lambda: error_of(place.driver, claim) == "", "the claim is ready again")
+    eventually(lambda: place.refusal(claim) == "", "the claim is ready again")
     assert place.log(name).count("set_default_device_pinned_mem_limit 0 1024M") == 2
 
 
 def test_what_this_driver_cannot_do_is_said(place: Sharing) -> None:
-    error = error_of(place.driver, place.shared("one", place.gpus[0], mps={"multiUser": True}))
+    error = place.refusal(place.shared("one", place.gpus[0], mps={"multiUser": True}))
     assert "NVSHIM-E2735" in error
     assert "has no option -multiuser-server" in error
     assert place.daemons() == {}
-    odd = place.shared("two", place.gpus[0], mps={"threads": 50})
-    assert "DeviceSharing.mps.threads is not known" in error_of(place.driver, odd)
 
 
 def test_a_gpu_that_the_device_plugin_shares_by_mps_goes_to_no_claim(place: Sharing) -> None:
@@ -390,22 +391,22 @@ def test_a_gpu_that_the_device_plugin_shares_by_mps_goes_to_no_claim(place: Shar
     sharing = {"mps": {"resources": [resource]}}
     place.agent.configure(flags={"mpsRoot": str(place.mps)}, sharing=sharing)
     assert place.published(3) == {other, *place.parts}
-    error = error_of(place.driver, place.claim("one", gpu))
+    error = place.refusal(place.claim("one", gpu))
     assert "NVSHIM-E2774" in error
     assert f"shares {GPU}.shared by MPS" in error
-    assert error_of(place.driver, place.shared("two", other, mps={})) == ""
+    place.have(place.shared("two", other, mps={}))
     place.agent.configure(flags={"mpsRoot": str(place.mps)})
     place.published(4)
-    assert error_of(place.driver, place.claim("one", gpu)) == ""
+    place.have(place.claim("one", gpu))
 
 
 # -- shares ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", [4], indirect=True)
+@IN_PARTS
 def test_claims_have_parts_of_a_gpu_until_it_is_full(place: Sharing) -> None:
     gpu, other = place.gpus
-    told = place.told(gpu)
+    told = place.cluster.devices()[gpu]
     assert told["allowMultipleAllocations"] is True
     assert told["capacity"]["gpu.nvidia.com/shares"]["value"] == "4"
     one, two = place.part("one", gpu, "10Gi"), place.part("two", gpu, "20Gi", 2)
@@ -417,12 +418,12 @@ def test_claims_have_parts_of_a_gpu_until_it_is_full(place: Sharing) -> None:
         assert name.endswith(f"={claim[1]}-{gpu}-{device.share_id}")
         variable = "NVSHIM_GPU_SHARE_" + device.share_id.replace("-", "_")
         assert any(each.startswith(variable) for each in place.environment(claim))
-    error = error_of(place.driver, place.part("three", gpu, "20Gi"))
+    error = place.refusal(place.part("three", gpu, "20Gi"))
     assert "NVSHIM-E2774" in error
     assert "claim default/one, claim default/two" in error
     for whole in (place.claim("whole", gpu), place.part("many", gpu, "1Gi", 2)):
-        assert "NVSHIM-E2774" in error_of(place.driver, whole)
-    assert error_of(place.driver, place.claim("elsewhere", other)) == ""
+        assert "NVSHIM-E2774" in place.refusal(whole)
+    place.have(place.claim("elsewhere", other))
     eventually(
         lambda: (
             sorted((each["claim"], each["memory"], each["shares"]) for each in place.status())
@@ -434,73 +435,61 @@ def test_claims_have_parts_of_a_gpu_until_it_is_full(place: Sharing) -> None:
     place.agent.kill()
     place.start_again()
     assert place.driver.prepare(one, two) == answers
-    assert "NVSHIM-E2774" in error_of(place.driver, place.part("three", gpu, "20Gi"))
+    assert "NVSHIM-E2774" in place.refusal(place.part("three", gpu, "20Gi"))
     place.driver.unprepare(one)
-    assert error_of(place.driver, place.part("three", gpu, "20Gi")) == ""
+    place.have(place.part("three", gpu, "20Gi"))
 
 
-@pytest.mark.parametrize("place", [4], indirect=True)
-def test_where_the_api_server_knows_no_shares_a_gpu_is_given_once(place: Sharing) -> None:
-    place.cluster.gate = False
-    place.cluster.wipe()
-    gpu = place.gpus[0]
-    place.published(4)
-    assert "allowMultipleAllocations" not in place.told(gpu)
-    writes = len(place.cluster.writes)
-    one, two = place.claim("one", gpu), place.claim("two", gpu)
-    assert error_of(place.driver, one) == ""
-    assert "NVSHIM-E2774" in error_of(place.driver, two)
-    assert error_of(place.driver, place.claim("other", place.gpus[1])) == ""
-    assert len(place.cluster.writes) == writes, "what it does not keep is not sent again"
+def test_where_the_api_server_knows_no_shares_a_gpu_is_given_once() -> None:
+    with sharing_node(4) as place:
+        place.cluster.gate = False
+        place.cluster.wipe()
+        gpu = place.gpus[0]
+        place.published(4)
+        assert "allowMultipleAllocations" not in place.cluster.devices()[gpu]
+        writes = len(place.cluster.writes)
+        one, two = place.claim("one", gpu), place.claim("two", gpu)
+        place.have(one)
+        assert "NVSHIM-E2774" in place.refusal(two)
+        place.have(place.claim("other", place.gpus[1]))
+        assert len(place.cluster.writes) == writes, "what it does not keep is not sent again"
 
 
-@pytest.mark.parametrize("place", [4], indirect=True)
-def test_an_older_kubelet_is_told_of_no_share(place: Sharing) -> None:
-    claim = place.part("one", place.gpus[0], "1Gi")
-    driver = place.driver
-    driver.version = "v1beta1.DRAPlugin"
-    (device,) = driver.prepare(claim)[claim[1]].devices
-    assert not device.HasField("share_id")
-    driver.version = "v1.DRAPlugin"
-    (device,) = driver.prepare(claim)[claim[1]].devices
-    assert device.HasField("share_id")
-
-
-@pytest.mark.parametrize("place", [4], indirect=True)
+@IN_PARTS
 def test_shares_of_a_gpu_are_clients_of_one_daemon(place: Sharing) -> None:
     gpu = place.gpus[0]
     one = place.part("one", gpu, "10Gi", mps={"threadPercentage": 25})
     two = place.part("two", gpu, "5Gi", mps={})
-    assert error_of(place.driver, one) == ""
+    place.have(one)
     ((name, pid),) = place.daemons().items()
     assert name == f"shares/{place.uuid(gpu)}"
-    assert error_of(place.driver, two) == ""
+    place.have(two)
     assert place.daemons() == {name: pid}
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M" in place.environment(one)
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in place.environment(one)
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M" in place.environment(two)
     for other in (place.part("plain", gpu, "1Gi"), place.part("s", gpu, "1Gi", timeSlice="Long")):
-        error = error_of(place.driver, other)
+        error = place.refusal(other)
         assert "NVSHIM-E2789" in error
         assert "shares it by MPS" in error
-    assert place.driver.unprepare(one) == {one[1]: ""}
+    place.give_back(one)
     assert place.daemons() == {name: pid}
-    assert place.driver.unprepare(two) == {two[1]: ""}
+    place.give_back(two)
     assert place.daemons() == {}
     assert place.modes() == set()
 
 
-@pytest.mark.parametrize("place", [4], indirect=True)
+@IN_PARTS
 def test_claims_have_parts_of_a_mig_device_and_one_daemon(place: Sharing) -> None:
     part, other = place.parts
-    told = place.told(part)
+    told = place.cluster.devices()[part]
     assert told["allowMultipleAllocations"] is True
     total = told["capacity"]["gpu.nvidia.com/memory"]["value"]
     assert total == "4864Mi"
     one = place.part("one", part, "2Gi", mps={"threadPercentage": 25})
     two = place.part("two", part, "1Gi", 2, mps={})
     for claim in (one, two):
-        assert error_of(place.driver, claim) == ""
+        place.have(claim)
     ((name, pid),) = place.daemons().items()
     uuid = next(
         word.partition("=")[2].partition(",")[0]
@@ -511,31 +500,31 @@ def test_claims_have_parts_of_a_mig_device_and_one_daemon(place: Sharing) -> Non
     assert place.modes() == set(), "a MIG device has no compute mode"
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M" in place.environment(one)
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1024M" in place.environment(two)
-    error = error_of(place.driver, place.part("three", part, "2Gi", mps={}))
+    error = place.refusal(place.part("three", part, "2Gi", mps={}))
     assert "NVSHIM-E2774" in error
     assert "claim default/one, claim default/two it would be 4 shares and 5120Mi" in error
-    assert "NVSHIM-E2789" in error_of(place.driver, place.part("plain", part, "1Gi"))
-    assert "NVSHIM-E2774" in error_of(place.driver, place.claim("whole", part))
-    assert error_of(place.driver, place.claim("other", other)) == ""
+    assert "NVSHIM-E2789" in place.refusal(place.part("plain", part, "1Gi"))
+    assert "NVSHIM-E2774" in place.refusal(place.claim("whole", part))
+    place.have(place.claim("other", other))
     place.agent.kill()
     place.start_again()
-    assert error_of(place.driver, place.part("four", part, "2Gi", mps={})) != ""
+    assert place.refusal(place.part("four", part, "2Gi", mps={})) != ""
     place.driver.unprepare(one)
     assert place.daemons() == {name: pid}
-    assert error_of(place.driver, place.part("five", part, "2Gi", mps={})) == ""
+    place.have(place.part("five", part, "2Gi", mps={}))
 
 
-@pytest.mark.parametrize("place", [4], indirect=True)
+@IN_PARTS
 def test_a_time_slice_stays_for_the_last_share_that_asks_for_it(place: Sharing) -> None:
     gpu = place.gpus[0]
     one, two = (place.part(each, gpu, "1Gi", timeSlice="Long") for each in ("one", "two"))
     plain = place.part("plain", gpu, "1Gi")
     for claim in (one, two, plain):
-        assert error_of(place.driver, claim) == ""
+        place.have(claim)
     short = place.part("short", gpu, "1Gi", timeSlice="Short")
-    assert "with the time slice Long" in error_of(place.driver, short)
+    assert "with the time slice Long" in place.refusal(short)
     place.driver.unprepare(one)
     assert place.called() == [call(place.uuid(gpu), 3)]
     place.driver.unprepare(two)
     assert place.called() == [call(place.uuid(gpu), 3), call(place.uuid(gpu), 0)]
-    assert error_of(place.driver, short) == ""
+    place.have(short)

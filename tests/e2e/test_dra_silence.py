@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.node.options import DRA_DRIVER
-from tests.e2e.test_dra import error_of, place, root
+from tests.e2e.test_dra import error_of
+from tests.e2e.test_dra import fresh as place
 from tests.harness.front import Front
-from tests.harness.nvshim import nvshim
-from tests.harness.waiting import eventually
+from tests.harness.waiting import at_once, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.harness.dra_node import Place
 
-__all__ = ["place", "root"]
+__all__ = ["place"]
 
 WAYS: Final = ("hold", "drop", "reset")
 # Threads of a driver that waits for a server: a watch, a write, and those that read claims.
@@ -47,10 +48,6 @@ def behind_front(place: Place, timeout: float, **more: Any) -> Iterator[Front]:
             eventually(lambda: place.cluster.watches, "it publishes")
             eventually(lambda: DRA_DRIVER in place.kubelet.drivers, "it is registered")
             yield front
-
-
-def uuid_of(name: str) -> str:
-    return f"GPU-{name.removeprefix('gpu-')}"
 
 
 def held(pid: int) -> tuple[int, int]:
@@ -82,15 +79,7 @@ def test_new_claims_are_refused_in_words_and_had_afterwards(place: Place, way: s
         front.be(way)
 
         def ask_all() -> None:
-            answers: list[str] = []
-            calls = [
-                threading.Thread(target=lambda each=each: answers.append(error_of(driver, each)))
-                for each in new
-            ]
-            for call in calls:
-                call.start()
-            for call in calls:
-                call.join()
+            answers = at_once(partial(error_of, driver), new)
             assert len(answers) == len(new), "within a kubelet's limit"
             assert all("NVSHIM-E2770" in each for each in answers), answers
 
@@ -109,14 +98,13 @@ def test_new_claims_are_refused_in_words_and_had_afterwards(place: Place, way: s
 
 @pytest.mark.parametrize("way", one_of_the_ways("reset"))
 def test_what_has_changed_meanwhile_is_published_by_one_write(place: Place, way: str) -> None:
-    config = ("--config", place.node.config_path)
     with behind_front(place, timeout=0.5) as front:
         written = len(place.cluster.writes)
         front.be(way)
-        nvshim("drain", *config, uuid_of(place.gpus[0]))
+        place.drain(place.gpus[0])
         eventually(lambda: any("E2770" in each for each in place.agent.faults()), "it is said")
-        nvshim("undrain", *config, uuid_of(place.gpus[0]))
-        nvshim("drain", *config, uuid_of(place.gpus[1]))
+        place.undrain(place.gpus[0])
+        place.drain(place.gpus[1])
         driver, name = place.driver, place.gpus[1]
         eventually(lambda: driver.health[name].health == 2, "it is known")
         before = front.accepted

@@ -10,7 +10,7 @@ import copy
 import json
 import os
 import tempfile
-import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +18,12 @@ import pytest
 
 from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
-from tests.e2e.test_dra import error_of
 from tests.e2e.test_dra_mig import SCENARIO, THERE, Cut
 from tests.harness.dra_node import dra_node_of
+from tests.harness.kept import Kept
 from tests.harness.mps_agent import end_daemons
 from tests.harness.recorded import recorded_lines
-from tests.harness.waiting import eventually
+from tests.harness.waiting import at_once, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,20 +91,36 @@ def config_of(requests: list[str], api: str, kind: str, **parameters: Any) -> di
     return {"source": "FromClaim", "requests": requests, "opaque": opaque}
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Together]:
+@contextmanager
+def node_of_all_kinds() -> Iterator[Together]:
     with (
+        tempfile.TemporaryDirectory(prefix="node-") as directory,
         tempfile.TemporaryDirectory(prefix="kubelet-") as root,
         tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as mps,
     ):
         flags = ("--dra-mig", "--dra-shares", "4", "--mps-root", mps)
-        where = (str(tmp_path), root, SCENARIO)
-        with dra_node_of(Together, *where, devices=DEVICES, flags=flags) as place:
+        with dra_node_of(
+            Together, directory, root, SCENARIO, devices=DEVICES, flags=flags
+        ) as place:
             place.mps = mps
             try:
                 yield place
             finally:
                 end_daemons(Path(mps), place.node)
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept[Together]]:
+    kept = Kept(node_of_all_kinds, lambda place: place.tidy(DEVICES))
+    yield kept
+    kept.close()
+
+
+@pytest.fixture
+def place(kept: Kept[Together]) -> Iterator[Together]:
+    """A node that tests use one after another."""
+    with kept.lent() as place:
+        yield place
 
 
 def test_a_choice_of_shares_is_configured_by_what_was_chosen(place: Together) -> None:
@@ -123,11 +139,11 @@ def test_a_choice_of_shares_is_configured_by_what_was_chosen(place: Together) ->
     # Another choice, and another share, of the request as a whole.
     (other,) = place.allocated("d-consume-b", {"gpu-0": place.whole}, request="gpu/small")
     plain = place.put("two", other)
-    assert "NVSHIM-E2789" in error_of(place.driver, plain)
+    assert "NVSHIM-E2789" in place.refusal(plain)
     mps = config_of(["gpu"], OURS, "DeviceSharing", mps={})
     claims = [claim, place.put("three", {**other, "shareID": "a-share"}, config=[mps])]
     assert place.answer(claims[1]).devices[0].share_id == "a-share"
-    assert place.driver.unprepare(*claims) == {uid: "" for _, uid, _ in claims}
+    place.give_back(*claims)
 
 
 def test_a_choice_may_be_a_mig_device_that_is_made(place: Together) -> None:
@@ -147,21 +163,23 @@ def test_a_choice_may_be_a_mig_device_that_is_made(place: Together) -> None:
     assert place.there() == [THERE, "2g.20gb"]
     (said,) = place.variables(claim).values()
     assert any(each.startswith(f"CUDA_MPS_PIPE_DIRECTORY=/mps/claims/{claim[1]}") for each in said)
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    (log,) = Path(place.mps).glob("claims/*/log/control.log")
+    assert "set_default_device_pinned_mem_limit 0 2048M" in log.read_text("utf-8")
+    place.give_back(claim)
     assert place.is_clean()
     wrong = [config_of(["gpu/any"], NVIDIA, "GpuConfig")]
-    assert "NVSHIM-E2775" in error_of(place.driver, place.put("two", chosen, config=wrong))
+    assert "NVSHIM-E2775" in place.refusal(place.put("two", chosen, config=wrong))
 
 
 def test_who_looks_after_devices_keeps_nobody_from_them(place: Together) -> None:
     part = place.part("2g20gb", 2)
     devices = {"gpu-0": place.whole, "gpu-1": part}
     admin = place.put("admin", *place.allocated("admin", devices))
-    error = error_of(place.driver, admin)
+    error = place.refusal(admin)
     assert "NVSHIM-E2773" in error
     assert "it is made for who has it, and nobody has" in error
     owner = place.claim("owner", part)
-    assert error_of(place.driver, owner) == ""
+    place.have(owner)
     answer = place.answer(admin)
     assert [each.device_name for each in answer.devices] == [place.whole, part]
     (own,) = place.answer(owner).devices
@@ -169,10 +187,10 @@ def test_who_looks_after_devices_keeps_nobody_from_them(place: Together) -> None
     # It takes nothing: there are as many shares as before, and the part goes with its owner.
     (share,) = place.allocated("d-consume-a", {"gpu-0": place.whole})
     four = {**share["consumedCapacity"], "gpu.nvidia.com/shares": "4"}
-    assert error_of(place.driver, place.put("shares", {**share, "consumedCapacity": four})) == ""
-    assert place.driver.unprepare(owner) == {owner[1]: ""}
+    place.have(place.put("shares", {**share, "consumedCapacity": four}))
+    place.give_back(owner)
     assert place.is_clean()
-    assert place.driver.unprepare(admin) == {admin[1]: ""}
+    place.give_back(admin)
 
 
 def test_pods_that_share_a_claim_have_the_same_of_it(place: Together) -> None:
@@ -182,22 +200,13 @@ def test_pods_that_share_a_claim_have_the_same_of_it(place: Together) -> None:
     (share,) = place.allocated("d-consume-a", {"gpu-0": place.whole}, request="share")
     (cut,) = place.allocated("shared", {"gpu-1": part})
     claim = place.put("shared", share, cut)
-    answers: list[pb.NodePrepareResourceResponse] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(place.answer(claim)))
-        for _ in recorded["reservedFor"]
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    one, other = answers
+    one, other = at_once(place.answer, [claim] * 2)
     assert one == other
     assert [list(each.request_names) for each in one.devices] == [["share"], ["gpu"]]
     assert place.there() == [THERE, "3g.40gb"], "it is made once"
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert place.is_clean()
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
 
 
 def test_a_claim_has_all_kinds_at_once_and_whoever_ends_gives_all_back(place: Together) -> None:
@@ -225,11 +234,11 @@ def test_a_claim_has_all_kinds_at_once_and_whoever_ends_gives_all_back(place: To
     place.start_again()
     assert place.answer(claim) == first
     for device, words in ((place.whole, "all has it"), (fixed, "all has it"), (part, "all has")):
-        error = error_of(place.driver, place.claim(f"of-{device}", device))
+        error = place.refusal(place.claim(f"of-{device}", device))
         assert "NVSHIM-E2774" in error
         assert f"claim default/{words}" in error
-    assert place.driver.unprepare(claim) == {claim[1]: ""}
+    place.give_back(claim)
     assert place.is_clean()
     assert not os.path.exists(place.spec(claim))
     whole = place.claim("whole", place.whole, fixed)
-    eventually(lambda: error_of(place.driver, whole) == "", "all of it is free")
+    eventually(lambda: place.refusal(whole) == "", "all of it is free")

@@ -13,7 +13,8 @@ import pytest
 
 from integration.node.dra.serving import places_of
 from integration.node.options import DRA_DRIVER
-from tests.e2e.test_dra import error_of, place, root
+from tests.e2e.test_dra import error_of
+from tests.e2e.test_dra import fresh as place
 from tests.harness.claim_storm import Storm
 from tests.harness.killing import killed_at
 from tests.harness.kubelet_dra import Driver
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.harness.dra_node import Place
     from tests.harness.node_agent import NodeAgent
 
-__all__ = ["place", "root"]
+__all__ = ["place"]
 
 OLD: Final = "0d5f3a4e-0000-4000-8000-00000000000a"
 NEW: Final = "0d5f3a4e-0000-4000-8000-00000000000b"
@@ -107,7 +108,7 @@ def test_both_instances_serve_and_what_one_prepares_the_other_takes_back(place: 
         assert len(place.cluster.writes) == written, "what is published stays as it is"
         told = second.told
         name = place.gpus[0]
-        nvshim("drain", "--config", place.node.config_path, f"GPU-{name.removeprefix('gpu-')}")
+        place.drain(name)
         eventually(lambda: second.told > told and second.health[name].health == 2, "it tells")
         assert asked(second, "prepare", claims[1]) == [""]
         eventually(place.cluster.taints, "the second publishes")
@@ -200,7 +201,7 @@ def test_what_a_killed_instance_has_left_of_sockets_is_removed(place: Place) -> 
             os.path.basename(stranger),
         ]
         place.kubelet.restart()
-        assert error_of(place.driver, place.claim("one", place.gpus[0])) == ""
+        place.have(place.claim("one", place.gpus[0]))
 
 
 def test_an_agent_without_a_pod_of_its_own_can_be_the_first(place: Place) -> None:
@@ -208,7 +209,7 @@ def test_an_agent_without_a_pod_of_its_own_can_be_the_first(place: Place) -> Non
     claim = place.claim("one", place.gpus[0])
     with updating(place, "") as waiter:
         assert endpoints(place) == ["dra.sock", endpoint(place, NEW)]
-        assert error_of(place.driver, claim) == ""
+        place.have(claim)
         place.agent.kill()
         eventually(lambda: waiter.said("begins"), "the second has the node")
         assert asked(place.driver, "unprepare", claim) == [""]

@@ -256,20 +256,9 @@ _HOLDS: Final = (
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (("9",), "NVSHIM-E2641"),
-        (("GPU-",), "NVSHIM-E2641"),
-        (("0:0",), "NVSHIM-E2641"),
-        (("../../etc",), "NVSHIM-E2641"),
-        (("void",), "NVSHIM-E2641"),
-    ],
-)
-def test_what_is_no_device_is_not_taken_out_of_service(
-    place: Place, words: tuple[str, ...], code: str
-) -> None:
-    refused = nvshim("drain", *words, *place.where, check=False)
-    assert refused.code == 1
-    assert refused.stderr.startswith(code)
-    assert not os.path.exists(f"{place.node.directory}/drained")
+def test_what_is_no_device_is_not_taken_out_of_service(place: Place) -> None:
+    for name in ("9", "GPU-", "0:0", "../../etc", "void"):
+        refused = nvshim("drain", name, *place.where, check=False)
+        assert refused.code == 1, name
+        assert refused.stderr.startswith("NVSHIM-E2641")
+        assert not os.path.exists(f"{place.node.directory}/drained")

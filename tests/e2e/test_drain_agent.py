@@ -26,7 +26,7 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvidia_smi import nvidia_smi
 from tests.harness.nvshim import Answer, nvshim
-from tests.harness.processes import family
+from tests.harness.processes import with_nvml
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -92,6 +92,14 @@ class Place:
         with suppress(FileNotFoundError):
             return Path(self.node.state, "reset-calls").read_text("ascii").splitlines()
         return []
+
+    def lets_reset(self, reset: subprocess.Popen[str], times: int = 1) -> str:
+        """Let a reset that comes to its nvidia-smi succeed; what it has printed."""
+        eventually(lambda: len(self.called()) == times, "nvidia-smi runs")
+        self.go_on()
+        out, err = reset.communicate(timeout=60)
+        assert reset.returncode == 0, err
+        return out
 
     def go_on(self, status: int = 0, said: str = "", *, heals: bool = True) -> None:
         line = f"{status} {heals:d} {said}\n"
@@ -204,10 +212,10 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
         NodeAgent(place.node, str(tmp_path), kubelet.socket) as agent,
     ):
         kubelet.wait_for(GPU, 2)
-        eventually(lambda: len(family(agent.pid)) > 1, "it has NVML open")
+        eventually(lambda: with_nvml(agent.pid), "it has NVML open")
         place.call("drain", "--driver", "--reason", "570 comes")
         kubelet.wait_for(GPU, 0)
-        eventually(lambda: len(family(agent.pid)) == 1, "it has let go")
+        eventually(lambda: not with_nvml(agent.pid), "it has let go")
         asked.touch()
         # The driver's files go, and come back: nobody asks NVML for that, nor makes a node.
         root, node = Path(place.node.driver_root), Path(place.node.dev, f"nvidia{_MINORS + 1}")
@@ -263,7 +271,7 @@ def test_a_mig_mode_that_a_person_switches_is_seen(tmp_path: Path, *, agent_runs
             for mode, count in (("1", 1), ("0", 2)):
                 if agent_runs:
                     let_go.touch()
-                    eventually(lambda: len(family(agent.pid)) == 1, "the agent lets go")
+                    eventually(lambda: not with_nvml(agent.pid), "the agent lets go")
                 else:
                     agent.stop()
                 assert "MIG Mode" in nvidia_smi(node, "-i", "0", "-mig", mode)
@@ -288,7 +296,7 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
         reset = place.spawn("reset", "1", "--reason", "Xid 79")
         eventually(place.called, "nvidia-smi runs")
         assert place.called() == [f"--gpu-reset -i {place.node.scenario.gpus[1].pci}"]
-        eventually(lambda: len(family(agent.pid)) == 1, "the agent lets go meanwhile")
+        eventually(lambda: not with_nvml(agent.pid), "the agent lets go meanwhile")
         mark = place.mark(1)
         assert mark is not None
         assert (mark["reset"], mark["reason"]) == ("nvidia-smi resets it", "Xid 79")
@@ -305,7 +313,7 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
         ), err  # fmt: skip
         assert place.mark(1) is None
         kubelet.wait_for(GPU, 2, timeout=60)
-        eventually(lambda: len(family(agent.pid)) > 1, "it watches again")
+        eventually(lambda: with_nvml(agent.pid), "it watches again")
 
 
 def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path: Path) -> None:
@@ -344,10 +352,8 @@ def test_who_is_about_to_open_nvml_is_waited_for(place: Place) -> None:
         mark = place.mark(1)
         assert mark is not None
         assert mark["reset"] == "waits for its holders"
-    eventually(place.called, "nvidia-smi runs")
-    place.go_on()
-    waiting.communicate(timeout=60)
-    assert (waiting.returncode, place.mark(1)) == (0, None)
+    place.lets_reset(waiting)
+    assert place.mark(1) is None
 
 
 @pytest.mark.serial
@@ -403,11 +409,7 @@ def test_a_reset_that_fails_leaves_the_gpu_out_of_service(
     assert "a reset came so far" in " ".join(told.split())
     # A person goes on from there.
     place.suffers()
-    again = place.spawn("reset", "1")
-    eventually(lambda: len(place.called()) == 2, "nvidia-smi runs again")
-    place.go_on()
-    again.communicate(timeout=60)
-    assert again.returncode == 0
+    place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
 
 
@@ -427,11 +429,7 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
     assert [bool(row["out_of_service"]) for row in rows] == [False, True]
     if number == signal.SIGKILL:  # it has left its nvidia-smi behind
         place.go_on()
-    again = place.spawn("reset", "1")
-    eventually(lambda: len(place.called()) == 2, "nvidia-smi runs again")
-    place.go_on()
-    again.communicate(timeout=60)
-    assert again.returncode == 0
+    place.lets_reset(place.spawn("reset", "1"), times=2)
     assert place.mark(1) is None
 
 
@@ -460,20 +458,13 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: 
         assert place.called() == []
         waiting = place.spawn("reset", "1", "--wait")
         let_go()
-    eventually(place.called, "nvidia-smi runs")
-    place.go_on()
-    waiting.communicate(timeout=60)
-    assert (waiting.returncode, place.mark(1)) == (0, None)
+    place.lets_reset(waiting)
+    assert place.mark(1) is None
 
 
 def test_a_gpu_that_a_person_took_out_of_service_stays_so_after_its_reset(place: Place) -> None:
     place.call("drain", "1", "--reason", "fan")
     before = place.mark(1)
-    reset = place.spawn("reset", "1")
-    eventually(place.called, "nvidia-smi runs")
-    place.go_on()
-    out, err = reset.communicate(timeout=60)
-    assert (reset.returncode, out) == (
-        0, "GPU 1 was reset, answers, and stays out of service, as it was\n",
-    ), err  # fmt: skip
+    out = place.lets_reset(place.spawn("reset", "1"))
+    assert out == "GPU 1 was reset, answers, and stays out of service, as it was\n"
     assert place.mark(1) == before

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.harness import api
-from tests.harness.runtime import Runtime, is_refused, new_name, one_line
+from tests.harness.runtime import Runtime, new_name, one_line
 
 
 def _refusal(runtime: Runtime, name: str, **options: Any) -> str:
@@ -94,20 +94,6 @@ def test_rootfs_that_cannot_be_mounted_is_refused(runtime: Runtime) -> None:
     assert "/no/such/rootfs" in message
 
 
-def test_second_mount_that_fails_takes_the_first_with_it(runtime: Runtime) -> None:
-    container = runtime.expect()
-    runtime.create_with_image(container.name, "true")
-    mounts = [_tmpfs(), ("bind", "/no/such/rootfs", ("rbind", "ro"))]
-    assert "/no/such/rootfs" in _refusal(runtime, container.name, mounts=mounts)
-
-
-def test_missing_rootfs_is_refused_by_name(runtime: Runtime) -> None:
-    done = runtime.run("true", image="/no/such/rootfs", flags=["--rootfs"])
-    assert done.code == 1
-    assert "/no/such/rootfs" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_missing_runc_is_refused_by_name(runtime: Runtime, tmp_path: Path) -> None:
     flags = runtime.low_level_flags(str(tmp_path), binary="/no/such/runc")
     done = runtime.run("true", flags=flags)
@@ -116,25 +102,6 @@ def test_missing_runc_is_refused_by_name(runtime: Runtime, tmp_path: Path) -> No
     assert len(done.stderr.splitlines()) == 1
     if runtime.is_ours:
         assert "NVSHIM-E" in done.stderr
-
-
-def test_runtime_that_fails_without_a_word_is_an_error(runtime: Runtime, tmp_path: Path) -> None:
-    done = runtime.run("true", flags=runtime.low_level_flags(str(tmp_path), binary="/bin/false"))
-    assert done.code == 1
-    assert len(done.stderr.splitlines()) == 1
-    if runtime.is_ours:
-        assert "false create" in done.stderr
-
-
-def test_runtime_that_is_killed_half_way_leaves_nothing(runtime: Runtime, tmp_path: Path) -> None:
-    wrapper = tmp_path / "runc"
-    wrapper.write_text(
-        '#!/bin/sh\ncase "$*" in *" create "*) kill -KILL $$;; *) exec runc "$@";; esac\n'
-    )
-    wrapper.chmod(0o755)
-    done = runtime.run("true", flags=runtime.low_level_flags(str(tmp_path), binary=str(wrapper)))
-    assert done.code == 1
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_failing_hook_of_the_spec_leaves_nothing(runtime: Runtime, tmp_path: Path) -> None:
@@ -158,37 +125,5 @@ def test_start_that_fails_after_create_leaves_nothing(runtime: Runtime) -> None:
     assert one_line(done)
 
 
-def test_same_name_twice_is_refused_and_the_first_goes_on(runtime: Runtime) -> None:
-    container = runtime.start_idle()
-    done = runtime.run("true", name=container.name)
-    assert done.code == 1
-    assert "already exists" in done.stderr
-    assert container.status == "RUNNING"
-
-
-def test_kill_with_an_unknown_exec_is_refused(runtime: Runtime) -> None:
-    container = runtime.start_idle()
-    done = container.kill("KILL", flags=["--exec-id", new_name("e")])
-    assert is_refused(done, "not found", "NVSHIM-E1303")
-    assert container.status == "RUNNING"
-
-
-def test_kill_of_a_container_that_has_ended_is_refused(runtime: Runtime) -> None:
-    container = runtime.start("true")
-    container.wait_for("STOPPED")
-    done = container.kill("KILL")
-    assert is_refused(done, "not found", "NVSHIM-E1305")
-
-
 def _tmpfs() -> tuple[str, str, tuple[str, ...]]:
     return ("tmpfs", "tmpfs", ("size=64k",))
-
-
-def test_nothing_listens_where_another_user_could_connect(runtime: Runtime) -> None:
-    runtime.start_idle()
-    with open("/proc/net/unix") as file:
-        paths = [line.split()[7] for line in file if len(line.split()) > 7]
-    assert not [path for path in paths if path.startswith("@") and "containerd" in path]
-    directory = os.stat("/run/containerd/s")
-    assert directory.st_uid == 0
-    assert directory.st_mode & 0o022 == 0

@@ -8,7 +8,6 @@ import re
 import signal
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,35 +19,19 @@ from tests.harness.cgroup import is_v2, read_cgroup
 from tests.harness.runtime import Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually
 from tests.tools.containerd import Completed, PrivateContainerd
-from tests.tools.images import BUSYBOX, GLIBC, Directory, behind_link, glibc, write_archive
+from tests.tools.images import BUSYBOX, GLIBC, glibc, write_archive
 
 DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 LISTED: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 
 ALL_IN_IMAGE: Final = "nvshim.local/asks-for-all:latest"
-LEGACY_IMAGE: Final = "nvshim.local/legacy:latest"
-# Images in which a place that the engine writes to is a link.
-LINKED: Final = {
-    "etc, upwards": ("etc", "../../../../data/etc"),
-    "usr/lib, inside": ("usr/lib", "/data/lib"),
-    "etc/ld.so.cache, inside": ("etc/ld.so.cache", "/data/cache"),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _images(session_containerd: PrivateContainerd, workshop: str) -> Iterator[None]:
     """The odd images, in containerd for the length of this module."""
-    plain = glibc()
-    images = [
-        plain.named(ALL_IN_IMAGE, environment={DEVICES: "all", CAPABILITIES: "utility"}),
-        plain.named(LEGACY_IMAGE, environment={"CUDA_VERSION": "12.2.0"}),
-    ]
-    for name, (path, target) in LINKED.items():
-        tree = behind_link(plain.tree, path, target=target)
-        images.append(replace(plain, name=_linked(name), tree=tree))
-    bare = {place: node for place, node in plain.tree.items() if not place.startswith("etc/")}
-    images.append(replace(plain, name=_linked("no etc"), tree={**bare, "tmp": Directory(0o1777)}))
+    images = [glibc().named(ALL_IN_IMAGE, environment={DEVICES: "all", CAPABILITIES: "utility"})]
     archive = write_archive(os.path.join(workshop, "odd-images.tar"), images)
     session_containerd.ctr("images", "import", archive)
     os.unlink(archive)
@@ -213,35 +196,15 @@ def test_a_running_container_and_what_it_executes_have_the_gpu_and_the_rest_of_t
     assert user.stdout == "/dev/nvidia1 ENXIO\n"
 
 
-def test_image_can_ask_by_its_environment(gpus: Runtime, two_gpus: SimulatedNode) -> None:
+def test_an_image_asks_by_its_environment_and_the_user_overrides_it(
+    gpus: Runtime, two_gpus: SimulatedNode
+) -> None:
     done = gpus.run("nvidia-smi", "-L", image=ALL_IN_IMAGE)
     assert LISTED.findall(done.stdout) == [gpu.uuid for gpu in two_gpus.scenario.gpus]
-
-
-def test_user_overrides_what_the_image_asks_for(gpus: Runtime, two_gpus: SimulatedNode) -> None:
     done = gpus.run("nvidia-smi", "-L", image=ALL_IN_IMAGE, flags=_env(devices="1"))
     assert LISTED.findall(done.stdout) == [two_gpus.scenario.gpus[1].uuid]
     void = gpus.run("sh", "-c", "ls /dev", image=ALL_IN_IMAGE, flags=_env(devices="void"))
     assert "nvidia" not in void.stdout
-
-
-def test_legacy_image_gets_all_gpus_and_capabilities(gpus: Runtime) -> None:
-    done = gpus.run("sh", "-c", "ls /dev/nvidia*; ls /dev/dri", image=LEGACY_IMAGE)
-    assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-modeset", "card0"} <= set(done.lines)
-
-
-def test_container_that_asks_for_nothing_has_nothing(gpus: Runtime) -> None:
-    done = gpus.run("sh", "-c", "ls /dev; ldconfig -p; env", image=GLIBC)
-    assert "nvidia" not in done.stdout.lower()
-    assert "libcuda" not in done.stdout
-
-
-def test_read_only_container_finds_the_libraries(gpus: Runtime) -> None:
-    flags = [*_env(devices="0"), "--read-only"]
-    done = gpus.run(
-        "probe", "dlopen", "libcuda.so.1", "libnvidia-ml.so.1", image=GLIBC, flags=flags
-    )
-    assert done.code == 0, done.stdout
 
 
 def test_second_start_of_a_container_adds_nothing_more(gpus: Runtime) -> None:
@@ -326,16 +289,6 @@ def test_unfit_node_does_not_matter_to_who_asks_for_no_gpu(
 ) -> None:
     configure(config)
     assert gpus.run("echo", "hi").stdout == "hi\n"
-
-
-@pytest.mark.parametrize("name", [*LINKED, "no etc"])
-def test_image_with_a_link_inside_is_served_like_any_other(gpus: Runtime, name: str) -> None:
-    done = _run(
-        gpus, "sh", "-c", "probe dlopen libcuda.so.1 libnvidia-ml.so.1 && nvidia-smi -L",
-        devices="0", image=_linked(name),
-    )  # fmt: skip
-    assert done.code == 0, done.stdout + done.stderr
-    assert len(LISTED.findall(done.stdout)) == 1
 
 
 def _run(
@@ -423,14 +376,6 @@ def _top_layer(runtime: Runtime, image: str) -> str:
         runtime.containerd.ctr("containers", "rm", name)
     parent: str = json.loads(text)["Parent"]
     return parent
-
-
-def _linked(name: str) -> str:
-    return f"nvshim.local/linked-{_slug(name)}:latest"
-
-
-def _slug(name: str) -> str:
-    return re.sub("[^a-z]+", "-", name)
 
 
 def _text(path: str) -> str:

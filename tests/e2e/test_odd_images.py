@@ -14,7 +14,7 @@ import pytest
 
 from api.ttrpc import RemoteError
 from integration.simulated import SimulatedNode
-from tests.harness.shim import ShimByHand, StartShim, gone
+from tests.harness.shim import ShimByHand, StartShim
 from tests.tools.images import glibc
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +85,6 @@ async def test_container_of_an_odd_image_has_its_gpus(
         before = _largest(root)
         assert await _run(shim) == ["2", "loaded"]
         assert _largest(root) == before  # it was neither copied nor replaced
-        await gone(shim, "c1")
 
 
 async def test_layer_is_made_for_an_odd_image_too(
@@ -118,7 +117,6 @@ async def test_layer_is_made_for_an_odd_image_too(
             assert await _run(shim, name, rootfs=[mount]) == ["2", "loaded"]
             assert os.listdir(tmp_path / name / "upper") == []
         assert len(os.listdir(tmp_path / "layers")) == 1
-        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize("kind", ["bind", "ext4"])
@@ -146,14 +144,11 @@ async def test_programs_are_in_a_container_whose_root_takes_no_writes(
         await shim.run("c1", rootfs=[mount], stdout=f"file://{out}")
         log = f"{shim.directory}/exec"
         Path(log).touch()
-        await shim.exec("c1", "e1", "nvidia-smi", "-L", stdout=f"file://{log}")
-        await shim.call("Start", id="c1", exec_id="e1")
-        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
-        await shim.call("Delete", id="c1", exec_id="e1")
+        await shim.start_exec("c1", "e1", "nvidia-smi", "-L", stdout=f"file://{log}")
+        assert await shim.reap("c1", "e1") == 0
         assert Path(log).read_text(encoding="utf-8").count("UUID: GPU-") == 2
         await shim.end("c1")
         assert out.read_text(encoding="utf-8").split() == ["2", "loaded"]
-        await gone(shim, "c1")
 
 
 def directory_for_a_soname(root: Path) -> None:
@@ -199,8 +194,7 @@ async def _run(shim: ShimByHand, name: str = "c1", **fields: object) -> list[str
     """Run a container to its end; returns what it has said."""
     out = _output(shim)
     await shim.run(name, stdout=f"file://{out}", stderr=f"file://{out}", **fields)
-    await shim.call("Wait", id=name)
-    await shim.call("Delete", id=name)
+    await shim.reap(name)
     return out.read_text(encoding="utf-8").split()
 
 

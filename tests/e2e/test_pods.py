@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.runtime import Container, Runtime, is_alive, new_name
-from tests.harness.waiting import eventually
+from tests.harness.runtime import Container, Runtime, new_name
 
 GROUP = "io.containerd.runc.v2.group"
 SANDBOX = "io.kubernetes.cri.sandbox-id"
@@ -35,40 +34,6 @@ def test_containers_without_a_pod_have_a_shim_each(runtime: Runtime) -> None:
     assert len(shims) == 2
 
 
-def test_end_of_one_container_leaves_the_others_and_their_shim(runtime: Runtime) -> None:
-    pod = new_name("pod")
-    first, second = _start(runtime, pod), _start(runtime, pod)
-    (shim,) = runtime.containerd.shim_pids()
-    second.kill("KILL")
-    assert second.exit_code() == 128 + 9
-    assert first.status == "RUNNING"
-    assert first.exec("echo", "here").stdout == "here\n"
-    assert runtime.containerd.shim_pids() == [shim]
-
-
-def test_first_container_may_go_and_the_pod_lives_on(runtime: Runtime) -> None:
-    # The shim was started in the bundle of the first one, which is gone then.
-    pod = new_name("pod")
-    first, second = _start(runtime, pod), _start(runtime, pod)
-    (shim,) = runtime.containerd.shim_pids()
-    first.remove()
-    done = second.exec("sh", "-c", "echo here; exit 4")
-    assert (done.stdout, done.code) == ("here\n", 4)
-    third = _start(runtime, pod)
-    assert third.exec("echo", "here").stdout == "here\n"
-    assert runtime.containerd.shim_pids() == [shim]
-    assert _parent(third.pid) == shim
-
-
-def test_shim_goes_when_the_last_container_of_its_pod_is_gone(runtime: Runtime) -> None:
-    pod = new_name("pod")
-    containers = [_start(runtime, pod) for _ in range(2)]
-    (shim,) = runtime.containerd.shim_pids()
-    for container in containers:
-        container.remove()
-    eventually(lambda: not is_alive(shim), "the shim ends")
-
-
 def test_pod_can_be_made_again_under_its_name(runtime: Runtime) -> None:
     pod = new_name("pod")
     for _ in range(2):
@@ -87,12 +52,3 @@ def test_pod_survives_a_restart_of_containerd(runtime: Runtime) -> None:
     assert runtime.containerd.shim_pids() == [shim]
     for container in containers:
         assert container.exec("echo", "here").stdout == "here\n"
-
-
-def test_failure_of_one_container_leaves_the_pod_alone(runtime: Runtime) -> None:
-    pod = new_name("pod")
-    container = _start(runtime, pod)
-    flags = ["--annotation", f"{GROUP}={pod}"]
-    assert runtime.run("no-such-program", flags=flags).code == 1
-    assert runtime.run("sh", "-c", "exit 6", flags=flags).code == 6
-    assert container.exec("echo", "here").stdout == "here\n"

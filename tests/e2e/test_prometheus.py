@@ -24,8 +24,8 @@ from tests.harness.exposition import read_told
 from tests.harness.node_agent import agent_process
 from tests.harness.pages import read_page
 from tests.harness.prometheus import Programs, Prometheus, Promtool
+from tests.harness.promql import queries
 from tests.harness.waiting import eventually
-from tests.tools.reference.dashboard import queries
 from tests.tools.reference.metrics import MONITORING
 from tests.unit.node.metrics.nodes import changed, container, large
 

@@ -53,20 +53,3 @@ def test_each_place_names_a_gpu_and_the_first_holds(gpus: Runtime, two_gpus: Sim
     assert listed(gpus, [*env("void"), *annotated]) == [first, second]
     assert listed(gpus, [*env("all"), *mount("1")]) == [second]
     assert listed(gpus, [*env("1", "DOCKER_RESOURCE_GPU"), *env("0")]) == [second]
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "named"),
-    [
-        (["--annotation", f"{ANNOTATION}=x/y"], "NVSHIM-E0201", ANNOTATION),
-        ([*env("0"), *env("x", "NVIDIA_IMEX_CHANNELS")], "NVSHIM-E0207", "IMEX"),
-    ],
-)
-def test_request_that_means_nothing_is_a_typed_error(
-    gpus: Runtime, flags: list[str], code: str, named: str
-) -> None:
-    done = gpus.run("true", image=GLIBC, flags=flags)
-    assert done.code == 1
-    assert code in done.stderr
-    assert named in done.stderr
-    assert len(done.stderr.splitlines()) == 1

@@ -38,20 +38,6 @@ def test_container_runs_on_while_containerd_restarts(runtime: Runtime) -> None:
     assert container.exit_code() == 17
 
 
-def test_exit_while_containerd_is_away_is_published_afterwards(runtime: Runtime) -> None:
-    container = runtime.start(*UNTIL_TOLD)
-    init = container.pid
-    runtime.containerd.kill()
-    _tell(init)
-    eventually(lambda: not is_alive(init), "init has ended")
-    before = _published_exits(runtime)
-    runtime.containerd.start()
-    eventually(lambda: _published_exits(runtime) > before, "the exit is published")
-    assert container.exit_code() == 17
-    # No second one: consumers count them.
-    assert _published_exits(runtime) == before + 1
-
-
 def test_container_that_was_only_created_survives_a_restart(runtime: Runtime) -> None:
     container = runtime.start(*UNTIL_TOLD)
     runtime.containerd.ctr("tasks", "pause", container.name)
@@ -68,22 +54,6 @@ def test_stopped_task_is_still_known_after_a_restart(runtime: Runtime) -> None:
     runtime.containerd.restart()
     assert container.status == "STOPPED"
     assert container.delete_task() == 9
-
-
-def test_attached_client_may_die_and_the_container_goes_on_writing(runtime: Runtime) -> None:
-    container, ctr = runtime.spawn(
-        "sh", "-c", "while echo line; do sleep 0.02; done; exit 3", stdout=subprocess.PIPE
-    )
-    assert ctr.stdout is not None
-    with ctr.stdout:
-        assert ctr.stdout.readline() == b"line\n"
-        ctr.kill()
-        ctr.wait()
-    _stays_running(container)
-    runtime.containerd.restart()
-    _stays_running(container)
-    container.remove()
-    remove_fifos(runtime.containerd)
 
 
 def _stays_running(container: Container) -> None:

@@ -20,7 +20,7 @@ from integration.timeouts import PATIENCE
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, Runtime, is_alive
-from tests.harness.shim import ShimByHand, StartShim, content_of, gone, wait_for_file
+from tests.harness.shim import ShimByHand, StartShim, content_of, wait_for_file
 from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import to_toml
 from tests.tools.images import BUSYBOX, GLIBC, busybox, glibc, write_archive
@@ -86,8 +86,6 @@ async def test_layers_of_an_image_have_the_ids_of_the_user_namespace(
         assert os.stat(f"{upper}/seen").st_uid == 100_000
         assert os.stat(f"{shim.directory}/snapshots/{layers - 1}/fs/bin/sh").st_uid == 0
         assert seen == [str(layers - 1), "0:0", "0:0"]
-        await shim.end("c1")
-        await gone(shim, "c1")
 
 
 @pytest.mark.anyio
@@ -105,27 +103,23 @@ async def test_bind_mount_has_the_ids_of_the_user_namespace(
         mount = {"type": "bind", "source": image, "options": [*MAPPED, flag, "rbind"]}
         out = _output(shim)
         await shim.run("c1", rootfs=[mount], stdout=f"file://{out}")
-        assert (await shim.call("Wait", id="c1")).exit_status == 0
-        await shim.call("Delete", id="c1")
+        assert await shim.reap("c1") == 0
         assert content_of(out).split() == [b"0:0", b"0:0", *([b"0"] if flag == "rw" else [])]
         assert os.stat(image).st_uid == 0
         assert os.path.exists(f"{image}/new") == (flag == "rw")
-        await gone(shim, "c1")
 
 
 @pytest.mark.anyio
-async def test_nothing_of_mapped_layers_is_left_of_a_killed_shim(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        in_user_namespace(shim)
-        options = snapshot(shim, layers=3, owner=100_000)
-        mount = {"type": "overlay", "source": "overlay", "options": [*MAPPED, *options]}
-        init = await shim.run("c1", rootfs=[mount])
-        assert _mounts(shim.directory) == [f"{shim.directory}/c1/rootfs"]
-        os.kill(shim.pid, signal.SIGKILL)
-        await shim.until_gone()
-        shim.delete_verb("c1")
-        assert not is_alive(init)
-        assert shim.leftovers() == []
+async def test_nothing_of_mapped_layers_is_left_of_a_killed_shim(shim: ShimByHand) -> None:
+    in_user_namespace(shim)
+    options = snapshot(shim, layers=3, owner=100_000)
+    mount = {"type": "overlay", "source": "overlay", "options": [*MAPPED, *options]}
+    init = await shim.run("c1", rootfs=[mount])
+    assert _mounts(shim.directory) == [f"{shim.directory}/c1/rootfs"]
+    os.kill(shim.pid, signal.SIGKILL)
+    await shim.until_gone()
+    shim.delete_verb("c1")
+    assert not is_alive(init)
 
 
 IMPOSSIBLE: Final = (
@@ -168,13 +162,11 @@ async def test_file_with_a_file_system_is_the_root(
         out = _output(shim)
         mount = {"type": "ext4", "source": file, "options": ["loop", *flags]}
         await shim.run("c1", rootfs=[mount], stdout=f"file://{out}")
-        assert (await shim.call("Wait", id="c1")).exit_status == 0
-        await shim.call("Delete", id="c1")
+        assert await shim.reap("c1") == 0
         assert content_of(out).split() == [b"0", b"0"]
         # Not before the file system is gone: until then the file need not have all of it.
         await _no_loop_of(file)
         assert _has_new(file) == (flags != ("ro",))
-        await gone(shim, "c1")
 
 
 @NEEDS_LOOP
@@ -195,17 +187,16 @@ async def test_file_that_is_no_file_system_leaves_no_loop_device(start_shim: Sta
 
 @NEEDS_LOOP
 @pytest.mark.anyio
-async def test_loop_device_ends_with_what_is_left_of_a_killed_shim(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        file = ext4_of(shim)
-        mount = {"type": "ext4", "source": file, "options": ["loop"]}
-        await shim.run("c1", rootfs=[mount])
-        assert len(_loops_of(file)) == 1
-        os.kill(shim.pid, signal.SIGKILL)
-        await shim.until_gone()
-        shim.delete_verb("c1")
-        assert shim.leftovers() == []
-        await _no_loop_of(file)
+async def test_loop_device_ends_with_what_is_left_of_a_killed_shim(shim: ShimByHand) -> None:
+    file = ext4_of(shim)
+    mount = {"type": "ext4", "source": file, "options": ["loop"]}
+    await shim.run("c1", rootfs=[mount])
+    assert len(_loops_of(file)) == 1
+    os.kill(shim.pid, signal.SIGKILL)
+    await shim.until_gone()
+    shim.delete_verb("c1")
+    assert shim.leftovers() == []
+    await _no_loop_of(file)
 
 
 # -- through containerd --------------------------------------------------------------------------

@@ -34,8 +34,7 @@ async def test_shutdown_may_be_asked_after_every_delete_and_again(start_shim: St
         shim.bundle("c2", "sleep", "1000", **POD)
         await shim.run("c1")
         await shim.run("c2")
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
+        await shim.reap("c1")
         for now in (False, True, False):
             await shim.call("Shutdown", id="c1", now=now)
         assert await shim.status("c2") == "RUNNING"
@@ -66,8 +65,6 @@ async def test_a_shim_stays_for_a_container_that_was_given_its_address(
         await anyio.sleep(0.3)
         assert is_alive(shim.pid)
         await shim.run("c2")
-        await shim.end("c2")
-        await gone(shim, "c2")
 
 
 async def test_a_shim_stays_for_its_first_container_when_the_second_one_failed(
@@ -80,8 +77,6 @@ async def test_a_shim_stays_for_its_first_container_when_the_second_one_failed(
             await shim.create("c2")
         await shim.call("Shutdown", id="c2")
         await shim.run("c1")
-        await shim.end("c1")
-        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize("way", ["shutdown", "delete", "verb", "no bundle"])
@@ -103,8 +98,6 @@ async def test_a_shim_does_not_wait_for_a_container_that_will_not_come(
             await to_thread.run_sync(shim.delete_verb, "c2")
         else:
             shutil.rmtree(bundle)
-        await shim.call("Delete", id="c1")
-        await gone(shim, "c1")
 
 
 async def test_shutdown_while_the_only_create_is_under_way_ends_the_shim_if_that_fails(
@@ -164,8 +157,7 @@ async def test_a_shim_stays_for_a_start_that_is_stopped_while_it_finds_it(
 ) -> None:
     async with start_shim("c1", "true", **POD) as shim:
         await shim.run("c1")
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
+        await shim.reap("c1")
         bundle = shim.bundle("c2", "sleep", "1000", **POD)
         # It has found the shim, and has not said for whom.
         words, environment = shim.start_words("c2"), {**os.environ, **shim.environment}
@@ -175,8 +167,6 @@ async def test_a_shim_stays_for_a_start_that_is_stopped_while_it_finds_it(
             assert (await shim.call("Connect", id="c1")).shim_pid == shim.pid
             assert stopped.go_on().decode() == f"unix://{shim.socket_path}"
         await shim.run("c2")
-        await shim.end("c2")
-        await gone(shim, "c2")
 
 
 async def test_what_a_shim_has_left_that_was_killed_before_anybody_came_is_swept(
@@ -204,8 +194,7 @@ async def test_what_a_shim_has_left_that_was_killed_before_anybody_came_is_swept
             with socket.socket(socket.AF_UNIX) as dead:
                 dead.bind(foreign)
             await shim.run("c1")
-            await shim.call("Wait", id="c1")
-            await shim.call("Delete", id="c1")
+            await shim.reap("c1")
             await gone(shim, "c1")
             assert glob.glob(f"{paths['killed']}*") == []
             assert not os.path.lexists(lock)
@@ -234,7 +223,6 @@ async def test_sigterm_ends_a_shim_although_a_runtime_hangs(start_shim: StartShi
             await shim.until_gone(seconds=4)
             tasks.cancel_scope.cancel()
         await to_thread.run_sync(shim.delete_verb, "c1")
-        assert shim.leftovers() == []
 
 
 # The launcher, with minutes made fractions of seconds.

@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -37,6 +38,21 @@ from tests.harness.waiting import settled
 pytestmark = pytest.mark.anyio
 
 
+def _die_halfway(runc_root: str, then: str) -> str:
+    """What a runtime does that is killed while it makes c1: its cgroups are there, and a child."""
+    return f"""
+if [ "$verb" = create ]; then
+  mkdir -p {runc_root}/c1
+  sleep 1000 < /dev/null > /dev/null 2>&1 &
+  for hierarchy in $(awk '$9 ~ /^cgroup/ || $8 ~ /^cgroup/ {{print $5}}' /proc/self/mountinfo); do
+    mkdir -p $hierarchy{CGROUP}/c1 2> /dev/null && echo $! > $hierarchy{CGROUP}/c1/cgroup.procs
+  done
+  {then}
+  kill -9 $$
+fi
+"""
+
+
 _FAILURES: Final[dict[str, dict[str, Any]]] = {
     "mount": {"rootfs": [{"type": "bind", "source": "/no/such/source", "options": ["rbind"]}]},
     "second mount": {"rootfs": ["image", {"type": "bind", "source": "/no", "options": ["bind"]}]},
@@ -53,112 +69,82 @@ _FAILURES: Final[dict[str, dict[str, Any]]] = {
         "before": '[ "$verb" = create ] && { $binary "$@" && rm "${11}"; exit; }',
         "rootfs": ["image"],
     },
+    "runtime dies in making and in deleting": {
+        "before": '[ "$verb" = create ] && $binary "$@"; kill -9 $$',
+        "rootfs": ["image"],
+    },
+    "runtime dies halfway": {"before": _die_halfway(RUNC_ROOT, ":"), "rootfs": ["image"]},
+    "runtime dies halfway, without a state": {
+        "before": _die_halfway(RUNC_ROOT, f"rmdir {RUNC_ROOT}/c1"),
+        "rootfs": ["image"],
+    },
     "no terminal": {"before": FORGET_THE_TERMINAL, "terminal": True, "rootfs": ["image"]},
 }
 
 
+# What is undone by a thread: the loop has one more file from its first thread on.
+_BY_A_THREAD: Final = [name for name in _FAILURES if "halfway" in name or "deleting" in name]
+
+
 @pytest.mark.parametrize("failure", _FAILURES)
 async def test_a_create_that_fails_leaves_nothing_and_can_be_made_again(
-    start_shim: StartShim, failure: str
+    shim: ShimByHand, failure: str
 ) -> None:
     fields = dict(_FAILURES[failure])
     env = [fields.pop("env")] if "env" in fields else []
-    async with start_shim("c1", "sleep", "1000") as shim:
-        spec = shim.spec("c1")
-        clean = {**spec, "process": {**spec["process"], "env": list(spec["process"]["env"])}}
-        spec["process"]["env"] += env
-        shim.write_spec("c1", spec)
-        image = f"{shim.directory}/image"
-        os.rename(f"{shim.directory}/c1/rootfs", image)
-        os.mkdir(f"{shim.directory}/c1/rootfs")
-        bind = {"type": "bind", "source": image, "options": ["rbind", "rw"]}
-        fields["rootfs"] = [bind if m == "image" else m for m in fields.get("rootfs", [bind])]
-        fields["options"] = shim.options(
-            fields.pop("binary", "runc"), before=fields.pop("before", "")
-        )
-        bundle_before = sorted(os.listdir(f"{shim.directory}/c1"))
-        open_before = await shim.files_at_rest()
-        for _ in range(2):
-            assert await outcome(shim.create("c1", **fields)) != Status.OK
-        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
-        with anyio.fail_after(20):
-            while shim.children():  # noqa: ASYNC110 - seen from outside
-                await anyio.sleep(0.01)
-        assert await shim.files_at_rest(open_before) == open_before
-        harmless = {"options.json", "runtime"}
-        assert sorted({*os.listdir(f"{shim.directory}/c1")} - harmless) == bundle_before
-        shim.write_spec("c1", clean)
-        await shim.run("c1", rootfs=[bind])
-        await shim.end("c1")
-        await gone(shim, "c1")
-        assert shim.events.names == LIFE
+    spec = shim.spec("c1")
+    clean = {**spec, "process": {**spec["process"], "env": list(spec["process"]["env"])}}
+    spec["process"]["env"] += env
+    shim.write_spec("c1", spec)
+    image = f"{shim.directory}/image"
+    os.rename(f"{shim.directory}/c1/rootfs", image)
+    os.mkdir(f"{shim.directory}/c1/rootfs")
+    bind = {"type": "bind", "source": image, "options": ["rbind", "rw"]}
+    fields["rootfs"] = [bind if m == "image" else m for m in fields.get("rootfs", [bind])]
+    fields["options"] = shim.options(fields.pop("binary", "runc"), before=fields.pop("before", ""))
+    bundle_before = sorted(os.listdir(f"{shim.directory}/c1"))
+    open_before = await shim.files_at_rest()
+    if failure in _BY_A_THREAD:
+        open_before = sorted([*open_before, "anon_inode:[eventfd]"])
+    for _ in range(2):
+        assert await outcome(shim.create("c1", **fields)) != Status.OK
+    assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+    with anyio.fail_after(20):
+        while shim.children():  # noqa: ASYNC110 - seen from outside
+            await anyio.sleep(0.01)
+    assert await shim.files_at_rest(open_before) == open_before
+    harmless = {"options.json", "runtime"}
+    assert sorted({*os.listdir(f"{shim.directory}/c1")} - harmless) == bundle_before
+    shim.write_spec("c1", clean)
+    await shim.run("c1", rootfs=[bind])
+    await shim.end("c1")
+    await gone(shim, "c1")
+    assert shim.events.names == LIFE
 
 
 async def test_a_create_that_finds_its_id_taken_leaves_the_other_container_alone(
-    start_shim: StartShim,
+    shim: ShimByHand,
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        pid = await shim.run("c1")
-        os.kill(shim.pid, signal.SIGTERM)
-        await shim.until_gone()
-        with suppress(FileNotFoundError):
-            os.unlink(shim.socket_path)
-        async with connect(shim.start_verb("c1")) as shim.client:
-            shim.pid = (await shim.call("Connect", id="c1")).shim_pid
-            assert await outcome(shim.create("c1")) != Status.OK
-            assert is_alive(pid)
-        os.kill(pid, signal.SIGKILL)
+    pid = await shim.run("c1")
+    os.kill(shim.pid, signal.SIGTERM)
+    await shim.until_gone()
+    with suppress(FileNotFoundError):
+        os.unlink(shim.socket_path)
+    async with connect(shim.start_verb("c1")) as shim.client:
+        shim.pid = (await shim.call("Connect", id="c1")).shim_pid
+        assert await outcome(shim.create("c1")) != Status.OK
+        assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)
 
 
-def _die_halfway(runc_root: str, then: str) -> str:
-    """What a runtime does that is killed while it makes c1: its cgroups are there, and a child."""
-    return f"""
-if [ "$verb" = create ]; then
-  mkdir -p {runc_root}/c1
-  sleep 1000 < /dev/null > /dev/null 2>&1 &
-  for hierarchy in $(awk '$9 ~ /^cgroup/ || $8 ~ /^cgroup/ {{print $5}}' /proc/self/mountinfo); do
-    mkdir -p $hierarchy{CGROUP}/c1 2> /dev/null && echo $! > $hierarchy{CGROUP}/c1/cgroup.procs
-  done
-  {then}
-  kill -9 $$
-fi
-"""
-
-
-@pytest.mark.parametrize("state", ["true", "rmdir"], ids=["with state", "without"])
-async def test_a_create_whose_runtime_is_killed_halfway_leaves_nothing(
-    start_shim: StartShim, state: str
-) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        halfway = _die_halfway(RUNC_ROOT, f"{state} {RUNC_ROOT}/c1")
-        assert await outcome(shim.create("c1", options=shim.options(before=halfway))) != Status.OK
-        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
-        await shim.run("c1")
-        await shim.end("c1")
-        await gone(shim, "c1")
-
-
-async def test_a_runtime_that_is_killed_in_making_and_in_deleting_leaves_nothing(
-    start_shim: StartShim,
-) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        dies = shim.options(before='[ "$verb" = create ] && $binary "$@"; kill -9 $$')
-        assert await outcome(shim.create("c1", options=dies)) != Status.OK
-        assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
-        await shim.run("c1")
-        await shim.end("c1")
-        await gone(shim, "c1")
-
-
-async def test_a_runtime_that_is_killed_at_any_moment_leaves_nothing(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        for milliseconds in some(range(2, 60, 3)):
-            killed = f'[ "$verb" = create ] && exec timeout -s KILL 0.{milliseconds:03} runc "$@"'
-            options = shim.options(before=killed)
-            if await outcome(shim.create("c1", options=options)) == Status.OK:
-                await shim.call("Delete", id="c1")
-            left = [f"socket {shim.socket_path}", f"process {shim.pid}"]
-            assert shim.leftovers() == left, f"killed after {milliseconds} ms"
+async def test_a_runtime_that_is_killed_at_any_moment_leaves_nothing(shim: ShimByHand) -> None:
+    for milliseconds in some(range(2, 60, 3)):
+        killed = f'[ "$verb" = create ] && exec timeout -s KILL 0.{milliseconds:03} runc "$@"'
+        options = shim.options(before=killed)
+        if await outcome(shim.create("c1", options=options)) == Status.OK:
+            await shim.call("Delete", id="c1")
+        left = [f"socket {shim.socket_path}", f"process {shim.pid}"]
+        assert shim.leftovers() == left, f"killed after {milliseconds} ms"
 
 
 # -- the end of the shim ---------------------------------------------------------------------
@@ -193,36 +179,32 @@ async def test_a_shim_killed_at_any_moment_leaves_nothing_once_delete_is_called(
 
 
 async def test_a_create_that_outlives_its_shim_makes_nothing_that_stays(
-    start_shim: StartShim,
+    shim: ShimByHand,
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        slow = shim.options(before='[ "$verb" = create ] && sleep 0.4')
+    slow = shim.options(before='[ "$verb" = create ] && sleep 0.4')
 
-        async def create() -> None:
-            with suppress(ConnectionClosed):
-                await shim.create("c1", options=slow)
+    async def create() -> None:
+        with suppress(ConnectionClosed):
+            await shim.create("c1", options=slow)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(create)
-            await anyio.sleep(0.1)
-            os.kill(shim.pid, signal.SIGKILL)
-        assert shim.delete_verb("c1") < 5
-        await anyio.sleep(0.8)
-        assert shim.leftovers() == []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(create)
+        await anyio.sleep(0.1)
+        os.kill(shim.pid, signal.SIGKILL)
+    assert shim.delete_verb("c1") < 5
+    await anyio.sleep(0.8)
 
 
 @pytest.mark.parametrize("state", ["true", "rmdir"], ids=["with state", "without"])
 async def test_a_runtime_and_its_shim_that_are_killed_halfway_leave_nothing(
-    start_shim: StartShim, state: str
+    shim: ShimByHand, state: str
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        # Its shim first, so that nobody but the verb finds what it has left.
-        halfway = _die_halfway(RUNC_ROOT, f"{state} {RUNC_ROOT}/c1; kill -9 {shim.pid}")
-        with suppress(ConnectionClosed):
-            await shim.create("c1", options=shim.options(before=halfway))
-        await shim.until_gone()
-        shim.delete_verb("c1")
-        assert shim.leftovers() == []
+    # Its shim first, so that nobody but the verb finds what it has left.
+    halfway = _die_halfway(RUNC_ROOT, f"{state} {RUNC_ROOT}/c1; kill -9 {shim.pid}")
+    with suppress(ConnectionClosed):
+        await shim.create("c1", options=shim.options(before=halfway))
+    await shim.until_gone()
+    shim.delete_verb("c1")
 
 
 def _processes_with(text: str) -> list[str]:
@@ -247,14 +229,13 @@ async def test_no_event_is_lost_doubled_or_out_of_order_over_an_outage(
         await shim.events.until("TaskStart")
         shim.events.stop()
         for number in range(30):
-            await shim.exec("c0", f"e{number}", "true")
-            await shim.call("Start", id="c0", exec_id=f"e{number}")
+            await shim.start_exec("c0", f"e{number}", "true")
             await shim.call("Wait", id="c0", exec_id=f"e{number}")
         shim.bundle("c1", "true")
         await shim.run("c1")
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
+        await shim.reap("c1")
         await anyio.sleep(1)
+        back = time.time_ns()
         warnings = [line for line in await shim.log_lines("c0") if "level=warning" in line]
         assert len(warnings) <= 2
         await tasks.start(shim.events.serve)
@@ -263,6 +244,8 @@ async def test_no_event_is_lost_doubled_or_out_of_order_over_an_outage(
         execs = [f"{kind} e{n}" for n in range(30) for kind in _EXEC]
         assert shim.events.of("c0") == [*LIFE[:2], *execs]
         assert shim.events.of("c1") == LIFE
+        exits = [each for each in shim.events.envelopes if each.topic == "/tasks/exit"]
+        assert all(each.timestamp.ToNanoseconds() < back for each in exits), "when they happened"
         await shim.end("c0")
         await gone(shim, "c0")
         tasks.cancel_scope.cancel()
@@ -284,11 +267,9 @@ async def test_a_containerd_that_never_answers_events_does_not_hold_up_shutdown(
             silent.bind(path)
             silent.listen()
             await shim.run("c1")
-            await shim.call("Wait", id="c1")
-            await shim.call("Delete", id="c1")
+            await shim.reap("c1")
             await shim.call("Shutdown", id="c1")
             await shim.until_gone(seconds=4)
-        assert shim.leftovers() == []
 
 
 async def test_an_event_that_containerd_refuses_does_not_hold_up_those_behind_it(
@@ -297,12 +278,10 @@ async def test_an_event_that_containerd_refuses_does_not_hold_up_those_behind_it
     async with start_shim("c1", "true") as shim:
         shim.events.refused.add("TaskStart")
         await shim.run("c1")
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
+        await shim.reap("c1")
         await shim.events.until("TaskDelete", seconds=5)
         assert shim.events.names == [name for name in LIFE if name != "TaskStart"]
         assert any("topic=/tasks/start" in line for line in await shim.log_lines("c1"))
-        await gone(shim, "c1")
 
 
 # -- all of it at once -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from integration.timeouts import PATIENCE
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, StartShim, content_of, gone
+from tests.harness.shim import ShimByHand, StartShim, content_of
 from tests.harness.waiting import eventually, settled
 
 pytestmark = pytest.mark.anyio
@@ -25,30 +25,26 @@ def _has_three(pid: int) -> bool:
     return sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"]
 
 
-async def test_a_container_has_no_descriptor_but_its_own_three(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        environment = f"{shim.directory}/environment"
-        dump = f'[ "$verb" = create ] && {{ env; ls -l /proc/self/fd; }} > {environment}'
-        pid = await shim.run(
-            "c1", options=shim.options(before=dump), stdout=shim.fifo("out"), stdin=shim.fifo("in")
-        )
-        await shim.exec("c1", "e1", "sleep", "1000")
-        exec_pid = (await shim.call("Start", id="c1", exec_id="e1")).pid
-        for each in (pid, exec_pid):
-            # runc has returned, and its child may have yet to become the program.
-            eventually(functools.partial(_has_three, each), f"{each} has its three alone")
-        lines = content_of(environment).decode().splitlines()
-        names = {line.partition("=")[0] for line in lines if "=" in line}
-        assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
-        await shim.end("c1")
+async def test_a_container_has_no_descriptor_but_its_own_three(shim: ShimByHand) -> None:
+    environment = f"{shim.directory}/environment"
+    dump = f'[ "$verb" = create ] && {{ env; ls -l /proc/self/fd; }} > {environment}'
+    pid = await shim.run(
+        "c1", options=shim.options(before=dump), stdout=shim.fifo("out"), stdin=shim.fifo("in")
+    )
+    exec_pid = await shim.start_exec("c1", "e1", "sleep", "1000")
+    for each in (pid, exec_pid):
+        # runc has returned, and its child may have yet to become the program.
+        eventually(functools.partial(_has_three, each), f"{each} has its three alone")
+    lines = content_of(environment).decode().splitlines()
+    names = {line.partition("=")[0] for line in lines if "=" in line}
+    assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "LANG"}
 
 
 async def test_no_zombie_stays_of_what_a_container_leaves_behind(start_shim: StartShim) -> None:
     script = "for i in $(seq 50); do (setsid true &) ; done; sleep 1000"
     async with start_shim("c1", "sh", "-c", script, shared_pids=True) as shim:
         pid = await shim.run("c1")
-        await shim.exec("c1", "e1", "sh", "-c", "for i in 1 2 3; do (sleep 0.1 &); done")
-        await shim.call("Start", id="c1", exec_id="e1")
+        await shim.start_exec("c1", "e1", "sh", "-c", "for i in 1 2 3; do (sleep 0.1 &); done")
         await shim.call("Wait", id="c1", exec_id="e1")
 
         def zombies() -> list[str]:
@@ -100,13 +96,11 @@ async def test_execs_and_resizes_leave_no_descriptor_task_or_memory(
         async def execs(count: int) -> None:
             for number in range(count):
                 terminal = bool(number % 2)
-                await shim.exec("c0", f"e{number}", "true", terminal=terminal)
-                await shim.call("Start", id="c0", exec_id=f"e{number}")
+                await shim.start_exec("c0", f"e{number}", "true", terminal=terminal)
                 for width in range(5):
                     size: dict[str, Any] = {"width": width + 1, "height": 9}
                     await shim.call("ResizePty", id="c0", exec_id=f"e{number}", **size)
-                await shim.call("Wait", id="c0", exec_id=f"e{number}")
-                await shim.call("Delete", id="c0", exec_id=f"e{number}")
+                await shim.reap("c0", f"e{number}")
 
         await execs(20)
         before = await shim.files_at_rest(), await _tasks_at_rest(shim), _memory(shim)
@@ -115,8 +109,6 @@ async def test_execs_and_resizes_leave_no_descriptor_task_or_memory(
         assert await _tasks_at_rest(shim, before[1]) <= before[1]
         assert _memory(shim) - before[2] < 500
         assert settled(lambda: shim.children()[1:], []) == []
-        await shim.end("c0")
-        await gone(shim, "c0")
 
 
 async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartShim) -> None:
@@ -129,8 +121,7 @@ async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartSh
         async def lives(count: int) -> None:
             for _ in range(count):
                 await shim.run("c1", stdout=stdout)
-                await shim.call("Wait", id="c1")
-                await shim.call("Delete", id="c1")
+                await shim.reap("c1")
                 await shim.call("Shutdown", id="c1")
 
         await lives(10)
@@ -141,8 +132,6 @@ async def test_containers_leave_no_descriptor_task_or_memory(start_shim: StartSh
         assert await shim.files_at_rest(before[0]) == before[0]
         assert await _tasks_at_rest(shim, before[1]) <= before[1]
         assert _memory(shim) - before[2] < 500
-        await shim.end("c0")
-        await gone(shim, "c0")
 
 
 async def test_a_large_spec_leaves_no_memory(start_shim: StartShim) -> None:
@@ -153,14 +142,11 @@ async def test_a_large_spec_leaves_no_memory(start_shim: StartShim) -> None:
         async def live(name: str, annotations: dict[str, str]) -> int:
             shim.bundle(name, "true", annotations=annotations)
             await shim.run(name)
-            await shim.call("Wait", id=name)
-            await shim.call("Delete", id=name)
+            await shim.reap(name)
             return _memory(shim)
 
         before = await live("c1", {})
         assert await live("c2", {f"a{n}": "x" * 1_000_000 for n in range(8)}) - before < 1000
-        await shim.end("c0")
-        await gone(shim, "c0")
 
 
 async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
@@ -181,31 +167,27 @@ async def test_an_idle_shim_makes_no_system_call(start_shim: StartShim) -> None:
                 break
         # The wait that it was found in, and is left in.
         assert len(calls) <= 1, calls
-        await shim.end("c1")
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
 async def test_execs_that_nobody_deletes_keep_no_descriptor(
-    start_shim: StartShim, *, terminal: bool
+    shim: ShimByHand, *, terminal: bool
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        names = {"stdin": shim.fifo("in"), "stdout": shim.fifo("out")}
-        reader = os.open(names["stdout"], os.O_RDONLY | os.O_NONBLOCK)
+    await shim.run("c1")
+    names = {"stdin": shim.fifo("in"), "stdout": shim.fifo("out")}
+    reader = os.open(names["stdout"], os.O_RDONLY | os.O_NONBLOCK)
 
-        async def cut_off(number: int) -> None:
-            exec_id = f"e{number}"
-            await shim.exec("c1", exec_id, "echo", "hello", terminal=terminal, **names)
-            await shim.call("Start", id="c1", exec_id=exec_id)
-            await shim.call("Wait", id="c1", exec_id=exec_id)
-            assert os.read(reader, 100).startswith(b"hello")
+    async def cut_off(number: int) -> None:
+        exec_id = f"e{number}"
+        await shim.start_exec("c1", exec_id, "echo", "hello", terminal=terminal, **names)
+        await shim.call("Wait", id="c1", exec_id=exec_id)
+        assert os.read(reader, 100).startswith(b"hello")
 
-        await cut_off(0)
-        before = await shim.files_at_rest()
-        for number in range(1, 6):
-            await cut_off(number)
-        assert await shim.files_at_rest(before) == before
-        for number in range(6):
-            await shim.call("Delete", id="c1", exec_id=f"e{number}")
-        os.close(reader)
-        await shim.end("c1")
+    await cut_off(0)
+    before = await shim.files_at_rest()
+    for number in range(1, 6):
+        await cut_off(number)
+    assert await shim.files_at_rest(before) == before
+    for number in range(6):
+        await shim.call("Delete", id="c1", exec_id=f"e{number}")
+    os.close(reader)

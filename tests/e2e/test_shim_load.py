@@ -20,7 +20,7 @@ from api import typeurl
 from api.errors import Status
 from api.proto import task_pb2
 from api.ttrpc import ClientConnection, ResponseReceived
-from tests.harness.shim import ShimByHand, StartShim, gone
+from tests.harness.shim import ShimByHand
 
 pytestmark = pytest.mark.anyio
 
@@ -80,72 +80,63 @@ def _memory_of(pid: int) -> int:
 
 @pytest.mark.parametrize("timeout_nano", [0, _HOUR], ids=["for ever", "for an hour"])
 async def test_waits_that_were_abandoned_hold_nobody_up(
-    start_shim: StartShim, timeout_nano: int
+    shim: ShimByHand, timeout_nano: int
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        await shim.exec("c1", "e1", "sleep", "1000")
-        await shim.call("Start", id="c1", exec_id="e1")
-        daemon = _Daemon(shim)
-        waits = {"": [], "e1": []}  # type: dict[str, list[int]]
-        for _ in range(_ABANDONED):
-            for exec_id, numbers in waits.items():
-                numbers.append(
-                    daemon.ask("Wait", id="c1", exec_id=exec_id, timeout_nano=timeout_nano)
-                )
-        assert (await daemon.call("State", id="c1")).code == Status.OK
-        spec = typeurl.pack_json(
-            {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {}}, typeurl.PROCESS
-        )
-        for method, more in (("Exec", {"spec": spec}), ("Start", {}), ("Wait", {}), ("Delete", {})):
-            answer = await daemon.call(method, id="c1", exec_id="e2", **more)
-            assert (method, answer.code, answer.message) == (method, Status.OK, "")
-        kill = await daemon.call("Kill", id="c1", exec_id="e1", signal=signal.SIGTERM)
-        assert (kill.code, kill.message) == (Status.OK, "")
-        # Each has the answer that it would have had alone.
-        assert await daemon.statuses(waits["e1"]) == {Status.OK}
-        ended = {daemon.answers[number].payload for number in waits["e1"]}
-        assert [task_pb2.WaitResponse.FromString(each).exit_status for each in ended] == [143]
-        assert not daemon.answers.keys() & set(waits[""])
-        assert (await daemon.call("Kill", id="c1", signal=signal.SIGKILL)).code == Status.OK
-        assert await daemon.statuses(waits[""]) == {Status.OK}
-        assert (await daemon.call("Delete", id="c1")).code == Status.OK
-        daemon.close()
-        await gone(shim, "c1")
+    await shim.run("c1")
+    await shim.start_exec("c1", "e1", "sleep", "1000")
+    daemon = _Daemon(shim)
+    waits = {"": [], "e1": []}  # type: dict[str, list[int]]
+    for _ in range(_ABANDONED):
+        for exec_id, numbers in waits.items():
+            numbers.append(daemon.ask("Wait", id="c1", exec_id=exec_id, timeout_nano=timeout_nano))
+    assert (await daemon.call("State", id="c1")).code == Status.OK
+    spec = typeurl.pack_json(
+        {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {}}, typeurl.PROCESS
+    )
+    for method, more in (("Exec", {"spec": spec}), ("Start", {}), ("Wait", {}), ("Delete", {})):
+        answer = await daemon.call(method, id="c1", exec_id="e2", **more)
+        assert (method, answer.code, answer.message) == (method, Status.OK, "")
+    kill = await daemon.call("Kill", id="c1", exec_id="e1", signal=signal.SIGTERM)
+    assert (kill.code, kill.message) == (Status.OK, "")
+    # Each has the answer that it would have had alone.
+    assert await daemon.statuses(waits["e1"]) == {Status.OK}
+    ended = {daemon.answers[number].payload for number in waits["e1"]}
+    assert [task_pb2.WaitResponse.FromString(each).exit_status for each in ended] == [143]
+    assert not daemon.answers.keys() & set(waits[""])
+    assert (await daemon.call("Kill", id="c1", signal=signal.SIGKILL)).code == Status.OK
+    assert await daemon.statuses(waits[""]) == {Status.OK}
+    assert (await daemon.call("Delete", id="c1")).code == Status.OK
+    daemon.close()
 
 
-async def test_a_wait_costs_next_to_nothing(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        daemon = _Daemon(shim)
+async def test_a_wait_costs_next_to_nothing(shim: ShimByHand) -> None:
+    await shim.run("c1")
+    daemon = _Daemon(shim)
+    daemon.ask("Wait", id="c1")
+    await daemon.call("State", id="c1")
+    before = _memory_of(shim.pid)
+    for _ in range(2 * _ABANDONED):
         daemon.ask("Wait", id="c1")
-        await daemon.call("State", id="c1")
-        before = _memory_of(shim.pid)
-        for _ in range(2 * _ABANDONED):
-            daemon.ask("Wait", id="c1")
-        await daemon.call("State", id="c1")
-        assert _memory_of(shim.pid) - before < 2 * _ABANDONED * 400
-        # Nor do they outlive their connection.
-        daemon.close()
-        assert await shim.end("c1") == 128 + signal.SIGKILL
-        await gone(shim, "c1")
+    await daemon.call("State", id="c1")
+    assert _memory_of(shim.pid) - before < 2 * _ABANDONED * 400
+    # Nor do they outlive their connection.
+    daemon.close()
+    assert await shim.end("c1") == 128 + signal.SIGKILL
 
 
-async def test_kill_state_and_delete_are_never_refused_for_load(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        # Until the test is over.
-        hang = f'test "$verb" = update && while test -d {shim.directory}; do sleep 0.1; done'
-        await shim.run("c1", options=shim.options(before=hang))
-        daemon = _Daemon(shim)
-        limits = typeurl.pack_json({"pids": {"limit": 99}}, typeurl.LINUX_RESOURCES)
-        updates = [daemon.ask("Update", id="c1", resources=limits) for _ in range(1100)]
-        last = await daemon.answer(updates[-1])
-        assert last.code == Status.RESOURCE_EXHAUSTED
-        assert "under way on this connection" in last.message
-        wait = daemon.ask("Wait", id="c1")
-        assert (await daemon.call("State", id="c1")).code == Status.OK
-        assert (await daemon.call("Kill", id="c1", signal=signal.SIGKILL)).code == Status.OK
-        assert (await daemon.answer(wait)).code == Status.OK
-        assert (await daemon.call("Delete", id="c1")).code == Status.OK
-        daemon.close()
-        await gone(shim, "c1")
+async def test_kill_state_and_delete_are_never_refused_for_load(shim: ShimByHand) -> None:
+    # Until the test is over.
+    hang = f'test "$verb" = update && while test -d {shim.directory}; do sleep 0.1; done'
+    await shim.run("c1", options=shim.options(before=hang))
+    daemon = _Daemon(shim)
+    limits = typeurl.pack_json({"pids": {"limit": 99}}, typeurl.LINUX_RESOURCES)
+    updates = [daemon.ask("Update", id="c1", resources=limits) for _ in range(1100)]
+    last = await daemon.answer(updates[-1])
+    assert last.code == Status.RESOURCE_EXHAUSTED
+    assert "under way on this connection" in last.message
+    wait = daemon.ask("Wait", id="c1")
+    assert (await daemon.call("State", id="c1")).code == Status.OK
+    assert (await daemon.call("Kill", id="c1", signal=signal.SIGKILL)).code == Status.OK
+    assert (await daemon.answer(wait)).code == Status.OK
+    assert (await daemon.call("Delete", id="c1")).code == Status.OK
+    daemon.close()

@@ -16,7 +16,8 @@ from api.ttrpc import RemoteError
 from tests.harness import loggers as programs
 from tests.harness.loggers import Loggers, loggers_directory
 from tests.harness.runtime import is_alive
-from tests.harness.shim import StartShim, gone, wait_for_file
+from tests.harness.shim import ShimByHand, StartShim, wait_for_file
+from tests.harness.stdio import begin
 
 pytestmark = pytest.mark.anyio
 
@@ -63,47 +64,30 @@ async def test_a_logger_takes_both_outputs_whole_and_ends(
         # Its exit is nobody's.
         await shim.events.until("TaskDelete")
         assert shim.events.of("c1") == ["TaskCreate", "TaskStart", "TaskExit", "TaskDelete"]
-        await gone(shim, "c1")
 
 
-async def test_an_exec_has_a_logger_of_its_own(start_shim: StartShim, loggers: Loggers) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        before = await shim.files_at_rest()
-        uri = loggers.uri(programs.SLOW)
-        await shim.exec("c1", "e1", "sh", "-c", EIGHT_MEBIBYTES, stdout=uri, stderr=uri)
-        await shim.call("Start", id="c1", exec_id="e1")
-        await shim.call("Wait", id="c1", exec_id="e1")
-        await shim.call("Delete", id="c1", exec_id="e1")
-        assert loggers.read("e1.out") == bytes(8 << 20) + b"end\n"
-        assert not is_alive(loggers.pid("e1"))
-        assert await shim.files_at_rest(before) == before
-        await shim.end("c1")
-        await gone(shim, "c1")
+async def test_an_exec_has_a_logger_of_its_own(shim: ShimByHand, loggers: Loggers) -> None:
+    await shim.run("c1")
+    before = await shim.files_at_rest()
+    uri = loggers.uri(programs.SLOW)
+    await shim.start_exec("c1", "e1", "sh", "-c", EIGHT_MEBIBYTES, stdout=uri, stderr=uri)
+    await shim.reap("c1", "e1")
+    assert loggers.read("e1.out") == bytes(8 << 20) + b"end\n"
+    assert not is_alive(loggers.pid("e1"))
+    assert await shim.files_at_rest(before) == before
 
 
 @pytest.mark.parametrize("exec_id", ["", "e1"], ids=["init", "exec"])
 async def test_a_terminal_can_have_a_logger(
-    start_shim: StartShim, loggers: Loggers, exec_id: str
+    shim: ShimByHand, loggers: Loggers, exec_id: str
 ) -> None:
+    uri = loggers.uri(programs.GOOD)
     script = "seq 100000 254000; echo end"
-    command = ("sleep", "1000") if exec_id else ("sh", "-c", script)
-    async with start_shim("c1", *command) as shim:
-        uri = loggers.uri(programs.GOOD)
-        if exec_id:
-            await shim.run("c1")
-            await shim.exec("c1", "e1", "sh", "-c", script, stdout=uri, terminal=True)
-            await shim.call("Start", id="c1", exec_id="e1")
-        else:
-            await shim.run("c1", stdout=uri, terminal=True)
-        await shim.call("Wait", id="c1", exec_id=exec_id)
-        await shim.call("Delete", id="c1", exec_id=exec_id)
-        lines = loggers.read(f"{exec_id or 'c1'}.out").split(b"\r\n")
-        assert lines == [*(b"%d" % n for n in range(100000, 254001)), b"end", b""]
-        assert not is_alive(loggers.pid(exec_id or "c1"))
-        if exec_id:
-            await shim.end("c1")
-        await gone(shim, "c1")
+    await begin(shim, exec_id, "sh", "-c", script, stdout=uri, terminal=True)
+    await shim.reap("c1", exec_id)
+    lines = loggers.read(f"{exec_id or 'c1'}.out").split(b"\r\n")
+    assert lines == [*(b"%d" % n for n in range(100000, 254001)), b"end", b""]
+    assert not is_alive(loggers.pid(exec_id or "c1"))
 
 
 async def test_a_logger_that_waits_to_be_told_is_told(
@@ -112,12 +96,10 @@ async def test_a_logger_that_waits_to_be_told_is_told(
     async with start_shim("c1", "echo", "hello") as shim:
         uri = loggers.uri(programs.WAITING)
         await shim.run("c1", stdout=uri, stderr=uri)
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
+        await shim.reap("c1")
         assert loggers.read("c1.out") == b"hello\n"
         assert loggers.read("c1.end") == b"told\n"
         assert not is_alive(loggers.pid("c1"))
-        await gone(shim, "c1")
 
 
 async def test_a_logger_that_does_not_end_when_told_is_killed(
@@ -131,7 +113,6 @@ async def test_a_logger_that_does_not_end_when_told_is_killed(
         await shim.call("Delete", id="c1", timeout=30)
         assert 12 < time.monotonic() - began < 25
         assert not is_alive(loggers.pid("c1"))
-        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize(
@@ -147,29 +128,27 @@ async def test_a_logger_that_does_not_end_when_told_is_killed(
     ],
 )
 async def test_a_logger_that_is_not_ready_is_one_error_and_leaves_nothing(
-    start_shim: StartShim, loggers: Loggers, scheme: str, script: str, code: str, exec_id: str
+    shim: ShimByHand, loggers: Loggers, scheme: str, script: str, code: str, exec_id: str
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        uri = loggers.uri(script, scheme)
-        if exec_id:
-            await shim.run("c1")
-            await shim.exec("c1", "e1", "echo", "hello", stdout=uri, stderr=uri)
-        before = await shim.files_at_rest()
-        if exec_id:
-            begin = shim.call("Start", id="c1", exec_id="e1")
-        else:
-            begin = shim.create("c1", stdout=uri, stderr=uri)
-        with pytest.raises(RemoteError, match=code) as caught:
-            await begin
-        assert "\n" not in str(caught.value)
-        assert not is_alive(loggers.pid(exec_id or "c1"))
-        assert await shim.files_at_rest(before) == before
-        if exec_id:
-            await shim.end("c1")
-        with anyio.fail_after(20):
-            while shim.children():  # noqa: ASYNC110 - seen from outside
-                await anyio.sleep(0.01)
-        await gone(shim, "c1")
+    uri = loggers.uri(script, scheme)
+    if exec_id:
+        await shim.run("c1")
+        await shim.exec("c1", "e1", "echo", "hello", stdout=uri, stderr=uri)
+    before = await shim.files_at_rest()
+    if exec_id:
+        begin = shim.call("Start", id="c1", exec_id="e1")
+    else:
+        begin = shim.create("c1", stdout=uri, stderr=uri)
+    with pytest.raises(RemoteError, match=code) as caught:
+        await begin
+    assert "\n" not in str(caught.value)
+    assert not is_alive(loggers.pid(exec_id or "c1"))
+    assert await shim.files_at_rest(before) == before
+    if exec_id:
+        await shim.end("c1")
+    with anyio.fail_after(20):
+        while shim.children():  # noqa: ASYNC110 - seen from outside
+            await anyio.sleep(0.01)
 
 
 async def test_only_loggers_that_the_operator_allows_are_started(
@@ -205,10 +184,8 @@ async def test_only_loggers_that_the_operator_allows_are_started(
             await shim.create("c1", stdout=uri, stderr=uri)
         allow(f'[stdio]\nloggers = ["{loggers.directory}/logger"]\n')
         await shim.run("c1", stdout=uri, stderr=uri)
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
+        await shim.reap("c1")
         assert loggers.read("c1.out") == b"hello\n"
-        await gone(shim, "c1")
 
 
 @pytest.mark.serial
@@ -224,7 +201,6 @@ async def test_a_container_outlives_its_logger(start_shim: StartShim, loggers: L
         assert time.monotonic() - began < 1
         assert loggers.read("c1.out") == b"first\n"
         assert any("output is lost" in line for line in await shim.log_lines("c1"))
-        await gone(shim, "c1")
 
 
 async def test_a_logger_is_ended_if_its_container_cannot_be_created(
@@ -238,27 +214,23 @@ async def test_a_logger_is_ended_if_its_container_cannot_be_created(
         with anyio.fail_after(5):
             while is_alive(loggers.pid("c1")) or shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
                 await anyio.sleep(0.01)
-        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["plain", "terminal"])
 async def test_a_logger_beside_a_stdin_that_is_missing_is_ended_and_the_pod_lives_on(
-    start_shim: StartShim, loggers: Loggers, *, terminal: bool
+    shim: ShimByHand, loggers: Loggers, *, terminal: bool
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        before = await shim.files_at_rest()
-        uri = loggers.uri(programs.WAITING)
-        places = {"stdin": "/no/such/fifo", "stdout": uri, "stderr": "" if terminal else uri}
-        await shim.exec("c1", "e1", "true", terminal=terminal, **places)
-        with pytest.raises(RemoteError, match="/no/such/fifo"):
-            await shim.call("Start", id="c1", exec_id="e1")
-        with anyio.fail_after(5):
-            while is_alive(loggers.pid("e1")) or shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
-                await anyio.sleep(0.01)
-        await shim.call("Delete", id="c1", exec_id="e1")
-        await shim.end("c1")
-        await gone(shim, "c1")
+    await shim.run("c1")
+    before = await shim.files_at_rest()
+    uri = loggers.uri(programs.WAITING)
+    places = {"stdin": "/no/such/fifo", "stdout": uri, "stderr": "" if terminal else uri}
+    await shim.exec("c1", "e1", "true", terminal=terminal, **places)
+    with pytest.raises(RemoteError, match="/no/such/fifo"):
+        await shim.call("Start", id="c1", exec_id="e1")
+    with anyio.fail_after(5):
+        while is_alive(loggers.pid("e1")) or shim.open_files() != before:  # noqa: ASYNC110 - seen from outside
+            await anyio.sleep(0.01)
+    await shim.call("Delete", id="c1", exec_id="e1")
 
 
 @pytest.mark.parametrize("script", [programs.GOOD, programs.WAITING], ids=["good", "waiting"])
@@ -274,25 +246,19 @@ async def test_a_logger_ends_with_the_container_of_a_shim_that_was_killed(
         assert shim.delete_verb("c1") < 3
         assert not is_alive(loggers.pid("c1"))
         assert loggers.read("c1.out") == b"hello\n"
-        assert shim.leftovers() == []
 
 
-async def test_nothing_of_a_logger_stays_in_the_bundle(
-    start_shim: StartShim, loggers: Loggers
-) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        bundle = f"{shim.directory}/c1"
-        before = sorted(os.listdir(bundle))
-        for number, script in enumerate((programs.GOOD, programs.DYING)):
-            uri = loggers.uri(script)
-            await shim.exec("c1", f"e{number}", "sleep", "1000", stdout=uri, stderr=uri)
-            with suppress(RemoteError):
-                await shim.call("Start", id="c1", exec_id=f"e{number}")
-                assert len(os.listdir(bundle)) == len(before) + 1
-                await shim.call("Kill", id="c1", exec_id=f"e{number}", signal=9)
-                await shim.call("Wait", id="c1", exec_id=f"e{number}")
-            await shim.call("Delete", id="c1", exec_id=f"e{number}")
-            assert sorted(os.listdir(bundle)) == before
-        await shim.end("c1")
-        await gone(shim, "c1")
+async def test_nothing_of_a_logger_stays_in_the_bundle(shim: ShimByHand, loggers: Loggers) -> None:
+    await shim.run("c1")
+    bundle = f"{shim.directory}/c1"
+    before = sorted(os.listdir(bundle))
+    for number, script in enumerate((programs.GOOD, programs.DYING)):
+        uri = loggers.uri(script)
+        await shim.exec("c1", f"e{number}", "sleep", "1000", stdout=uri, stderr=uri)
+        with suppress(RemoteError):
+            await shim.call("Start", id="c1", exec_id=f"e{number}")
+            assert len(os.listdir(bundle)) == len(before) + 1
+            await shim.call("Kill", id="c1", exec_id=f"e{number}", signal=9)
+            await shim.call("Wait", id="c1", exec_id=f"e{number}")
+        await shim.call("Delete", id="c1", exec_id=f"e{number}")
+        assert sorted(os.listdir(bundle)) == before

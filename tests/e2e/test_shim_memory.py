@@ -44,8 +44,7 @@ async def test_init_that_is_killed_at_once_is_told_before_its_exit(start_shim: S
             _limit(shim, "c1")
             await shim.create("c1")
             await shim.call("Start", id="c1")
-            assert (await shim.call("Wait", id="c1")).exit_status == 128 + signal.SIGKILL
-            await shim.call("Delete", id="c1")
+            assert await shim.reap("c1") == 128 + signal.SIGKILL
             await shim.events.until("TaskDelete", count=number + 1)
             assert shim.events.names[-5:] == [
                 "TaskCreate", "TaskStart", "TaskOOM", "TaskExit", "TaskDelete",
@@ -88,52 +87,43 @@ async def test_every_killed_process_is_told_while_the_container_runs_on(
         ]  # fmt: skip
 
 
-async def test_exec_that_is_killed_is_told_before_its_exit(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        _limit(shim, "c1")
-        await shim.run("c1")
-        await shim.exec("c1", "e1", *GREEDY)
-        await shim.call("Start", id="c1", exec_id="e1")
-        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 137
-        await shim.call("Delete", id="c1", exec_id="e1")
-        # By a signal of someone else, and nothing is told.
-        await shim.exec("c1", "e2", "sleep", "1000")
-        await shim.call("Start", id="c1", exec_id="e2")
-        await shim.call("Kill", id="c1", exec_id="e2", signal=signal.SIGKILL)
-        await shim.call("Wait", id="c1", exec_id="e2")
-        await shim.end("c1")
-        await shim.events.until("TaskDelete")
-        told = shim.events.of("c1")
-        # It may be killed before its start has been told.
-        assert told.index("TaskExecStarted e1") < told.index("TaskExit e1")
-        assert told.index("TaskOOM") < told.index("TaskExit e1")
-        assert told.count("TaskOOM") == 1
+async def test_exec_that_is_killed_is_told_before_its_exit(shim: ShimByHand) -> None:
+    _limit(shim, "c1")
+    await shim.run("c1")
+    await shim.start_exec("c1", "e1", *GREEDY)
+    assert await shim.reap("c1", "e1") == 137
+    # By a signal of someone else, and nothing is told.
+    await shim.start_exec("c1", "e2", "sleep", "1000")
+    await shim.call("Kill", id="c1", exec_id="e2", signal=signal.SIGKILL)
+    await shim.call("Wait", id="c1", exec_id="e2")
+    await shim.end("c1")
+    await shim.events.until("TaskDelete")
+    told = shim.events.of("c1")
+    # It may be killed before its start has been told.
+    assert told.index("TaskExecStarted e1") < told.index("TaskExit e1")
+    assert told.index("TaskOOM") < told.index("TaskExit e1")
+    assert told.count("TaskOOM") == 1
 
 
 async def test_limit_of_the_pod_is_told_of_the_container_that_was_killed_for_it(
-    start_shim: StartShim,
+    shim: ShimByHand,
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        shim.bundle("c2", "sleep", "1000")
-        for name in ("c1", "c2"):
-            _limit(shim, name, None)
-            pid = await shim.run(name)
-        pod = os.path.dirname(_memory_directory(pid))
-        assert pod.endswith(CGROUP)
-        names = (
-            ["memory.max"] if is_v2() else ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
-        )
-        for name in names:
-            _write(os.path.join(pod, name), str(LIMIT))
-        await shim.exec("c2", "e1", *GREEDY)
-        await shim.call("Start", id="c2", exec_id="e1")
-        assert (await shim.call("Wait", id="c2", exec_id="e1")).exit_status == 137
-        await shim.call("Delete", id="c2", exec_id="e1")
-        for name in ("c1", "c2"):
-            await shim.end(name)
-        await shim.events.until("TaskDelete", count=2)
-        assert "TaskOOM" in shim.events.of("c2")
-        assert "TaskOOM" not in shim.events.of("c1")
+    shim.bundle("c2", "sleep", "1000")
+    for name in ("c1", "c2"):
+        _limit(shim, name, None)
+        pid = await shim.run(name)
+    pod = os.path.dirname(_memory_directory(pid))
+    assert pod.endswith(CGROUP)
+    names = ["memory.max"] if is_v2() else ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+    for name in names:
+        _write(os.path.join(pod, name), str(LIMIT))
+    await shim.start_exec("c2", "e1", *GREEDY)
+    assert await shim.reap("c2", "e1") == 137
+    for name in ("c1", "c2"):
+        await shim.end(name)
+    await shim.events.until("TaskDelete", count=2)
+    assert "TaskOOM" in shim.events.of("c2")
+    assert "TaskOOM" not in shim.events.of("c1")
 
 
 async def test_process_in_a_cgroup_below_the_containers_is_the_containers(
@@ -155,25 +145,22 @@ async def test_process_in_a_cgroup_below_the_containers_is_the_containers(
         assert shim.events.names[2:4] == ["TaskOOM", "TaskExit"]
 
 
-@pytest.mark.parametrize("binary", ["runc", "crun"])
-async def test_limits_are_changed_by_either_runtime_and_devices_stay(
-    start_shim: StartShim, binary: str
-) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        _limit(shim, "c1")
-        pid = await shim.run("c1", options=shim.options(binary))
-        devices = None if is_v2() else read_cgroup(pid, "devices", v1="devices.list", v2="")
-        limits = {
-            "memory": {"limit": LIMIT // 2, "swap": None},
-            "pids": {"limit": 33},
-            "devices": [{"allow": False, "access": "rwm"}],
-        }
-        resources = typeurl.pack_json(limits, typeurl.LINUX_RESOURCES)
-        await shim.call("Update", id="c1", resources=resources, annotations={"a": "b"})
-        memory = read_cgroup(pid, "memory", v1="memory.limit_in_bytes", v2="memory.max")
-        assert memory == f"{LIMIT // 2}\n"
-        assert read_cgroup(pid, "pids", v1="pids.max", v2="pids.max") == "33\n"
-        if devices is not None:
-            assert read_cgroup(pid, "devices", v1="devices.list", v2="") == devices
-        await shim.end("c1")
-        assert os.listdir(os.path.join(shim.directory, "c1", "rootfs"))
+# That runc does is in test_metrics.py.
+async def test_limits_are_changed_by_crun_and_devices_stay(shim: ShimByHand) -> None:
+    _limit(shim, "c1")
+    pid = await shim.run("c1", options=shim.options("crun"))
+    devices = None if is_v2() else read_cgroup(pid, "devices", v1="devices.list", v2="")
+    limits = {
+        "memory": {"limit": LIMIT // 2, "swap": None},
+        "pids": {"limit": 33},
+        "devices": [{"allow": False, "access": "rwm"}],
+    }
+    resources = typeurl.pack_json(limits, typeurl.LINUX_RESOURCES)
+    await shim.call("Update", id="c1", resources=resources, annotations={"a": "b"})
+    memory = read_cgroup(pid, "memory", v1="memory.limit_in_bytes", v2="memory.max")
+    assert memory == f"{LIMIT // 2}\n"
+    assert read_cgroup(pid, "pids", v1="pids.max", v2="pids.max") == "33\n"
+    if devices is not None:
+        assert read_cgroup(pid, "devices", v1="devices.list", v2="") == devices
+    await shim.end("c1")
+    assert os.listdir(os.path.join(shim.directory, "c1", "rootfs"))

@@ -14,7 +14,7 @@ from api import typeurl
 from api.errors import Status
 from api.proto import runc_options_pb2, runtimeoptions_pb2
 from api.ttrpc import RemoteError
-from tests.harness.shim import StartShim, content_of, gone
+from tests.harness.shim import ShimByHand, StartShim, content_of, gone
 
 pytestmark = pytest.mark.anyio
 
@@ -55,24 +55,17 @@ async def test_the_root_is_moved_and_not_pivoted_if_that_is_asked_for(
         assert " create " in said.read_text().splitlines()[0]
         assert " --no-pivot " in said.read_text().splitlines()[0]
         assert content_of(f"{shim.directory}/c1/rootfs/there") == b"here\n"
-        await shim.call("Delete", id="c1")
-        await gone(shim, "c1")
 
 
-async def test_stdio_belongs_to_whom_the_options_name(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1", options=_runc(io_uid=1234, io_gid=4321))
-        out = shim.fifo("out")
-        reader = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
-        # runc gives them to the user of the process in the end, but leaves the group.
-        await shim.exec("c1", "e1", "stat", "-Lc", "%g", "/proc/self/fd/1", stdout=out)
-        await shim.call("Start", id="c1", exec_id="e1")
-        assert (await shim.call("Wait", id="c1", exec_id="e1")).exit_status == 0
-        await shim.call("Delete", id="c1", exec_id="e1")
-        assert os.read(reader, 100) == b"4321\n"
-        os.close(reader)
-        await shim.end("c1")
-        await gone(shim, "c1")
+async def test_stdio_belongs_to_whom_the_options_name(shim: ShimByHand) -> None:
+    await shim.run("c1", options=_runc(io_uid=1234, io_gid=4321))
+    out = shim.fifo("out")
+    reader = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
+    # runc gives them to the user of the process in the end, but leaves the group.
+    await shim.start_exec("c1", "e1", "stat", "-Lc", "%g", "/proc/self/fd/1", stdout=out)
+    assert await shim.reap("c1", "e1") == 0
+    assert os.read(reader, 100) == b"4321\n"
+    os.close(reader)
 
 
 @pytest.mark.skipif(os.path.isdir("/run/systemd/system"), reason="systemd runs here")
@@ -93,17 +86,14 @@ async def test_cgroups_by_systemd_are_refused_where_it_does_not_run(
 
 @pytest.mark.skipif(os.path.isdir("/run/systemd/system"), reason="systemd runs here")
 async def test_a_cgroup_named_as_systemds_is_one_like_another_where_it_does_not_run(
-    start_shim: StartShim,
+    shim: ShimByHand,
 ) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        spec = shim.spec("c1")
-        name = f"nvshim-test-{os.getpid()}.slice:nvshim:c1"
-        spec["linux"]["cgroupsPath"] = name
-        shim.write_spec("c1", spec)
-        pid = await shim.run("c1")
-        assert name.encode() in content_of(f"/proc/{pid}/cgroup")
-        await shim.end("c1")
-        await gone(shim, "c1")
+    spec = shim.spec("c1")
+    name = f"nvshim-test-{os.getpid()}.slice:nvshim:c1"
+    spec["linux"]["cgroupsPath"] = name
+    shim.write_spec("c1", spec)
+    pid = await shim.run("c1")
+    assert name.encode() in content_of(f"/proc/{pid}/cgroup")
 
 
 async def test_a_file_of_options_that_cannot_be_used_is_one_line(
@@ -125,4 +115,3 @@ async def test_a_file_of_options_that_cannot_be_used_is_one_line(
             assert caught.value.status == Status.INVALID_ARGUMENT
             assert path in str(caught.value)
             assert "\n" not in str(caught.value)
-        await gone(shim, "c1")

@@ -1,25 +1,34 @@
-"""Who is signalled, and that it is: without descriptors, without a runtime, with recurring pids."""
+"""Who is signalled, and that it is; and that the thread that serves a pod never sleeps."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
-import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from api import typeurl
+from api.proto import runc_options_pb2
+from api.ttrpc import RemoteError
 from integration.simulated import SimulatedNode
+from tests.harness.cgroup import is_v2
+from tests.harness.killing import straced
 from tests.harness.pids import process_with
 from tests.harness.runtime import is_alive
-from tests.harness.shim import ShimByHand, StartShim, content_of, gone
+from tests.harness.shim import CGROUP, ShimByHand, StartShim, content_of, shell
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
+
 SLEEP: Final = ("sleep", "1000")
+
+
 TWO: Final = ("sh", "-c", "sleep 1000 & sleep 1000; true")
 
 
@@ -53,9 +62,7 @@ async def test_a_kill_without_a_free_descriptor_signals_all_the_same(
         await shim.call("Kill", id="c1", signal=signal.SIGKILL, all=everyone)
         eventually(lambda: not any(map(is_alive, pids)), "they are dead")
         resource.prlimit(shim.pid, resource.RLIMIT_NOFILE, before)
-        assert (await shim.call("Wait", id="c1")).exit_status == 137
-        await shim.call("Delete", id="c1")
-        await gone(shim, "c1")
+        assert await shim.reap("c1") == 137
 
 
 async def test_processes_out_of_a_cgroup_are_signalled_by_what_cannot_become_anothers(
@@ -66,33 +73,15 @@ async def test_processes_out_of_a_cgroup_are_signalled_by_what_cannot_become_ano
         pids = await _both(shim)
         (path,) = (f"{shim.directory}/{n}" for n in os.listdir(shim.directory) if "runtime-" in n)
         os.rename(path, f"{path}.away")  # without it, the shim has to signal by itself
-        argv = [
-            "strace",
-            "-f",
-            "-qq",
-            "-e",
-            "trace=kill,tkill,tgkill,pidfd_send_signal",
-            "-e",
-            "signal=none",
-        ]
         trace = tmp_path / "trace"
-        with subprocess.Popen([*argv, "-p", str(shim.pid), "-o", str(trace)]) as strace:  # noqa: ASYNC220 - seen from outside
-            eventually(lambda: _is_traced(shim.pid), "it is traced")
+        with straced(shim.pid, "kill,tkill,tgkill,pidfd_send_signal", trace):
             await shim.call("Kill", id="c1", signal=signal.SIGKILL, all=True)
             eventually(lambda: not any(map(is_alive, pids)), "they are dead")
-            strace.terminate()
         calls = [line for line in trace.read_text().splitlines() if "SIGKILL" in line]
         assert len(calls) >= len(pids)
         assert [line for line in calls if "pidfd_send_signal(" not in line] == []
         os.rename(f"{path}.away", path)
-        await shim.call("Wait", id="c1")
-        await shim.call("Delete", id="c1")
-        await gone(shim, "c1")
-
-
-def _is_traced(pid: int) -> bool:
-    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
-        return "TracerPid:\t0\n" not in file.read()
+        await shim.reap("c1")
 
 
 async def test_a_claim_is_not_that_of_the_next_process_of_that_pid(
@@ -115,3 +104,61 @@ async def test_a_claim_is_not_that_of_the_next_process_of_that_pid(
             async with start_shim("c2", *SLEEP, **fields) as second:
                 await second.run("c2")
                 await second.end("c2")
+                second.client.close()  # what the first has left is nobody's to ask for
+
+
+# -- the thread that serves a pod never sleeps: what is busy is waited for, and the others go on
+
+
+@contextmanager
+def _no_sleep(shim: ShimByHand) -> Iterator[None]:
+    """Look at the shim's own thread meanwhile; what else it has started is not of interest."""
+    trace = Path(shim.directory, "trace")
+    with straced(shim.pid, "clock_nanosleep,nanosleep", trace, follows=False):
+        yield
+    assert trace.read_bytes() == b""
+
+
+async def test_a_delete_does_not_sleep_while_somebody_is_busy_in_the_rootfs(
+    shim: ShimByHand,
+) -> None:
+    image, rootfs = f"{shim.directory}/image", f"{shim.directory}/c1/rootfs"
+    os.rename(rootfs, image)
+    os.mkdir(rootfs)
+    bind: dict[str, Any] = {"type": "bind", "source": image, "options": ["rbind", "rw"]}
+    await shim.run("c1", rootfs=[bind])
+    with shell(f"cd {rootfs} && exec sleep 1000") as busy:
+        try:
+            eventually(lambda: os.readlink(f"/proc/{busy.pid}/cwd") == rootfs, "it is there")
+            with _no_sleep(shim):
+                await shim.end("c1")
+        finally:
+            busy.kill()
+
+
+async def test_a_restore_that_fails_does_not_sleep_until_its_processes_are_gone(
+    shim: ShimByHand, criu: str, tmp_path: Path
+) -> None:
+    saved, deadly = str(tmp_path / "saved"), tmp_path / "criu"
+    # It asks for its version first. Then it dies, with the runtime, of what it has made.
+    cgroup = f"/sys/fs/cgroup{'' if is_v2() else '/pids'}{CGROUP}/c2"
+    deadly.write_text(f"""#!/bin/sh
+[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; exec {criu} "$@"; }}
+mkdir -p {cgroup}
+sh -c 'while test -d {shim.directory}; do sleep 0.1; done' &
+echo $! >{cgroup}/cgroup.procs
+kill -9 $PPID
+""")
+    deadly.chmod(0o755)
+    await shim.run("c1", options=_runc(criu))
+    await shim.call("Checkpoint", id="c1", path=saved)
+    await shim.end("c1")
+    shim.bundle("c2", "sleep", "1000")
+    await shim.create("c2", options=_runc(str(deadly)), checkpoint=saved)
+    with _no_sleep(shim), pytest.raises(RemoteError, match="exit status 137"):
+        await shim.call("Start", id="c2")
+    assert not os.path.exists(cgroup)
+
+
+def _runc(criu: str) -> Any:
+    return typeurl.pack(runc_options_pb2.Options(binary_name="runc", criu_path=criu))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from api.proto import runtimeoptions_pb2
 from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
 from integration.simulated import SimulatedNode
+from tests.harness.killing import straced
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.loggers import GOOD, Loggers, loggers_directory
 from tests.harness.node import node_of
@@ -60,21 +60,10 @@ def well_kept() -> Iterator[Loggers]:
 @contextmanager
 def _opens_nothing(pid: int, interpreters: str, trace: Path) -> Iterator[None]:
     """Fails if a process opens a file of its interpreter meanwhile."""
-    argv = ["strace", "-f", "-qq", "-e", "trace=open,openat", "-e", "signal=none"]
-    with subprocess.Popen([*argv, "-p", str(pid), "-o", trace]) as strace:
-        try:
-            eventually(lambda: _tracer_of(pid) == strace.pid, "it is traced")
-            yield
-        finally:
-            strace.terminate()
-    with open(trace, encoding="utf-8") as file:
-        opened = [line for line in file if f'"{interpreters}' in line]
+    with straced(pid, "open,openat", trace):
+        yield
+    opened = [line for line in trace.read_text().splitlines() if f'"{interpreters}' in line]
     assert [line for line in opened if line.split()[0] == str(pid)] == []
-
-
-def _tracer_of(pid: int) -> int:
-    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("TracerPid:"))
 
 
 async def _refused(shim: ShimByHand, method: str, **fields: Any) -> str:
@@ -104,17 +93,13 @@ async def _use_container(shim: ShimByHand, name: str) -> None:
     odd = typeurl.pack_json({"args": 7, "env": 8}, typeurl.PROCESS)
     await shim.call("Exec", id=name, exec_id="odd", spec=odd)
     await _refused(shim, "Start", id=name, exec_id="odd")
-    await shim.exec(name, "e1", "cat", terminal=True, stdin=shim.fifo(f"{name}.in"))
-    await shim.call("Start", id=name, exec_id="e1")
+    await shim.start_exec(name, "e1", "cat", terminal=True, stdin=shim.fifo(f"{name}.in"))
     await shim.call("ResizePty", id=name, exec_id="e1", width=80, height=24)
     await shim.call("CloseIO", id=name, exec_id="e1", stdin=True)
-    await shim.call("Wait", id=name, exec_id="e1")
-    await shim.call("Delete", id=name, exec_id="e1")
-    await shim.exec(name, "e2", *SLEEP)
-    await shim.call("Start", id=name, exec_id="e2")
+    await shim.reap(name, "e1")
+    await shim.start_exec(name, "e2", *SLEEP)
     await shim.call("Kill", id=name, exec_id="e2", signal=signal.SIGKILL)
-    await shim.call("Wait", id=name, exec_id="e2")
-    await shim.call("Delete", id=name, exec_id="e2")
+    await shim.reap(name, "e2")
     await shim.end(name)
 
 

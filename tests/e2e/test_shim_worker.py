@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -83,40 +83,51 @@ class Creation:
             self.over.set()
 
 
-async def test_an_image_that_hangs_holds_no_other_container_up(
-    start_shim: StartShim, two_gpus: SimulatedNode
-) -> None:
+@pytest.fixture
+async def pod(start_shim: StartShim, two_gpus: SimulatedNode) -> AsyncIterator[ShimByHand]:
+    """A shim whose c1 runs, and whose c2 is to be created, and asks for GPUs."""
     environment = {"NVSHIM_CONFIG": two_gpus.config_path}
     async with start_shim("c1", "sleep", "1000", environment=environment) as shim:
         await shim.run("c1")
         shim.bundle("c2", "true", env=ASKS, rootfs="rootfs")
         os.mkdir(f"{shim.directory}/c2/rootfs")
-        before = files_of(shim, "c2")
-        with hanging_image(f"{shim.directory}/image") as image:
-            async with anyio.create_task_group() as tasks:
-                create = Creation(shim, "c2", image)
-                tasks.start_soon(create)
-                worker = await worker_of(shim)
-                await anyio.sleep(0.3)  # so that it hangs
-                began = time.monotonic()
-                await shim.exec("c1", "e1", "true")
-                await shim.call("Start", id="c1", exec_id="e1")
-                await shim.call("Wait", id="c1", exec_id="e1")
-                assert await shim.status("c1") == "RUNNING"
-                assert await shim.end("c1") == 128 + signal.SIGKILL
-                await shim.events.until("TaskDelete")
-                assert time.monotonic() - began < 5
-                assert not create.over.is_set()
-                assert is_alive(worker)
-                os.kill(worker, signal.SIGKILL)
-            assert create.error is not None
-            assert "NVSHIM-E1702" in str(create.error)
-            eventually(lambda: not is_alive(worker), "the worker has ended")
-        after = files_of(shim, "c2")
-        assert {name: after[name] for name in before} == before
-        assert sorted(after.keys() - before) == ["options.json", "runtime"]
-        assert settled(partial(_mounts, shim), []) == []
-        assert settled(shim.children, []) == []
+        yield shim
+
+
+@asynccontextmanager
+async def creating(
+    shim: ShimByHand, container_id: str, image: types_pb2.Mount
+) -> AsyncIterator[tuple[Creation, int]]:
+    """Have a container created of an image that hangs; the pid is that of its worker."""
+    async with anyio.create_task_group() as tasks:
+        create = Creation(shim, container_id, image)
+        tasks.start_soon(create)
+        worker = await worker_of(shim)
+        await anyio.sleep(0.3)  # so that it hangs
+        yield create, worker
+
+
+async def test_an_image_that_hangs_holds_no_other_container_up(pod: ShimByHand) -> None:
+    before = files_of(pod, "c2")
+    with hanging_image(f"{pod.directory}/image") as image:
+        async with creating(pod, "c2", image) as (create, worker):
+            began = time.monotonic()
+            await pod.start_exec("c1", "e1", "true")
+            await pod.call("Wait", id="c1", exec_id="e1")
+            assert await pod.status("c1") == "RUNNING"
+            assert await pod.end("c1") == 128 + signal.SIGKILL
+            await pod.events.until("TaskDelete")
+            assert time.monotonic() - began < 5
+            assert not create.over.is_set()
+            assert is_alive(worker)
+            os.kill(worker, signal.SIGKILL)
+        assert "NVSHIM-E1702" in str(create.error)
+        eventually(lambda: not is_alive(worker), "the worker has ended")
+    after = files_of(pod, "c2")
+    assert {name: after[name] for name in before} == before
+    assert sorted(after.keys() - before) == ["options.json", "runtime"]
+    assert settled(partial(_mounts, pod), []) == []
+    assert settled(pod.children, []) == []
 
 
 async def test_a_shim_that_is_killed_takes_its_worker_with_it(
@@ -127,74 +138,50 @@ async def test_a_shim_that_is_killed_takes_its_worker_with_it(
         os.rename(f"{shim.directory}/c1/rootfs", f"{shim.directory}/unpacked")
         os.mkdir(f"{shim.directory}/c1/rootfs")
         with hanging_image(f"{shim.directory}/image") as image:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(Creation(shim, "c1", image))
-                await anyio.sleep(0.5)
-                worker = await worker_of(shim)
+            async with creating(shim, "c1", image) as (_, worker):
                 os.kill(shim.pid, signal.SIGKILL)
                 await shim.until_gone()
                 assert shim.delete_verb("c1") < 5
                 eventually(lambda: not is_alive(worker), "the worker has ended")
-                tasks.cancel_scope.cancel()
         assert settled(partial(_mounts, shim), []) == []
         assert not os.path.exists(f"{shim.directory}/c1/nvidia.json")
 
 
 @pytest.mark.parametrize("method", ["Kill", "Delete"])
 async def test_a_create_that_hangs_is_ended_by_kill_and_delete(
-    start_shim: StartShim, two_gpus: SimulatedNode, method: str
+    pod: ShimByHand, method: str
 ) -> None:
-    environment = {"NVSHIM_CONFIG": two_gpus.config_path}
-    async with start_shim("c1", "sleep", "1000", environment=environment) as shim:
-        await shim.run("c1")
-        shim.bundle("c2", "true", env=ASKS, rootfs="rootfs")
-        os.mkdir(f"{shim.directory}/c2/rootfs")
-        with hanging_image(f"{shim.directory}/image") as image:
-            async with anyio.create_task_group() as tasks:
-                create = Creation(shim, "c2", image)
-                tasks.start_soon(create)
-                worker = await worker_of(shim)
-                await anyio.sleep(0.3)  # so that it hangs
-                with pytest.raises(NvshimError):  # there is no such task yet
-                    await shim.call(method, id="c2", **({"signal": 9} if method == "Kill" else {}))
-                with anyio.fail_after(5):
-                    await create.over.wait()
-            assert "NVSHIM-E1702" in str(create.error)
-            assert "it was cancelled" in str(create.error)
-            # It is killed, and nobody waits for its end.
-            eventually(lambda: not is_alive(worker), "the worker has ended")
-        assert settled(partial(_mounts, shim), []) == []
-        await shim.end("c1")
+    with hanging_image(f"{pod.directory}/image") as image:
+        async with creating(pod, "c2", image) as (create, worker):
+            with pytest.raises(NvshimError):  # there is no such task yet
+                await pod.call(method, id="c2", **({"signal": 9} if method == "Kill" else {}))
+            with anyio.fail_after(5):
+                await create.over.wait()
+        assert "NVSHIM-E1702" in str(create.error)
+        assert "it was cancelled" in str(create.error)
+        # It is killed, and nobody waits for its end.
+        eventually(lambda: not is_alive(worker), "the worker has ended")
+    assert settled(partial(_mounts, pod), []) == []
 
 
 async def test_a_worker_that_cannot_be_killed_is_not_waited_for_and_leaves_no_mount(
-    start_shim: StartShim, two_gpus: SimulatedNode, tmp_path: Path
+    pod: ShimByHand, tmp_path: Path
 ) -> None:
     """In mount(2), of a file whose server has taken the request and does not answer."""
     file = str(tmp_path / "ext4")
     await anyio.run_process(["mkfs.ext4", "-q", file, "16m"])
-    environment = {"NVSHIM_CONFIG": two_gpus.config_path}
-    async with start_shim("c1", "sleep", "1000", environment=environment) as shim:
-        await shim.run("c1")
-        shim.bundle("c2", "true", env=ASKS, rootfs="rootfs")
-        os.mkdir(f"{shim.directory}/c2/rootfs")
-        with fuse(str(tmp_path / "fuse"), file) as server:
-            source = os.path.join(server.mount_point, FILE)
-            image = types_pb2.Mount(type="ext4", source=source, options=["loop"])
-            server.hang()
-            async with anyio.create_task_group() as tasks:
-                create = Creation(shim, "c2", image)
-                tasks.start_soon(create)
-                worker = await worker_of(shim)
-                await anyio.sleep(0.5)  # so that it hangs
-                with pytest.raises(NvshimError):
-                    await shim.call("Kill", id="c2", signal=9)
-                with anyio.fail_after(8):
-                    await create.over.wait()
-            assert create.error is not None
-            assert await shim.status("c1") == "RUNNING"
-            server.go_on()
-            with anyio.fail_after(10):
-                while is_alive(worker) or _mounts(shim):  # noqa: ASYNC110 - seen from outside
-                    await anyio.sleep(0.05)
-        await shim.end("c1")
+    with fuse(str(tmp_path / "fuse"), file) as server:
+        source = os.path.join(server.mount_point, FILE)
+        image = types_pb2.Mount(type="ext4", source=source, options=["loop"])
+        server.hang()
+        async with creating(pod, "c2", image) as (create, worker):
+            with pytest.raises(NvshimError):
+                await pod.call("Kill", id="c2", signal=9)
+            with anyio.fail_after(8):
+                await create.over.wait()
+        assert create.error is not None
+        assert await pod.status("c1") == "RUNNING"
+        server.go_on()
+        with anyio.fail_after(10):
+            while is_alive(worker) or _mounts(pod):  # noqa: ASYNC110 - seen from outside
+                await anyio.sleep(0.05)

@@ -13,7 +13,7 @@ import pytest
 
 from api.ttrpc import RemoteError
 from tests.harness.fuse import FILE, FuseServer, fuse
-from tests.harness.shim import ShimByHand, StartShim, gone
+from tests.harness.shim import ShimByHand, StartShim
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -41,10 +41,8 @@ async def _a_life_goes_on(shim: ShimByHand, name: str, exec_id: str) -> None:
     """A neighbour is asked for what needs the runtime."""
     with anyio.fail_after(_SOON):
         assert await shim.status(name) == "RUNNING"
-        await shim.exec(name, exec_id, "true")
-        await shim.call("Start", id=name, exec_id=exec_id)
-        assert (await shim.call("Wait", id=name, exec_id=exec_id)).exit_status == 0
-        await shim.call("Delete", id=name, exec_id=exec_id)
+        await shim.start_exec(name, exec_id, "true")
+        assert await shim.reap(name, exec_id) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,6 @@ async def test_a_log_that_cannot_be_written_holds_up_no_neighbour_and_its_contai
         assert time.monotonic() - began < 20
         # The shim, too, ends while the log still hangs.
         assert await shim.end("c1") == 137
-        await gone(shim, "c1")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +103,4 @@ async def test_a_log_that_cannot_be_opened_is_an_error_in_time(
         log.go_on()
         shim.bundle("c3", "echo", "hello", **_POD)
         await shim.run("c3", **uri)
-        assert (await shim.call("Wait", id="c3")).exit_status == 0
-        await shim.call("Delete", id="c3")
-        await shim.end("c1")
-        await gone(shim, "c1")
+        assert await shim.reap("c3") == 0

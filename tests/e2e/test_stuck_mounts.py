@@ -15,7 +15,7 @@ import pytest
 from api.errors import Status
 from api.ttrpc import RemoteError
 from tests.harness.fuse import FILE, FuseServer, fuse
-from tests.harness.shim import ShimByHand, StartShim, gone
+from tests.harness.shim import ShimByHand, StartShim
 from tests.tools.images import busybox, unpack
 
 pytestmark = pytest.mark.anyio
@@ -50,10 +50,8 @@ async def _a_life_goes_on(shim: ShimByHand, name: str) -> None:
     """A neighbour is asked for all that matters, and ends."""
     with anyio.fail_after(_SOON):
         assert await shim.status(name) == "RUNNING"
-        await shim.exec(name, "e1", "true")
-        await shim.call("Start", id=name, exec_id="e1")
-        assert (await shim.call("Wait", id=name, exec_id="e1")).exit_status == 0
-        await shim.call("Delete", id=name, exec_id="e1")
+        await shim.start_exec(name, "e1", "true")
+        assert await shim.reap(name, "e1") == 0
         assert await shim.end(name) == 137
         await shim.events.until("TaskDelete")
 
@@ -91,8 +89,6 @@ async def test_a_mount_that_hangs_holds_up_no_neighbour_and_is_given_up_on_reque
             assert "mount(2) had not returned" in str(errors[0])
         shim.bundle("c3", "sleep", "1000", **_POD)
         await shim.run("c3")
-        await shim.end("c3")
-        await gone(shim, "c3")
 
 
 # A mount namespace that anybody else makes meanwhile has this mount, too; umount(2) waits for
@@ -122,4 +118,3 @@ async def test_an_unmount_that_hangs_is_an_error_in_time_and_may_be_asked_for_ag
             assert time.monotonic() - began < 20
             server.go_on()
             await shim.call("Delete", id="c2")
-        await gone(shim, "c2")

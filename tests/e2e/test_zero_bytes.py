@@ -18,7 +18,7 @@ from api.ttrpc import RemoteError
 from integration.shim_client import execute_verb, verb_words
 from tests.harness.node import words_of
 from tests.harness.runtime import is_alive
-from tests.harness.shim import NAMESPACE, ShimByHand, StartShim, gone
+from tests.harness.shim import NAMESPACE, ShimByHand, StartShim
 
 pytestmark = pytest.mark.anyio
 
@@ -50,20 +50,17 @@ async def test_create_is_refused_in_a_line_and_leaves_nothing(start_shim: StartS
             assert shim.leftovers() == left, what
 
 
-async def test_exec_and_checkpoint_are_refused_in_a_line(start_shim: StartShim) -> None:
-    async with start_shim("c1", "sleep", "1000") as shim:
-        await shim.run("c1")
-        spec = typeurl.pack_json({"args": ["true"], "cwd": "/", "user": {}}, typeurl.PROCESS)
-        for stream in ("stdin", "stdout", "stderr"):
-            await _refused(shim, "Exec", exec_id="e1", spec=spec, **{stream: PATH})
-        await _refused(shim, "Checkpoint", path=PATH)
-        for field in ("image_path", "work_path", "parent_path"):
-            options = runc_options_pb2.CheckpointOptions()
-            setattr(options, field, PATH)
-            packed = typeurl.pack(options)
-            await _refused(shim, "Checkpoint", path="/nowhere", options=packed)
-        await shim.end("c1")
-        await gone(shim, "c1")
+async def test_exec_and_checkpoint_are_refused_in_a_line(shim: ShimByHand) -> None:
+    await shim.run("c1")
+    spec = typeurl.pack_json({"args": ["true"], "cwd": "/", "user": {}}, typeurl.PROCESS)
+    for stream in ("stdin", "stdout", "stderr"):
+        await _refused(shim, "Exec", exec_id="e1", spec=spec, **{stream: PATH})
+    await _refused(shim, "Checkpoint", path=PATH)
+    for field in ("image_path", "work_path", "parent_path"):
+        options = runc_options_pb2.CheckpointOptions()
+        setattr(options, field, PATH)
+        packed = typeurl.pack(options)
+        await _refused(shim, "Checkpoint", path="/nowhere", options=packed)
 
 
 @pytest.mark.parametrize(
@@ -106,21 +103,20 @@ ADDRESS: Final = {"version": 2, "address": f"unix://{PATH}", "protocol": "ttrpc"
     ],
 )
 async def test_delete_cleans_up_whatever_a_file_of_the_bundle_says(
-    start_shim: StartShim, name: str, content: str
+    shim: ShimByHand, name: str, content: str
 ) -> None:
     """As of a machine that lost its power, whose files are full of zeros."""
-    async with start_shim("c1", "sleep", "1000") as shim:
-        init = await shim.run("c1")
-        os.kill(shim.pid, signal.SIGKILL)
-        await shim.until_gone()
-        bundle = Path(shim.directory, "c1")
-        if name == "bootstrap.json":
-            (bundle / "address").unlink()
-        (bundle / name).write_text(content)
-        shim.delete_verb("c1")
-        assert not is_alive(init)
-        # Where its socket is, nobody knows any more.
-        assert [left for left in shim.leftovers() if not left.startswith("socket ")] == []
+    init = await shim.run("c1")
+    os.kill(shim.pid, signal.SIGKILL)
+    await shim.until_gone()
+    bundle = Path(shim.directory, "c1")
+    if name == "bootstrap.json":
+        (bundle / "address").unlink()
+    (bundle / name).write_text(content)
+    shim.delete_verb("c1")
+    assert not is_alive(init)
+    # Where its socket is, nobody knows any more.
+    assert [left for left in shim.leftovers() if not left.startswith("socket ")] == []
 
 
 def _end_shims() -> None:

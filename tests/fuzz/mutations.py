@@ -19,7 +19,6 @@ def mutants(seeds: Sequence[bytes], words: Sequence[bytes], seed: int) -> Iterat
     Args:
         seeds: what they are made of; at least one.
         words: what is put into them here and there.
-        seed: of the dice.
     """
     dice = random.Random(seed)
     while True:

@@ -42,7 +42,6 @@ class BareRoot:
         """Run a program in it to its end.
 
         Args:
-            argv: the command line.
             host: whether the program is one of this machine, which works on :attr:`inside`.
         """
         return subprocess.run(

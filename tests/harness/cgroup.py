@@ -20,9 +20,7 @@ def read_cgroup(pid: int, controller: str, *, v1: str, v2: str) -> str:
     """Read a file of a process's cgroup.
 
     Args:
-        pid: the process.
         controller: whose file it is, in version 1.
-        v1: the file's name there.
         v2: the file's name in version 2.
     """
     paths = {}

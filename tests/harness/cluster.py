@@ -101,6 +101,14 @@ class Cluster(ApiServer):
         with self._changed:
             return copy.deepcopy(list(self._slices.values()))
 
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """What is published of each device, by its name."""
+        return {
+            device["name"]: device
+            for each in self.slices()
+            for device in each["spec"].get("devices", ())
+        }
+
     def published(self) -> set[str]:
         """The names of the devices of the newest generation."""
         specs = [each["spec"] for each in self.slices()]
@@ -115,9 +123,8 @@ class Cluster(ApiServer):
     def taints(self) -> dict[str, list[dict[str, str]]]:
         """The taints of each device that has some, by its name."""
         return {
-            device["name"]: taints
-            for each in self.slices()
-            for device in each["spec"].get("devices", ())
+            name: taints
+            for name, device in self.devices().items()
             if (taints := device.get("basic", device).get("taints"))
         }
 
@@ -194,6 +201,11 @@ class Cluster(ApiServer):
     def device_class(self, name: str, **spec: Any) -> None:
         """Have a DeviceClass."""
         self._classes[name] = {"metadata": {"name": name}, "spec": spec}
+
+    def claims(self) -> list[tuple[str, str, str]]:
+        """The claims that there are, each by its namespace, its UID and its name."""
+        found = list(self._claims.items())
+        return [(namespace, body["metadata"]["uid"], name) for (namespace, name), body in found]
 
     def remove_claim(self, name: str, namespace: str = "default") -> None:
         """The claim is no more."""

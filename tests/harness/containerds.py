@@ -25,10 +25,7 @@ def containerd_with_images(
     """A running containerd with images in it, removed at the end.
 
     Args:
-        parts: which one.
         images: what to import, or the archive in which somebody has written it.
-        shim_directory: where our launcher is.
-        shim_config: the shim's configuration.
     """
     # Not below pytest's directory: the paths of unix sockets are short.
     with PrivateContainerd(

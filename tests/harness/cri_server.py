@@ -23,8 +23,6 @@ class CriServer:
     """An engine. As a context it runs.
 
     Args:
-        path: of its socket.
-        version: of containerd.
         cdi: what it says of ``enable_cdi``; None for nothing, as containerd 1.6.
         annotations: that the handler ``nvidia`` gets.
     """

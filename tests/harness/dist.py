@@ -59,7 +59,6 @@ def copied(tree: Tree, path: str, *, revision: str = "") -> Tree:
     """Have a tree at another place; its files are the same where the file system can do that.
 
     Args:
-        tree: the one.
         path: where the other is to lie.
         revision: make it one of another revision, so that it has another digest.
     """

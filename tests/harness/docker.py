@@ -70,8 +70,6 @@ class PrivateDocker:
 
     Args:
         containerd: whose containers are Docker's; it runs. What is left is its owner's to sweep.
-        parts: which Docker.
-        settings: of daemon.json.
         amend: called before the start, to change daemon.json at :attr:`settings_path` and to leave
             what ``--gpus`` needs in :attr:`bin_directory`; without it, a hook that tells when it
             is run is left there.
@@ -123,7 +121,6 @@ class PrivateDocker:
         Args:
             arguments: what follows ``docker``.
             check: whether another exit code than 0 fails the test.
-            stdin: its standard input.
         """
         argv = [self._parts.docker, "--host", self._address, *arguments]
         done = subprocess.run(

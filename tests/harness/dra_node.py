@@ -9,6 +9,7 @@ All but the driver of the GPUs, the kubelet and the API server is real: the agen
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +21,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.kubelet_dra import Driver, KubeletDra, Reference
 from tests.harness.kubelet_plugins import KubeletPlugins
 from tests.harness.node_agent import NodeAgent
+from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 
 __all__ = ["NODE", "Place", "dra_node", "dra_node_of"]
@@ -86,6 +88,58 @@ class Place:
 
     def result(self, device: str, **more: Any) -> dict[str, Any]:
         return {"driver": DRA_DRIVER, "pool": NODE, "device": device, **more}
+
+    def refusal(self, reference: Reference) -> str:
+        """Why a claim cannot be prepared; empty if it is."""
+        return self.driver.prepare(reference)[reference[1]].error
+
+    def have(self, *claims: Reference) -> None:
+        """Have claims be prepared."""
+        for claim in claims:
+            assert self.refusal(claim) == "", claim[2]
+
+    def give_back(self, *claims: Reference) -> None:
+        """Have claims be taken back."""
+        assert self.driver.unprepare(*claims) == dict.fromkeys((uid for _, uid, _ in claims), "")
+
+    def uuid(self, name: str) -> str:
+        """The UUID of a whole GPU."""
+        return f"GPU-{name.removeprefix('gpu-')}"
+
+    def drain(self, *names: str) -> None:
+        """Take GPUs out of service."""
+        for name in names:
+            nvshim("drain", "--config", self.node.config_path, self.uuid(name))
+
+    def undrain(self, *names: str) -> None:
+        """Have GPUs be in service again."""
+        for name in names:
+            nvshim("undrain", "--config", self.node.config_path, self.uuid(name))
+
+    def note(self, claim: Reference, name: str, *, times: int = 1) -> None:
+        """Have the kubelet have noted a claim that a pod has, and its device."""
+        told = {
+            "PoolName": NODE, "DeviceName": name, "ShareID": None, "RequestNames": ["gpu"],
+            "CDIDeviceIDs": [f"k8s.{DRA_DRIVER}/claim={claim[1]}-{name}"],
+        }  # fmt: skip
+        info = {
+            "ClaimUID": claim[1], "ClaimName": claim[2], "Namespace": "default",
+            "PodUIDs": {"a": {}}, "DriverState": {DRA_DRIVER: {"Devices": [told] * times}},
+        }  # fmt: skip
+        data = {"kind": "DRACheckpoint", "ClaimInfoStateList": [info]}
+        with open(f"{self.root}/dra_manager_state", "w", encoding="utf-8") as file:
+            json.dump({"Data": json.dumps(data), "Checksum": 1}, file)
+
+    def tidy(self, devices: int) -> None:
+        """Take everything back, so that another test finds it as it was."""
+        self.cluster.refuse = lambda *_: None
+        self.give_back(*self.cluster.claims())
+        for _, _, name in self.cluster.claims():
+            self.cluster.remove_claim(name)
+        for assignment in list(self.plugins.assignments):
+            self.plugins.release(assignment.pod)
+        self.published(devices)
+        self.agent.forget()
 
     def spec(self, reference: Reference) -> str:
         """The path of a claim's CDI spec."""

@@ -22,14 +22,7 @@ class Told(NamedTuple):
 
 
 def read_told(text: str) -> dict[str, Told]:
-    """Read a whole answer of either form; a series that is there twice fails the test.
-
-    Args:
-        text: what /metrics answers.
-
-    Returns:
-        The families, by name.
-    """
+    """Read a whole answer of either form; a series that is there twice fails the test."""
     module: Any = openmetrics_parser if text.endswith("# EOF\n") else parser
     found: dict[str, Told] = {}
     for family in module.text_string_to_metric_families(text):

@@ -26,7 +26,6 @@ class FailingNode:
 
     Args:
         node: on which no agent runs.
-        namespace: containerd's, of the containers.
     """
 
     def __init__(self, node: SimulatedNode, namespace: str) -> None:
@@ -88,7 +87,6 @@ class MessageFile:
     """A termination message's file, as a kubelet makes it.
 
     Args:
-        directory: in which the kubelet's is.
         text: what is in it already.
     """
 

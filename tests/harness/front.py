@@ -35,9 +35,6 @@ _CHUNK: Final = 1 << 16
 class Front:
     """A front. As a context it runs.
 
-    Args:
-        behind: the server's port.
-
     Attributes:
         port: its own.
         accepted: how many connections it has accepted.

@@ -136,7 +136,6 @@ def fuse(directory: str, content: str = "/dev/null") -> Iterator[FuseServer]:
 
     Args:
         directory: where; made.
-        content: what its file holds.
     """
     os.mkdir(directory)
     server = FuseServer(directory, content)

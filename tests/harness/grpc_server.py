@@ -15,8 +15,6 @@ def serve(path: str, service: str, methods: Methods) -> Any:
     """Begin to serve on a unix socket; returns the server, which somebody has to stop.
 
     Args:
-        path: of the socket.
-        service: its full name.
         methods: by name, what answers (called with the request and the context), and the type of
             the request.
     """

@@ -2,8 +2,8 @@
 
 ``kubectl label --local -o go-template-file`` runs a template over an object that it is given, and
 asks no server. The object has what Helm gives to templates (``.Values``, ``.Release``, ``.Chart``).
-Of Helm's own functions the chart uses ``toYaml … | nindent``, alone and always of a value: that is
-put in before.
+Of Helm's own functions the chart uses ``toYaml … | nindent``, alone and always of a value, and
+``.Files.Get … | nindent``: those are put in before.
 
 Source: kubectl label --help; helm.sh, built-in objects; Go, text/template.
 """
@@ -19,13 +19,44 @@ from typing import TYPE_CHECKING, Any, Final
 import jsonschema
 import yaml
 
+from tests.harness.kubectl import MANIFESTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.harness.kubectl import Kubectl
 
-_TO_YAML: Final = re.compile(r"[ ]*\{\{- toYaml \.Values\.([\w.]+) \| nindent (\d+) \}\}")
+with open(f"{MANIFESTS}/components/device-plugin-config/config.yaml", encoding="utf-8") as _file:
+    _DEVICE_PLUGIN: Final = yaml.safe_load(_file)
+
+_LITERAL: Final = re.compile(
+    r"[ ]*\{\{- (?:toYaml \.Values\.([\w.]+)|\.Files\.Get \"(\S+)\") \| nindent (\d+) \}\}"
+)
 _PLACEHOLDER: Final = "nvshim-test-literal-"
+
+OPTIONS: Final[Mapping[str, dict[str, Any]]] = {
+    "default-runtime": {"defaultRuntime": True},
+    "host-driver": {"driver": "host"},
+    "driver-container": {"driver": "container"},
+    "beside-gpu-operator": {"besideGpuOperator": True},
+    "restart-signal": {"restart": "signal"},
+    "restart-systemd": {"restart": "systemd"},
+    "remove-on-exit": {"removeOnExit": True},
+    "self-test": {"selfTest": True},
+    "no-device-plugin": {"devicePlugin": {"enabled": False}},
+    "device-plugin-config": {"devicePlugin": {"config": _DEVICE_PLUGIN}},
+    "mps": {"mps": True},
+    "dra": {"dra": {"enabled": True}},
+    "dra-mig": {"dra": {"mig": True}},
+    "dra-shares": {"dra": {"shares": 4}},
+    "dra-evict": {"dra": {"unhealthy": "evict"}},
+    "dra-extended-resource": {"dra": {"extendedResource": True}},
+    "dra-as-nvidia": {"dra": {"driverName": "gpu.nvidia.com"}},
+    "node-condition": {"nodeCondition": True},
+    "metrics": {"metrics": {"enabled": True}},
+    "prometheus-operator": {"metrics": {"prometheusOperator": True}},
+}  # fmt: skip
+"""The components of a kustomization, and the values that mean the same."""
 
 
 def render_chart(
@@ -34,16 +65,15 @@ def render_chart(
     """The objects that ``helm template`` would print.
 
     Args:
-        kubectl: whose template engine is used.
-        chart: its files.
         values: beside the chart's own.
-        namespace: that of the release.
 
     Raises:
         jsonschema.ValidationError: the values are not what the chart's schema allows.
     """
     templates = [
-        text for name, text in sorted(chart.items()) if name.endswith(".yaml") and "/" in name
+        text
+        for name, text in sorted(chart.items())
+        if name.startswith("templates/") and name.endswith(".yaml")
     ]
     text = _execute(kubectl, chart, values, namespace, templates)
     return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
@@ -67,14 +97,11 @@ def _execute(
     literals: list[str] = []
 
     def literal(found: re.Match[str]) -> str:
-        value: Any = whole
-        for word in found[1].split("."):
-            value = value[word]
-        text = yaml.safe_dump(value, sort_keys=False)
-        literals.append("\n" + textwrap.indent(text, " " * int(found[2])).rstrip())
+        text = chart[found[2]] if found[2] else _yaml(whole, found[1])
+        literals.append("\n" + textwrap.indent(text, " " * int(found[3])).rstrip())
         return f"{{{{- /* */ -}}}}{_PLACEHOLDER}{len(literals) - 1}."
 
-    text = _TO_YAML.sub(literal, "\n---\n".join(templates))
+    text = _LITERAL.sub(literal, "\n---\n".join(templates))
     data = {
         "apiVersion": "example.com/v1", "kind": "Release", "metadata": {"name": "x"},
         "Values": whole, "Release": {"Namespace": namespace, "Name": "x"},
@@ -93,6 +120,13 @@ def _execute(
             f"go-template-file={template.name}",
         )  # fmt: skip
     return re.sub(rf"{_PLACEHOLDER}(\d+)\.", lambda m: literals[int(m[1])], said)
+
+
+def _yaml(values: Any, path: str) -> str:
+    for word in path.split("."):
+        values = values[word]
+    text: str = yaml.safe_dump(values, sort_keys=False)
+    return text
 
 
 def merged(one: Any, other: Any) -> Any:

@@ -64,7 +64,6 @@ class Canary:
     """A tree of the host that nothing may touch; its every byte and time is remembered.
 
     Args:
-        path: where it is made.
         like: paths that it has too, so that a link to it, or to a part of it, fits.
     """
 
@@ -183,9 +182,7 @@ class Ground:
         """Make a container of an image, run it to its end and remove it.
 
         Args:
-            upper: the image.
             command: what it runs.
-            env: variables besides PATH.
             low_level: path of the low-level runtime; the shim's default if empty.
             edit: changes the spec before containerd is given it.
             mount_options: further options of the rootfs's mount.
@@ -351,10 +348,8 @@ def foreign_sources(
     """Sources of added mounts that are not what they should be.
 
     Args:
-        seen: the container.
         before: a spec without what was added.
         driver_root: below it, a source is a file by its path and by its inode.
-        allowed: below it, by its path.
     """
     driver = _inodes(driver_root)
     there = [mount["destination"] for mount in before["mounts"]]
@@ -415,7 +410,6 @@ def calls_below(log: str, rootfs: str) -> tuple[list[str], int]:
     single names, not followed, in a directory that was found so.
 
     Args:
-        log: what :func:`traced` wrote.
         rootfs: a pattern of the roots' paths.
 
     Returns:

@@ -1,15 +1,17 @@
-"""A program that is killed as it makes a system call, which is not made then."""
+"""A program that is traced: what it calls, or that it is killed at a call, which is not made."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tests.harness.waiting import eventually
 
-__all__ = ["killed_at"]
+__all__ = ["killed_at", "straced"]
 
 
 @contextmanager
@@ -29,6 +31,27 @@ def killed_at(pid: int, calls: str, *, nth: int = 1) -> Iterator[None]:
             yield
         finally:
             strace.kill()  # it may wait for threads of a program that is dead
+
+
+@contextmanager
+def straced(pid: int, calls: str, log: Path, *, follows: bool = True) -> Iterator[None]:
+    """Have strace write the system calls that a program makes while this lasts into a file.
+
+    Args:
+        pid: the program's.
+        calls: names of system calls, with commas.
+        log: the file; each line of it begins with a pid if others are followed.
+        follows: whether its other threads and its children are traced, too.
+    """
+    argv = ["strace", *(["-f"] if follows else []), "-qq", "-o", str(log)]
+    argv += ["-e", f"trace={calls}", "-e", "signal=none", "-p", str(pid)]
+    with subprocess.Popen(argv) as strace:
+        try:
+            status = Path(f"/proc/{pid}/status")
+            eventually(lambda: f"TracerPid:\t{strace.pid}\n" in status.read_text(), "strace has it")
+            yield
+        finally:
+            strace.send_signal(signal.SIGINT)  # which lets go of the program
 
 
 def _is_traced(pid: int) -> bool:

@@ -89,13 +89,7 @@ class Kubectl:
 
 
 def render(kubectl: Kubectl, overlay: str, *components: str) -> list[dict[str, Any]]:
-    """The objects of an overlay with more components, as a cluster's own overlay has them.
-
-    Args:
-        kubectl: which renders it.
-        overlay: its name.
-        components: their names.
-    """
+    """The objects of an overlay with more components, as a cluster's own overlay has them."""
     # Beside ours: a kustomization may only name what is on the way from the repository.
     directory = tempfile.mkdtemp(prefix=".test-", dir=os.path.join(MANIFESTS, "overlays"))
     path = os.path.join(directory, "kustomization.yaml")

@@ -63,14 +63,7 @@ class Ran:
 
 
 class Container:
-    """A container of a pod.
-
-    Args:
-        kubelet: whose it is.
-        id: what the CRI calls it.
-        spec: of the manifest.
-        log: its log, on the machine.
-    """
+    """A container of a pod."""
 
     def __init__(self, kubelet: Kubelet, id: str, spec: dict[str, Any], log: str) -> None:  # noqa: A002
         self._kubelet = kubelet
@@ -217,7 +210,6 @@ class Kubelet:
         """Run the pod that a DaemonSet has on this node, or a Job.
 
         Args:
-            daemon_set: the manifest.
             image: what the engine calls its image.
             answer: what a device plugin has answered for its container.
 

@@ -45,7 +45,6 @@ class Driver:
     """A driver that has registered: the kubelet's client of it.
 
     Args:
-        info: as it says of itself.
         version: of :data:`_KNOWN`, in which it is called.
     """
 
@@ -109,7 +108,6 @@ class KubeletDra:
     """A kubelet. As a context it runs.
 
     Args:
-        root: its directory.
         known: the versions of drivers that it knows.
     """
 

@@ -58,12 +58,7 @@ class Assignment:
 
 
 class Plugin:
-    """A plugin that has registered: the kubelet's client of it.
-
-    Args:
-        request: as it has registered.
-        path: of its socket.
-    """
+    """A plugin that has registered: the kubelet's client of it."""
 
     def __init__(self, request: pb.RegisterRequest, path: str) -> None:
         self.request = request

@@ -54,12 +54,7 @@ class KubeletRoot:
         answer: pb.ContainerAllocateResponse,
         resource: str = "nvidia.com/gpu",
     ) -> None:
-        """Write down what a device plugin has answered for a container.
-
-        Args:
-            pod: its UID.
-            container: its name in the pod.
-        """
+        """Write down what a device plugin has answered for a container."""
         self._entries.append(
             {
                 "PodUID": pod,

@@ -47,13 +47,9 @@ def build_libcuda(
     """Make a library.
 
     Args:
-        path: where.
         says: the content of its note; None for a library without one.
-        soname: what it calls itself.
-        owner: whose note it is.
         loaded: whether the note is in a segment, or in a section alone.
         align: to how many bytes the parts of the note are padded.
-        bits: of the machine's words.
 
     Returns:
         ``path``.

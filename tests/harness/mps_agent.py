@@ -177,7 +177,6 @@ def agent_of(node: SimulatedNode, work: Path) -> Iterator[Agent]:
     """An agent that is not started yet, in whose end nothing is left.
 
     Args:
-        node: whose GPUs are shared.
         work: a directory of the test's own.
     """
     top = tempfile.mkdtemp(prefix="mps-")

@@ -126,6 +126,10 @@ class NodeAgent:
             lines = [json.loads(line) for line in file if line[:1] + line[-1:] == "{\n"]
         return [line for line in lines if event in line["event"]]
 
+    def forget(self) -> None:
+        """Begin its log anew."""
+        os.truncate(self._log, 0)
+
     def faults(self) -> list[str]:
         """What is wrong, by its status file."""
         try:

@@ -65,6 +65,5 @@ def start_nvshim(*arguments: str, **options: Any) -> subprocess.Popen[Any]:
 
     Args:
         arguments: what follows ``nvshim``.
-        options: of :class:`tests.harness.warm.Warm`.
     """
     return Warm("integration.cli", *arguments, **options)

@@ -80,7 +80,6 @@ def blocks(name: str, text: str | None = None) -> list[Block]:
     """The blocks of commands of a page.
 
     Args:
-        name: the page.
         text: its text; read if not given.
 
     Raises:
@@ -136,11 +135,7 @@ _LINK: Final = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
 
 
 def links(text: str) -> list[str]:
-    """What a page links to and shows, without what stands in code.
-
-    Args:
-        text: the page.
-    """
+    """What a page links to and shows, without what stands in code."""
     return _LINK.findall(re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text)))
 
 
@@ -149,11 +144,7 @@ _IDENTIFIER: Final = re.compile(r'\bid="([^"]+)"')
 
 
 def anchors(text: str) -> set[str]:
-    """What of a page can be linked to.
-
-    Args:
-        text: the page.
-    """
+    """What of a page can be linked to."""
     plain = _FENCE.sub("", text)
     found: set[str] = set(_IDENTIFIER.findall(plain))
     for heading in _HEADING.findall(plain):

@@ -62,13 +62,7 @@ class Ran:
 
 
 class PodContainer:
-    """A container of a pod.
-
-    Args:
-        pod: whose it is.
-        id: what the CRI calls it.
-        log_path: where its log is.
-    """
+    """A container of a pod."""
 
     def __init__(self, pod: Pod, id: str, log_path: str) -> None:  # noqa: A002 - the field's term
         self.pod = pod
@@ -156,13 +150,7 @@ class PodContainer:
 
 
 class Pod:
-    """A pod that runs.
-
-    Args:
-        pods: where it belongs.
-        config: as it was asked for.
-        id: what the CRI calls it.
-    """
+    """A pod that runs."""
 
     def __init__(self, pods: Pods, config: pb.PodSandboxConfig, id: str) -> None:  # noqa: A002
         self.pods = pods
@@ -205,15 +193,10 @@ class Pod:
 
         Args:
             command: what it runs.
-            image: from which image.
-            name: its name in the pod.
-            env: its environment.
             mounts: directories of the host that it gets.
             security: its security context; that of the pod's namespaces if None.
-            resources: its limits.
             granted: what a device plugin has answered for it, or the variables of that: it is in
                 the kubelet's record, and what the kubelet makes of it comes before the rest.
-            fields: further fields of its ContainerConfig.
         """
         name = name or new_name()
         if granted is not None:
@@ -317,9 +300,7 @@ class Pods:
 
         Args:
             namespaces: which are shared; the network and IPC of the pod if None.
-            security: the whole security context instead.
             sysctls: settings of the kernel in its namespaces.
-            annotations: for the runtime.
             hostname: its name in the network; none in the host's.
         """
         name = new_name("pod")
@@ -381,7 +362,6 @@ def containerd_for_pods(*images: Image, **options: Any) -> Iterator[CriContainer
     """A running containerd that serves a kubelet, with images in it, removed at the end.
 
     Args:
-        images: what to import.
         options: of :class:`CriContainerd`, ``cri`` among them.
     """
     options = {"environment": ENVIRONMENT, **options}
@@ -396,15 +376,7 @@ def containerd_for_pods(*images: Image, **options: Any) -> Iterator[CriContainer
 def pods_of(
     plugin: CriPlugin, *images: Image, shim_directory: str, shim_config: str, parts: Parts
 ) -> Iterator[Pods]:
-    """Pods of a containerd of their own, of the default handler; nothing may be left of them.
-
-    Args:
-        plugin: its configuration.
-        images: what it has.
-        shim_directory: where our launcher is.
-        shim_config: the shim's configuration.
-        parts: which containerd.
-    """
+    """Pods of a containerd of their own, of the default handler; nothing may be left of them."""
     with (
         containerd_for_pods(
             *images, shim_directory=shim_directory, shim_config=shim_config, parts=parts, cri=plugin

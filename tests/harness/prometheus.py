@@ -60,11 +60,7 @@ def _keep_programs(new: str) -> None:
 
 
 class Promtool:
-    """What checks metrics and rules.
-
-    Args:
-        programs: those of Debian.
-    """
+    """What checks metrics and rules."""
 
     def __init__(self, programs: Programs) -> None:
         self._program = programs.promtool
@@ -80,13 +76,7 @@ class Promtool:
 
 
 class Prometheus:
-    """A Prometheus of our own. As a context it runs.
-
-    Args:
-        programs: those of Debian.
-        directory: for all its files.
-        config: of prometheus.yml.
-    """
+    """A Prometheus of our own. As a context it runs."""
 
     def __init__(self, programs: Programs, directory: str, config: dict[str, Any]) -> None:
         self._programs = programs

@@ -1,4 +1,4 @@
-"""Which metrics an expression of PromQL names.
+"""Expressions of PromQL: which metrics one names, and those of the dashboard.
 
 Prometheus' own parser says whether an expression is one; it has no way to say what is in it. So
 this takes an expression that it accepts, and leaves out all that is no name of a metric.
@@ -6,10 +6,14 @@ this takes an expression that it accepts, and leaves out all that is no name of 
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["metrics_in"]
+from tests.tools.reference.metrics import MONITORING
+
+__all__ = ["dashboard", "metrics_in", "queries"]
 
 _STRING: Final = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`')
 _COMMENT: Final = re.compile(r"#[^\n]*")
@@ -24,13 +28,23 @@ _WORDS: Final = frozenset({
 
 
 def metrics_in(expression: str) -> set[str]:
-    """The names.
-
-    Args:
-        expression: that Prometheus accepts.
-    """
+    """The names that are in an expression which Prometheus accepts."""
     text = expression
     for pattern in (_STRING, _COMMENT, _LABELS, _RANGE, _LISTS):
         text = pattern.sub(" ", text)
     text = re.sub(r"\boffset\s+-?\w+", " ", text)
     return {name for name in _NAME.findall(text) if name.lower() not in _WORDS}
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard, as Grafana imports it."""
+    with open(os.path.join(MONITORING, "dashboard.json"), encoding="utf-8") as file:
+        document: dict[str, Any] = json.load(file)
+    return document
+
+
+def queries() -> list[str]:
+    """Every query of the dashboard."""
+    return [
+        target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())
+    ]

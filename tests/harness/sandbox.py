@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
+import pytest
+
 from api import typeurl
-from api.proto import pod_pb2, sandbox_pb2
+from api.proto import cgroups_v1_pb2, cgroups_v2_pb2, pod_pb2, sandbox_pb2
+from api.ttrpc import RemoteError
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand
 
@@ -107,3 +113,45 @@ class SandboxByHand:
     def kill_holder(self) -> None:
         """End the holder from outside."""
         os.kill(self.pid, signal.SIGKILL)
+
+
+StartPod = Callable[..., AbstractAsyncContextManager[SandboxByHand]]
+"""What the fixture of the name is: starts a shim for a sandbox, and that."""
+
+
+def linux_of(**namespaces: Any) -> dict[str, Any]:
+    """The configuration of a pod's namespaces."""
+    return {"security_context": {"namespace_options": namespaces}}
+
+
+def users_of(mode: int) -> dict[str, Any]:
+    """The configuration of a pod in somebody's user namespace."""
+    mapping = {"host_id": 200000, "container_id": 0, "length": 65536}
+    users = {"mode": mode, "uids": [mapping], "gids": [mapping]}
+    return {"linux": linux_of(userns_options=users)}
+
+
+def enter(pid: int, *command: str) -> str:
+    """What a command of the node prints in the network, IPC and names of a process."""
+    return nsenter("--target", str(pid), "--net", "--ipc", "--uts", *command)
+
+
+def nsenter(*words: str) -> str:
+    """What a command of the node prints in some namespaces."""
+    return subprocess.run(["nsenter", *words], capture_output=True, check=True, text=True).stdout
+
+
+async def refusal_of(call: Any) -> RemoteError:
+    """What a call is refused with: one line."""
+    with pytest.raises(RemoteError) as refused:
+        await call
+    assert "\n" not in str(refused.value)
+    return refused.value
+
+
+async def metrics_of(pod: SandboxByHand) -> Any:
+    """What SandboxMetrics tells."""
+    metric = (await pod.call("SandboxMetrics")).metrics
+    assert metric.id == "pod"
+    v2 = typeurl.full_name(metric.data).endswith("v2.Metrics")
+    return typeurl.unpack(metric.data, cgroups_v2_pb2.Metrics if v2 else cgroups_v1_pb2.Metrics)

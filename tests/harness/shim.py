@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from functools import cache
 from typing import Any, Final
 
 import anyio
@@ -30,9 +29,10 @@ from api.ttrpc import RemoteError
 from api.ttrpc.client import Client, connect
 from integration.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.timeouts import PATIENCE
+from tests.harness.bundle import lay_out, plain_spec
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
-from tests.tools.images import Image, Link, Node, busybox, unpack
+from tests.tools.images import Image, busybox
 
 # Of this process alone: two runs of the tests at once must not meet.
 NAMESPACE: Final = f"nvshim-by-hand-{os.getpid()}"
@@ -76,7 +76,7 @@ class ShimByHand:
         self.debug = False
         self._launcher = launcher
         self._bootstrap = bootstrap
-        self._ids: list[str] = []
+        self.ids: list[str] = []
         self._runtimes = 0
 
     def bundle(
@@ -96,8 +96,8 @@ class ShimByHand:
         path = os.path.join(self.directory, container_id)
         os.makedirs(path, mode=0o700)
         if not rootfs:
-            _lay_out((image or busybox()).tree, os.path.join(path, "rootfs"))
-        spec = json.loads(_plain_spec())
+            lay_out((image or busybox()).tree, os.path.join(path, "rootfs"))
+        spec = json.loads(plain_spec())
         spec["process"].update(terminal=False, args=list(args))
         spec["process"]["env"] += env
         spec["root"].update(readonly=False, path=rootfs or "rootfs")
@@ -108,7 +108,7 @@ class ShimByHand:
             spec["linux"]["namespaces"] = [n for n in namespaces if n["type"] != "pid"]
         self.write_spec(container_id, spec)
         os.mkfifo(os.path.join(path, "log"), 0o700)
-        self._ids.append(container_id)
+        self.ids.append(container_id)
         return path
 
     def sandbox_bundle(self, sandbox_id: str) -> str:
@@ -192,6 +192,17 @@ class ShimByHand:
         spec = typeurl.pack_json(process, typeurl.PROCESS)
         await self.call("Exec", id=container_id, exec_id=exec_id, spec=spec, **fields)
 
+    async def start_exec(self, container_id: str, exec_id: str, *args: str, **fields: Any) -> int:
+        """Add an exec and start it; returns its pid."""
+        await self.exec(container_id, exec_id, *args, **fields)
+        return int((await self.call("Start", id=container_id, exec_id=exec_id)).pid)
+
+    async def reap(self, container_id: str, exec_id: str = "") -> int:
+        """Wait for a task or an exec, and delete it; returns its exit status."""
+        status = int((await self.call("Wait", id=container_id, exec_id=exec_id)).exit_status)
+        await self.call("Delete", id=container_id, exec_id=exec_id)
+        return status
+
     async def run(self, container_id: str, **fields: Any) -> int:
         """Create and start a task; returns init's pid."""
         await self.create(container_id, **fields)
@@ -200,9 +211,18 @@ class ShimByHand:
     async def end(self, container_id: str) -> int:
         """Kill a task, wait for it and delete it; returns its exit status."""
         await self.call("Kill", id=container_id, signal=signal.SIGKILL)
-        status = int((await self.call("Wait", id=container_id)).exit_status)
-        await self.call("Delete", id=container_id)
-        return status
+        return await self.reap(container_id)
+
+    async def finish(self) -> None:
+        """End all containers whatever their states, and the shim; nothing may be left."""
+        for container_id in self.ids:
+            if await outcome(self.call("State", id=container_id)) == Status.NOT_FOUND:
+                continue
+            if await self.status(container_id) in {"CREATED", "STOPPED"}:
+                await self.call("Delete", id=container_id)
+            else:
+                await self.end(container_id)
+        await gone(self, self.ids[0])
 
     async def status(self, container_id: str, exec_id: str = "") -> str:
         """The state that a task or exec is said to be in."""
@@ -351,7 +371,7 @@ class ShimByHand:
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        for container_id in self._ids:
+        for container_id in self.ids:
             # Most tests have removed theirs.
             for binary in ("runc", "crun") if os.path.exists(f"{RUNC_ROOT}/{container_id}") else ():
                 argv = [binary, "--root", RUNC_ROOT, "delete", "--force", container_id]
@@ -370,24 +390,6 @@ class ShimByHand:
                         os.rmdir(below)
         shutil.rmtree(RUNC_ROOT, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _lay_out(tree: Mapping[str, Node], rootfs: str) -> None:
-    """Unpack an image. Programs that are links to busybox become its names, which cost a tenth."""
-    applets = {path for path, node in tree.items() if node == Link("busybox")}
-    unpack({path: node for path, node in tree.items() if path not in applets}, rootfs)
-    for path in applets:
-        place = os.path.join(rootfs, path)
-        os.link(os.path.join(os.path.dirname(place), "busybox"), place)
-
-
-@cache
-def _plain_spec() -> bytes:
-    """The spec that runc writes."""
-    with tempfile.TemporaryDirectory() as directory:
-        subprocess.run(["runc", "spec", "--bundle", directory], check=True)
-        with open(f"{directory}/config.json", "rb") as file:
-            return file.read()
 
 
 @asynccontextmanager
@@ -488,9 +490,10 @@ StartShim = Callable[..., AbstractAsyncContextManager[ShimByHand]]
 
 
 async def outcome(call: Awaitable[Any]) -> int:
-    """The status that a call is answered with."""
+    """The status that a call is answered with; a refusal is one line."""
     try:
         await call
     except RemoteError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - it may succeed as well
         return int(error.status)
     return Status.OK

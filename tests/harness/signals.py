@@ -23,11 +23,7 @@ def open_signal_receiver(*numbers: int) -> SignalReceiver:
 
 
 class SignalReceiver:
-    """Receives signals while it is entered, in the main thread; iterates over their numbers.
-
-    Args:
-        numbers: of the signals.
-    """
+    """Receives signals while it is entered, in the main thread; iterates over their numbers."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers

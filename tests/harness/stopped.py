@@ -13,11 +13,7 @@ from tests.harness.waiting import eventually
 
 
 class Stopped:
-    """The program.
-
-    Args:
-        strace: what it is run by.
-    """
+    """The program."""
 
     def __init__(self, strace: subprocess.Popen[bytes]) -> None:
         self._strace = strace
@@ -39,10 +35,7 @@ def stopped_after(call: str, argv: Sequence[str], *, trace: str, **popen: Any) -
     """Run a program until it has made a system call for the first time.
 
     Args:
-        call: the system call's name.
-        argv: the program and its arguments.
         trace: a file for strace to write to.
-        popen: of :class:`subprocess.Popen`.
     """
     strace = ["strace", "-qq", "-o", trace, "-e", f"inject={call}:signal=STOP:when=1"]
     with subprocess.Popen(

@@ -31,9 +31,7 @@ class Terminal:
     """Runs a program as the leader of a session on a terminal of its own.
 
     Args:
-        argv: the program.
         rows: the terminal's height when the program starts.
-        columns: its width.
     """
 
     def __init__(self, argv: list[str], *, rows: int = 24, columns: int = 80) -> None:

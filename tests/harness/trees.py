@@ -23,7 +23,6 @@ def small_tree(path: str, version: str = "1.0", *, more: int = 3) -> Tree:
 
     Args:
         path: where; made.
-        version: its version.
         more: how many further files it has.
     """
     for folder in ("bin", "lib/api", "runtime/lib"):
@@ -44,9 +43,7 @@ def other_version(tree: str, path: str, version: str) -> Tree:
     """A tree that does what another one does, and is of another version.
 
     Args:
-        tree: the other one.
         path: where; made.
-        version: its version.
 
     Returns:
         The tree. Before a file of it is changed, it has to be removed: it is the other's, too.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import anyio
@@ -15,6 +16,7 @@ from integration.timeouts import PATIENCE
 _FIRST: Final = 0.01
 _LONGEST: Final = 0.1
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -49,6 +51,13 @@ async def until(look: Callable[[], T], what: str = "it", *, timeout: float = 30.
             await anyio.sleep(_pause(began))
         return seen
     raise AssertionError(f"{what}: not within {timeout * PATIENCE:g} s; last seen: {look()!r}")
+
+
+def at_once(do: Callable[[S], T], of: Iterable[S]) -> list[T]:
+    """Do something to each of some at the same time; what each has returned, in their order."""
+    each = list(of)
+    with ThreadPoolExecutor(len(each)) as executor:
+        return list(executor.map(do, each))
 
 
 def settled(look: Callable[[], T], expected: object, *, timeout: float = 10.0) -> T:

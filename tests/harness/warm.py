@@ -36,7 +36,6 @@ class Warm(subprocess.Popen[Any]):
     """A process that runs a module, in the checkout's directory.
 
     Args:
-        module: which one.
         words: what follows it on the command line.
         options: of ``subprocess.Popen``: the streams and their form, ``env`` and
             ``start_new_session``.

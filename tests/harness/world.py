@@ -146,14 +146,7 @@ class Ended:
 
 
 def write_image(path: str) -> str:
-    """Write the image that worlds have, as an archive.
-
-    Args:
-        path: of the archive.
-
-    Returns:
-        The path.
-    """
+    """Write the image that worlds have, as an archive."""
     return write_archive(path, [glibc().named(IMAGE)])
 
 
@@ -161,8 +154,6 @@ class World:
     """A machine of its own; as a context, gone at the end.
 
     Args:
-        node: whose GPUs it has.
-        image: the archive of :func:`write_image`.
         files: what is in the directory that one is in, by links.
     """
 
@@ -297,9 +288,6 @@ class World:
     def do(self, text: str) -> str:
         """Type a command that has to work; returns what it wrote.
 
-        Args:
-            text: as for :meth:`run`.
-
         Raises:
             AssertionError: it failed.
         """
@@ -309,12 +297,7 @@ class World:
 
 
 def matches(command: Command, output: str) -> list[str]:
-    """The lines that a page shows and a command has not printed, in their order.
-
-    Args:
-        command: with the lines.
-        output: what it printed.
-    """
+    """The lines that a page shows and a command has not printed, in their order."""
     lines = iter(output.splitlines())
     missing = []
     for wanted in command.output:

@@ -14,9 +14,7 @@ from tests.harness.bare_root import bare_root
 from tests.harness.dist import copied, inputs
 from tests.tools.dist import debian, rpm
 from tests.tools.dist.manifest import write_tree
-from tests.tools.packages import sources_of
-from tests.tools.vm.guests import Guest
-from tests.tools.vm.root import install
+from tests.tools.vm.guest import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,8 +165,7 @@ class DebianRoot:
 @pytest.fixture(params=["bookworm", "trixie"])
 def debian_root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DebianRoot]:
     path = str(tmp_path / "root")
-    guest = Guest("packages", request.param, "", packages=("containerd", "runc", "systemd"))
-    install(guest, path, sources_of(guest.release))
+    install(request.param, ("containerd", "runc", "systemd"), path)
     # Of the installation: what packages have below /usr/share/doc is to be there from here on.
     for name in os.listdir(f"{path}/etc/dpkg/dpkg.cfg.d"):
         os.unlink(f"{path}/etc/dpkg/dpkg.cfg.d/{name}")

@@ -33,11 +33,9 @@ class PrivateContainerd(simulated.PrivateContainerd):
     """A containerd with everything of its own. As a context it runs, and is removed at the end.
 
     Args:
-        directory: as of the product's.
         environment: more variables for containerd, and so for its shims.
         debug: whether containerd and its shims log debug messages.
         amend: called before each start with the path of the configuration, to change it.
-        options: further ones of the product's.
 
     Attributes:
         parts: which one is started next. Another one may be put here while none runs: that is

@@ -55,11 +55,7 @@ def find_criu(*, say: Callable[[str], None] | None = None) -> str:
 
 
 def complaint(program: str) -> str:
-    """What a CRIU has against this machine; empty if it works here.
-
-    Args:
-        program: its path.
-    """
+    """What a CRIU has against this machine; empty if it works here."""
     try:
         done = subprocess.run(
             [program, "check"],

@@ -13,12 +13,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     │   └── CniNotInstalled    E2425
     ├── VmError                virtual machines
     │   ├── ToolMissing        E2441
-    │   ├── GuestUnknown       E2442
-    │   ├── KernelUnusable     E2443
-    │   ├── RootNotBuilt       E2444
-    │   ├── DiskNotBuilt       E2445
-    │   ├── PythonNotPrepared  E2446
-    │   ├── ShareMissing       E2447
+    │   ├── GuestNotBuilt      E2444
     │   ├── MachineFailed      E2448
     │   └── MachineTimeout     E2449
     ├── GpuBundleError         the bundle for machines with GPUs
@@ -78,28 +73,8 @@ class ToolMissing(VmError, code="NVSHIM-E2441", status=Status.FAILED_PRECONDITIO
     """A program that machines are made or run with is not on the path."""
 
 
-class GuestUnknown(VmError, code="NVSHIM-E2442", status=Status.INVALID_ARGUMENT):
-    """There is no guest of that name."""
-
-
-class KernelUnusable(VmError, code="NVSHIM-E2443", status=Status.FAILED_PRECONDITION):
-    """The kernel's package is not laid out, or its image not compressed, in a way known here."""
-
-
-class RootNotBuilt(VmError, code="NVSHIM-E2444", status=Status.UNAVAILABLE):
-    """The guest's packages could not be had or not be installed. Nothing of the root is kept."""
-
-
-class DiskNotBuilt(VmError, code="NVSHIM-E2445", status=Status.INTERNAL):
-    """The disk or the initial root could not be written. Nothing of it is kept."""
-
-
-class PythonNotPrepared(VmError, code="NVSHIM-E2446", status=Status.UNAVAILABLE):
-    """The Python packages for the guest's interpreter could not be had, or not be compiled."""
-
-
-class ShareMissing(VmError, code="NVSHIM-E2447", status=Status.NOT_FOUND):
-    """A directory that is to be shared with a machine is not there."""
+class GuestNotBuilt(VmError, code="NVSHIM-E2444", status=Status.UNAVAILABLE):
+    """A part of a guest could not be had or not be made. Nothing of it is kept."""
 
 
 class MachineFailed(VmError, code="NVSHIM-E2448", status=Status.INTERNAL):

@@ -110,9 +110,6 @@ def behind_link(tree: Mapping[str, Node], path: str, *, target: str) -> Tree:
         tree: the tree, which is not changed.
         path: what is replaced by the link; it and what is below it move to ``target``.
         target: what the link says. An absolute one means the image's root, as seen inside.
-
-    Returns:
-        A new tree.
     """
     place = os.path.normpath(os.path.join("/", os.path.dirname(path), target)).lstrip("/")
     moved: Tree = {}
@@ -127,7 +124,6 @@ def tree_of(directory: str, place: str = "") -> Tree:
     """The files, links and directories below a directory, as an image has them.
 
     Args:
-        directory: what is read.
         place: where in the image it is.
 
     Raises:
@@ -156,10 +152,6 @@ def tree_of(directory: str, place: str = "") -> Tree:
 
 def write_layer(path: str, image: Image) -> str:
     """Write an image's files as a tar, for programs that make an image of one.
-
-    Args:
-        path: the tar.
-        image: whose files.
 
     Returns:
         ``path``.

@@ -123,9 +123,6 @@ def write_launcher(
 
     Args:
         path: where; what is there is replaced.
-        interpreter: see :func:`launcher_text`.
-        library_paths: see :func:`launcher_text`.
-        revision: see :func:`launcher_text`.
 
     Raises:
         LauncherUnusable: the paths are unusable, or the file cannot be written.

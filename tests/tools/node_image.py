@@ -22,9 +22,6 @@ IMAGE: Final = f"docker.io/library/{NAME}:{VERSION}"
 def node_image(tree: str) -> Image:
     """The image of a self-contained tree.
 
-    Args:
-        tree: the directory of the tree.
-
     Raises:
         ImageBuildFailed: it is not there, or has something that is neither a file nor a link.
     """

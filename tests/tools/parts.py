@@ -87,7 +87,6 @@ class Parts(Programs):
 
         Args:
             name: "installed", or a release's code name.
-            say: see :meth:`of_release`.
         """
         return cls.installed() if name == INSTALLED else cls.of_release(name, say=say)
 
@@ -106,7 +105,6 @@ def program_of_release(
     """A single program that a release of Debian has, in a package of the same name.
 
     Args:
-        program: which.
         release: the release's code name ("trixie"), or "sid".
         cache: the cache of packages; that of :func:`default_cache` if None.
         say: told in one line what is being downloaded, when something is.
@@ -172,7 +170,6 @@ def _adapt_all(new: str, directory: str, parts: Mapping[str, Sequence[str]]) -> 
 
     Args:
         new: where the packages are unpacked now.
-        directory: where they will be.
         parts: the programs, by the directory below ``parts`` that they are to be in.
     """
     libraries = _libraries(new)
@@ -236,7 +233,6 @@ def patchelf(asked: str, *arguments: str) -> str:
 
     Args:
         asked: what it is for, in words.
-        arguments: its command line.
 
     Raises:
         ProgramNotAdapted: it is missing, or failed.

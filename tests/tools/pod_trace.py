@@ -52,9 +52,6 @@ _DRIVER_FILE: Final = re.compile(r"lib(?:cuda|nvidia)[^/]*\.so[^/]*$")
 def trace(shim_directory: str) -> list[dict[str, Any]]:
     """Run a pod, and tell what happened.
 
-    Args:
-        shim_directory: where the shim's program is.
-
     Returns:
         What happened, in its order: each with ``ms`` since the first call, ``from``, ``to`` and
         ``what``.
@@ -137,7 +134,6 @@ def read_trace(lines: Iterable[str], ids: dict[str, str]) -> list[tuple[float, s
     """What strace has noted that is of a pod.
 
     Args:
-        lines: of its log.
         ids: of the sandbox and its container, and what they are called.
 
     Returns:

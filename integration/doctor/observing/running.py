@@ -19,6 +19,7 @@ from typing import Final
 from api.errors import one_line
 from integration.doctor.facts import CouldNotLook, ProgramFailed
 from integration.doctor.places import Places
+from integration.driver_programs import run_for
 from integration.files import read_some
 from integration.inspection.procfs import Procfs
 
@@ -152,14 +153,8 @@ def _here(places: Places, word: str) -> str:
 
 def _run(argv: list[str], name: str, timeout: float) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=timeout,
-            env={"PATH": _OURS, "LANG": "C.UTF-8", "HOME": "/root"},
-        )
+        env = {"PATH": _OURS, "LANG": "C.UTF-8", "HOME": "/root"}
+        return run_for(argv, timeout, env=env)
     except subprocess.TimeoutExpired:
         raise CouldNotLook(f"{name} took longer than {timeout:g} s") from None
     except OSError as error:

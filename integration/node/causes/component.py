@@ -346,14 +346,14 @@ def _was_there(container: Container, when: float, *, known: bool) -> bool:
 
     Args:
         when: seconds since boot.
-        known: the answer, if neither the process nor its bundle says when it was made.
+        known: the answer, if its bundle does not say when it was made.
     """
-    # The clock that files are dated by may have been set since.
-    status = Procfs().status(container.pid) if container.pid else None
-    if status is not None:
-        return status.started_since_boot <= when + _SLACK
     try:
         made = os.stat(os.path.join(container.bundle, INIT_PID)).st_mtime
     except OSError:
         return known
-    return made <= epoch(when) + _SLACK
+    if made <= epoch(when) + _SLACK:
+        return True
+    # By a clock that was set back since it may seem to be made later than it was.
+    status = Procfs().status(container.pid) if container.pid else None
+    return status is not None and status.started_since_boot <= when + _SLACK

@@ -8,6 +8,8 @@ Rules
   the answer is there. Nor is it given up because the agent ends, if it takes no longer than
   :data:`TO_FINISH` seconds. After that the call has no answer, and whoever has passed it on makes
   it again.
+- What takes nearly as long as the kubelet waits is answered with an error that says so, and goes
+  on: daemons, nvidia-smi on each of several GPUs, and NVML may all be slow for one claim.
 - A call that is passed on has a connection of its own, since another instance may be at work with
   the next one. One that was not answered because that instance has ended is made again, to whoever
   is at work then. Preparing a claim and taking it back bear that.
@@ -37,9 +39,10 @@ from api.proto import dra_health_pb2 as health_pb
 from api.proto import dra_pb2 as pb
 from integration.node.calls import answer_of
 from integration.node.dra.values import Reference
-from integration.node.errors import DraFailed
+from integration.node.errors import ClaimUnfinished, DraFailed
 from integration.node.socket_server import serialize
 from integration.node.watcher import first_of
+from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
@@ -52,6 +55,7 @@ __all__ = ["TO_FINISH", "Answering", "Answers", "Ended", "Refused", "Relay", "an
 TO_FINISH: Final = 5.0
 """Seconds that what was begun may take after the driver was told to end."""
 
+_TO_ANSWER: Final = 40.0 * PATIENCE
 _TOLD_AGAIN: Final = 10.0
 _FORGOTTEN_AFTER: Final = 30
 _LONGEST_MESSAGE: Final = 1024
@@ -162,9 +166,18 @@ class Answering:
         works = [_Work(what, Reference(each.namespace, each.uid, each.name)) for each in claims]
         for work in works:
             self._tasks.start_soon(self._do, work)
+        with anyio.move_on_after(_TO_ANSWER):
+            for work in works:
+                await work.done.wait()
         found = []
         for work in works:
-            await work.done.wait()
+            if not work.done.is_set():
+                late = ClaimUnfinished(
+                    f"to {what} the claim {work.title}",
+                    found=f"it has not ended after {_TO_ANSWER:g} s, and goes on",
+                )
+                self._context.say("warning", str(late))
+                work.found = None, one_line(str(late))
             if work.found is None:
                 raise Ended
             found.append((work.reference.uid, work.found))

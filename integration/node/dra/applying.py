@@ -20,8 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.to_thread
 
+from integration.node.aside import aside
 from integration.node.dra.sharing import daemons_of
 from integration.node.dra.values import INTERVALS
 from integration.node.errors import MpsDaemonFailed, MpsNotReady, TimeSliceFailed
@@ -181,9 +181,9 @@ class Applying:
             raise TimeSliceFailed(asked, found="there is no driver")
         number = INTERVALS.index(interval)
         arguments = ("compute-policy", "-i", uuid, f"--set-timeslice={number}")
-        run = partial(run_nvidia_smi, inventory.driver, self._context.config, arguments, _TO_SET)
+        run = partial(run_nvidia_smi, timeout=_TO_SET, ends_with_us=True)
         try:
-            await anyio.to_thread.run_sync(run)
+            await aside(run, inventory.driver, self._context.config, arguments)
         except SmiFailed as error:
             raise TimeSliceFailed(asked, found=error.found, do=error.do) from error
         if interval == _DEFAULT:

@@ -12,12 +12,10 @@ import json
 import math
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio.to_thread
-
 from api.errors import NvshimError
+from integration.node.aside import aside
 from integration.node.dra import cdi
 from integration.node.dra.devices import Place, devices_of
 from integration.node.dra.parts import Parts, parse_parts
@@ -95,8 +93,7 @@ class Looking:
         topologies = self._context.topologies
         topology = topologies.at_once(inventory)
         if not self._context.board.let_go:
-            find = partial(topologies.find, inventory)
-            topology = await anyio.to_thread.run_sync(find)
+            topology = await aside(topologies.find, inventory)
         self._seen = seen
         peers = _peers(inventory, topology.nvlinks)
         numa = numa_nodes(config, inventory.gpus)
@@ -146,7 +143,7 @@ class Looking:
 
     async def _ask(self, inventory: Inventory) -> None:
         """Know what NVML says of the GPUs, if it answers."""
-        parts = await anyio.to_thread.run_sync(self._ask_nvml)
+        parts = await aside(self._ask_nvml)
         is_same = self._cut is not None and _cut(inventory)[0] == self._cut[0]
         if not parts.failure or not is_same:
             self._parts = parts

@@ -10,6 +10,8 @@ Rules
 - MIG mode of a GPU that can be had whole, too, is switched on for the first device that is made,
   and off after the last; for a claim of the whole GPU, before that is given at the latest. That it
   cannot be switched off keeps no claim from ending.
+- An agent that ends does not wait for nvidia-smi or NVML, which may hang: what they were about is
+  found by the next one, as if it had been killed.
 - A claim that an agent before this one has only begun is forgotten: nobody was told of it. Which
   those are NVML says, so it is found out once that has answered.
 """
@@ -24,6 +26,7 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
+from integration.node.aside import aside
 from integration.node.dra.cutting import Making, Modes, is_unmade
 from integration.node.dra.parts import parse_name
 from integration.node.dra.values import uuid_of
@@ -140,7 +143,7 @@ class OnDemand:
                 if gpu.uuid in cut and not gpu.mig:
                     await self._switch(gpu, partial(self.modes.on, gpu, inventory, str(claim)))
             make = partial(self.making.make, claim, parts, inventory)
-            claim = await anyio.to_thread.run_sync(make)
+            claim = await aside(make)
             await self._look_anew()
         return claim
 
@@ -153,7 +156,7 @@ class OnDemand:
         if not self.making.gpus_of(claim):
             return
         undo = partial(self.making.undo, claim, self._board.seen.inventory)
-        undone = await anyio.to_thread.run_sync(undo)
+        undone = await aside(undo)
         if undone:
             # Before it is forgotten: NVML is to be known to have it no more.
             await self._look_anew()
@@ -182,7 +185,7 @@ class OnDemand:
         self._closing.add(gpu.uuid)
         self._tell_closing()
         try:
-            await anyio.to_thread.run_sync(do)
+            await aside(do)
         finally:
             self._closing.discard(gpu.uuid)
             self._tell_closing()
@@ -192,7 +195,7 @@ class OnDemand:
         self._board.post(nvml_closed=gpus and f"MIG mode of {gpus} is switched")
 
     async def _look_anew(self) -> None:
-        await self._look(await anyio.to_thread.run_sync(self.making.newest))
+        await self._look(await aside(self.making.newest))
         self._board.want_look()
 
     async def tidy(self) -> None:

@@ -19,6 +19,7 @@ from integration.files import read_file
 from integration.node.backoff import Backoff
 from integration.node.dra import cdi
 from integration.node.dra.reading import is_away
+from integration.node.errors import KubeconfigUnusable
 from integration.node.mps.places import CONTAINER_ROOT, LOCK
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["has_daemon", "recall"]
 
+_UNAUTHENTICATED: Final = 401
 _UNREAD: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -44,6 +46,12 @@ def has_daemon(config: Config, driver: str, claim: Claim) -> bool:
         )
     except _UNREAD:
         return False
+
+
+def _says_nothing(error: NvshimError) -> bool:
+    """Whether an error is of the server, or of who asks it, and may be over soon."""
+    is_nobody = getattr(error, "http", 0) == _UNAUTHENTICATED
+    return is_away(error) or is_nobody or isinstance(error, KubeconfigUnusable)
 
 
 async def recall(
@@ -72,7 +80,7 @@ async def recall(
             try:
                 now = await read(claim)
             except NvshimError as error:
-                away = error if is_away(error) else None
+                away = error if _says_nothing(error) else None
                 if away is None or claim.uid not in needing:
                     break  # it is as the kubelet says
                 fault("claims", f"how {claim} shares its devices is not known: {error}")

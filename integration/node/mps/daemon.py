@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from api.errors import one_line
 from hooks.config import Config
+from integration.driver_programs import run_for
 from integration.files import read_file
 from integration.inspection.procfs import Procfs
 from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
@@ -222,10 +223,8 @@ class Daemon:
             more = {"binds": (places.directory,), "dev": self._config.dev}
             argv = launch_line(programs.control, programs.root, environment, **more)
         try:
-            return subprocess.run(
-                argv, input=f"{command}\n".encode(), capture_output=True, timeout=TIMEOUT,
-                env={} if programs.root else environment, check=False,
-            )  # fmt: skip
+            env = {} if programs.root else environment
+            return run_for(argv, TIMEOUT, env=env, given=f"{command}\n".encode())
         except OSError as error:
             raise _unanswered(command, f"{programs.control}: {error.strerror}") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,15 +89,6 @@ def test_container_that_does_not_heed_a_signal_is_killed_after_the_grace_period(
     assert not pod.is_ready
 
 
-def test_exit_codes_are_the_programs_own(pods: Pods) -> None:
-    pod = pods.run()
-    good, bad = pod.start("true"), pod.start("sh", "-c", "exit 42")
-    killed = pod.start(*IDLE)
-    os.kill(killed.pid, signal.SIGKILL)
-    assert [c.exit_code() for c in (good, bad, killed)] == [0, 42, 137]
-    assert [c.status.reason for c in (good, bad, killed)] == ["Completed", "Error", "Error"]
-
-
 def test_container_gets_its_environment_directory_and_mounts(pods: Pods, tmp_path: Path) -> None:
     (tmp_path / "word").write_text("of the host")
     pod = pods.run()
@@ -174,23 +164,6 @@ def test_containers_look_alike_with_this_shim_and_with_containerds_own(pods: Pod
         seen[handler] = [executed, _read_to_end(container)]
     assert seen["nvidia"] == seen["runc"]
     assert seen["plain"] == seen["runc"]
-
-
-def test_init_containers_run_one_after_another(pods: Pods, tmp_path: Path) -> None:
-    pod = pods.run()
-    shared = [host_directory(str(tmp_path), "/shared")]
-    for number in range(3):
-        done = pod.run("sh", "-c", f"cat /shared/* 2>/dev/null; echo {number} > /shared/{number}",
-                       mounts=shared)  # fmt: skip
-        assert done.status.exit_code == 0
-        assert done.output() == "".join(f"{n}\n" for n in range(number))
-    last = pod.start(*IDLE, mounts=shared)
-    assert last.exec("ls", "/shared").lines == ["0", "1", "2"]
-    states = pods.cri.list_containers(
-        pb.ListContainersRequest(filter=pb.ContainerFilter(pod_sandbox_id=pod.id))
-    )
-    assert len(states.containers) == 4
-    assert len(pod.shims) == 1
 
 
 def test_many_pods_at_once(pods: Pods) -> None:

@@ -81,17 +81,6 @@ def test_a_pod_can_have_another_exit_code(pods: Pods, failing: FailingNode, tmp_
     assert told.endswith("The exit code was 137.")
 
 
-def test_what_a_container_wrote_is_never_cut(
-    pods: Pods, failing: FailingNode, tmp_path: Path
-) -> None:
-    message = MessageFile(str(tmp_path / "kubelet"), "x" * 4000)
-    container = start(pods.run(), failing, message)
-    failing.tell(container.id, 79)
-    kill(container)
-    assert message.text == "x" * 4000
-    assert "nvshim: GPU failure: " in container.output("stderr")
-
-
 def test_a_container_that_is_gone_is_explained(
     pods: Pods, failing: FailingNode, tmp_path: Path
 ) -> None:

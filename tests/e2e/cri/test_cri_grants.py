@@ -175,47 +175,6 @@ def test_static_pod_is_known_by_its_digest_and_a_privileged_one_needs_no_record(
     assert uuids[0] in container.exec("nvidia-smi", "-L").stdout
 
 
-def test_container_that_is_restarted_in_place_has_its_gpu_again(
-    gpus: Pods, uuids: list[str]
-) -> None:
-    pod = gpus.run()
-    first = start(pod, name="main", granted={DEVICES: uuids[1]})
-    first.stop()
-    first.remove()
-    assert seen(start(pod, name="main", env={DEVICES: uuids[1]})) == [1]
-
-
-@pytest.mark.parametrize("way", ["mounts", "annotations", "cdi", "index"])
-def test_each_way_of_a_device_plugin_gives_what_is_recorded(
-    gpus: Pods, uuids: list[str], way: str
-) -> None:
-    answer = {
-        "mounts": deviceplugin_pb2.ContainerAllocateResponse(
-            envs={DEVICES: BELOW},
-            mounts=[
-                deviceplugin_pb2.Mount(host_path="/dev/null", container_path=f"{BELOW}/{uuids[1]}")
-            ],
-        ),
-        "annotations": deviceplugin_pb2.ContainerAllocateResponse(
-            annotations={"cdi.k8s.io/nvidia-device-plugin_1": "nvidia.com/gpu=1"}
-        ),
-        # An engine that reads no CDI names, and an image that wants all: it gets what was given.
-        "cdi": deviceplugin_pb2.ContainerAllocateResponse(
-            cdi_devices=[deviceplugin_pb2.CDIDevice(name=f"{PLUGIN}{uuids[1]}")]
-        ),
-        "index": deviceplugin_pb2.ContainerAllocateResponse(envs={DEVICES: "1"}),
-    }[way]
-    env = {DEVICES: "all"} if way == "cdi" else {}
-    pod = gpus.run(handler="annotated")
-    try:
-        container = start(pod, granted=answer, env=env)
-    except CriRefused as refused:
-        if "unresolvable CDI devices" not in refused.said:
-            raise
-        pytest.skip("this containerd knows CDI, and looks for the names in specs itself")
-    assert seen(container) == [1]
-
-
 def test_claims_of_a_pod_give_their_cdi_names_to_it_alone(
     gpus: Pods, two_gpus: SimulatedNode, configure: Callable[[str], None], tmp_path: Any
 ) -> None:

@@ -213,36 +213,6 @@ def test_an_unprivileged_pod_takes_no_device_by_mounts_until_the_operator_says_s
     assert _listed(pod.start(*IDLE, image=GLIBC, mounts=mounts, security=mine)) == [first]
 
 
-def test_an_annotation_that_names_no_cdi_device_gives_none(
-    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
-) -> None:
-    pod = pods.run(handler="annotated")
-    own = _env(node.scenario.gpus[0].uuid)
-    for granted, seen in (({}, []), (own, ["nvidia0"])):
-        annotations = {"cdi.k8s.io/x": "all"}
-        try:
-            made = pod.create(*IDLE, image=GLIBC, granted=granted, annotations=annotations)
-        except CriRefused:
-            pytest.skip("this containerd knows CDI, and refuses such an annotation itself")
-        assert made.start().exec(*SHOW).lines == seen
-
-
-def test_an_image_takes_no_gpu_however_it_writes_its_wish(
-    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None], configure: Callable[..., None]
-) -> None:
-    """What else it may write is in tests/unit/hooks/requests/test_wishes.py."""
-    uuid, swarm = node.scenario.gpus[0].uuid, "DOCKER_RESOURCE_GPU"
-    configure('[requests]\nswarm-resources = ["DOCKER_RESOURCE_GPU"]\n', node=node)
-    pod = pods.run()
-    for variable, wish in (
-        (DEVICES, " 0 , 1 "), (DEVICES, f"{uuid},nvidia.com/gpu=1"), (swarm, uuid[:-1]),
-    ):  # fmt: skip
-        container = pod.start(*IDLE, image=GLIBC, env={variable: wish})
-        assert container.exec("sh", "-c", "ls /dev/nvidia[0-9]*; true").lines == [], wish
-        container.stop()
-    _expect_refusal(pod, "NVSHIM-E02", "GPU-*", env={swarm: "GPU-*"})
-
-
 def test_denied_container_fails_in_one_line_if_that_is_set(
     pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
 ) -> None:
@@ -269,24 +239,6 @@ def test_excluded_gpu_is_given_to_nobody(
         _expect_refusal(pod, "NVSHIM-E0222", first.uuid, env=_env(name))
     set_policy('mode = "nvidia"', f'exclude-gpus = ["{second.pci}"]')
     assert _listed(pod.start(*IDLE, image=WANTS_ALL)) == [first.uuid]
-
-
-def test_what_an_image_needs_is_held_against_the_driver(
-    pods: Pods, node: SimulatedNode, set_policy: Callable[..., None]
-) -> None:
-    uuid = node.scenario.gpus[0].uuid
-    major, minor = node.scenario.cuda_version(node.driver_version)
-    pod = pods.run()
-    needs = "NVIDIA_REQUIRE_CUDA"
-    met = f"cuda>=99.0 cuda>={major}.{minor},brand=nvidia,arch>=9.0"
-    granted = _env(uuid)
-    assert _listed(pod.start(*IDLE, image=GLIBC, granted=granted, env={needs: met})) == [uuid]
-    found = f"driver {node.driver_version} supports CUDA {major}.{minor}"
-    for unmet in ("cuda>=99.0", f"cuda>={major}.{minor},arch>=10"):
-        _expect_refusal(pod, "NVSHIM-E0225", found, granted=granted, env={needs: unmet})
-    _expect_refusal(pod, "NVSHIM-E0227", "cuda~1", granted=granted, env={needs: "cuda~1"})
-    off = {needs: "cuda>=99.0", "NVIDIA_DISABLE_REQUIRE": "true"}
-    assert _listed(pod.start(*IDLE, image=GLIBC, granted=granted, env=off)) == [uuid]
 
 
 def _accept_mounts(configure: Callable[..., None], node: SimulatedNode) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,6 @@ from integration.cri.engine import Engine
 from integration.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.verify.checks import CHECKS
-from integration.verify.checks import agent as agent_checks
 from integration.verify.interrupts import Interrupts
 from integration.verify.kubelet import Kubelet
 from integration.verify.node import Node
@@ -84,19 +84,15 @@ os.execvp("runc", ["runc", *words])
 """
 
 
+@dataclass(frozen=True, slots=True)
 class Place:
     """A node of a cluster, as far as it is verified: its containerd, kubelet and node agent."""
 
-    def __init__(
-        self,
-        node: SimulatedNode,
-        pods: Pods,
-        kubelet: KubeletPlugins,
-        agent: NodeAgent,
-        faults: Path,
-    ) -> None:
-        self.node, self.pods, self.kubelet, self.agent = node, pods, kubelet, agent
-        self._faults = faults
+    node: SimulatedNode
+    pods: Pods
+    kubelet: KubeletPlugins
+    agent: NodeAgent
+    faults: Path
 
     def words(self, *words: str) -> list[str]:
         where = ("--config", self.node.config_path, "--cri-socket", self.pods.containerd.address)
@@ -122,7 +118,7 @@ class Place:
 
     def breaks(self, fault: str) -> None:
         """Have the low-level runtime be broken in some way."""
-        self._faults.write_text(fault)
+        self.faults.write_text(fault)
 
     def breaks_nvml(self, fault: str) -> None:
         """Have NVML fail."""
@@ -264,7 +260,7 @@ def test_the_report_can_be_pasted(place: Place) -> None:
 @pytest.mark.parametrize(
     ("fault", "words", "red", "seen"),
     [
-        ("drop", "--skip health", "gpu", "no node /dev/nvidia0"),
+        ("drop", "--only gpu --only no-gpu", "gpu", "no node /dev/nvidia0"),
         ("add", "--only gpu --only no-gpu", "no-gpu", "the node /dev/nvidia1"),
         (
             "allow", "--only gpu --only no-gpu",
@@ -314,7 +310,7 @@ def test_a_device_that_the_kubelet_cannot_give_is_named(place: Place) -> None:
     place.breaks_nvml("gpu1=error:15")
     try:
         place.kubelet.wait_for(GPU, 1)
-        check = place.red("--skip", "answer")
+        check = place.red("--only", "plugin", "--only", "devices")
     finally:
         place.breaks_nvml("")
     assert check["name"] == "devices"
@@ -326,7 +322,7 @@ def test_a_plugin_that_is_not_registered_is_one_failure(place: Place) -> None:
     assert place.agent.stop() == 0
     try:
         eventually(lambda: not place.kubelet.healthy(GPU), "the kubelet has none")
-        check = place.red()
+        check = place.red("--skip", "exec", "--skip", "exit", "--skip", "no-gpu", "--skip", "gpu")
     finally:
         place.agent.start()
     assert check["name"] == "plugin"
@@ -340,21 +336,6 @@ def test_a_restart_of_the_agent_loses_nothing(place: Place) -> None:
     assert code == 0, document
     assert "a container kept its GPU" in told(document, "restart")
     assert len(place.agent.said("begins")) > 1
-
-
-def test_an_agent_that_nobody_starts_again_is_a_failure(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_checks, "_TO_RESTART", 0.5)
-    ended = place.agent
-    try:
-        with place.verified() as node, pytest.raises(NotAsExpected, match="another node agent"):
-            agent_checks.restart_agent(node)
-        assert ended.process is not None
-        assert ended.process.wait(timeout=20) == 0
-    finally:
-        ended.start()
-        place.kubelet.wait_for(GPU, 2)
 
 
 @contextmanager
@@ -454,15 +435,6 @@ def test_a_container_that_is_killed_just_before_its_pod_is_stopped_says_nothing(
     with place.verified() as node:
         node.pods.attempt(work)
         stopping[0].join()
-
-
-def test_what_goes_wrong_in_a_pod_that_stays_counts(place: Place) -> None:
-    def work(pod: Pod) -> None:
-        code = pod.run("exit", "7").code
-        raise NotAsExpected("exit code 8", seen=f"exit code {code}", do="nothing")
-
-    with place.verified() as node, pytest.raises(NotAsExpected, match="exit code 7"):
-        node.pods.attempt(work)
 
 
 def test_a_kubelet_that_removes_each_pod_keeps_it_from_being_checked(place: Place) -> None:

@@ -93,7 +93,6 @@ class CriPlugin:
         """Write the network's configuration, which is not made before the first pod.
 
         Args:
-            directory: containerd's own.
             bridge: name of the network, and of the interface that its pods share.
         """
         network = {
@@ -131,13 +130,7 @@ class CriPlugin:
 
 
 class CriContainerd(PrivateContainerd):
-    """A private containerd that serves a kubelet.
-
-    Args:
-        directory: as of :class:`PrivateContainerd`.
-        cri: how it serves.
-        options: likewise.
-    """
+    """A private containerd that serves a kubelet."""
 
     disabled_plugins = DISABLED_PLUGINS
 

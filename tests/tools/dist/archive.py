@@ -32,7 +32,6 @@ def write_tarball(tree: Tree, path: str, *, level: int = 6, top: str = "") -> No
     """Write a tree's tarball, whole or not at all.
 
     Args:
-        tree: it lies at its path.
         path: where to; what is there is replaced.
         level: of gzip's compression, 0 to 9.
         top: the top directory's name; that of the project and its version if empty.

@@ -60,12 +60,7 @@ def build(
 
     Args:
         directory: where; what is there is replaced, unless it is that tree.
-        inputs: what it is made of.
-        cache: where installed packages are kept.
         say: told each step in one line.
-
-    Returns:
-        The tree.
 
     Raises:
         NvshimError: something that it is made of is missing. What was there is as it was.

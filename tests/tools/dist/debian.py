@@ -123,10 +123,7 @@ def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "
     """Write a tree's package, whole or not at all.
 
     Args:
-        tree: it lies at its path.
-        inputs: what it was made of.
         path: where to; what is there is replaced.
-        compression: options of dpkg-deb.
 
     Raises:
         TreeNotBuilt: dpkg-deb is not there, or failed.

@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
 
 def reported(program: str, directory: str, work: Callable[[], None]) -> int:
-    """Do some work, and say in one line why it failed.
-
-    Args:
-        program: whose work it is.
-        directory: where it writes.
-        work: it.
-
-    Returns:
-        The exit status.
-    """
+    """Do some work, and say in one line why it failed."""
     try:
         work()
     except NvshimError as error:

@@ -128,10 +128,6 @@ class Packages:
 def place(runtime: str, packages: Packages) -> set[str]:
     """Make ``runtime/``, but for the libraries of what else is in the tree.
 
-    Args:
-        runtime: the directory.
-        packages: what it is made from.
-
     Returns:
         The packages that something was taken from.
 
@@ -199,9 +195,6 @@ def _copy_loader(loader: str, directory: str) -> None:
 def needed(files: Iterable[str]) -> set[str]:
     """The names of the libraries that programs and libraries say they need.
 
-    Args:
-        files: their paths.
-
     Raises:
         TreeNotBuilt: they cannot be read.
     """
@@ -233,10 +226,6 @@ def elf_files(directory: str) -> list[str]:
 
 def pip(packages: Packages, *arguments: str) -> None:
     """Run pip by the interpreter as it is in the packages, so that it finds what fits that.
-
-    Args:
-        packages: Debian's.
-        arguments: pip's.
 
     Raises:
         TreeNotBuilt: it failed.

@@ -13,14 +13,7 @@ def write_tree(path: str, *, version: str, revision: str, architecture: str, pyt
     """Write the manifest of a tree whose files are complete.
 
     Args:
-        path: where it lies.
         version: see :class:`Tree`, as for the others.
-        revision: likewise.
-        architecture: likewise.
-        python: likewise.
-
-    Returns:
-        The tree.
     """
     files, programs = look(path)
     content: dict[str, Any] = {

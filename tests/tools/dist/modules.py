@@ -24,8 +24,9 @@ from tests.tools.errors import TreeNotBuilt
 OURS: Final = ("api", "hooks", "integration", "shim")
 REQUIREMENTS: Final = ("requirements.txt", "requirements-node.txt")
 
-# Nothing that a running program reads, and of an installation what names its circumstances.
-_LEFT_OUT: Final = ("__pycache__", "*.pyi", "*.proto", "py.typed", "*~", ".*")
+# Nothing that a running program reads, and of an installation what names its circumstances. The
+# Helm chart is an archive of its own.
+_LEFT_OUT: Final = ("__pycache__", "chart", "*.pyi", "*.proto", "py.typed", "*~", ".*")
 _OF_INSTALLATION: Final = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 # Of the lexers those of the formats that nvshim shows.
 _FOREIGN_LEFT_OUT: Final = re.compile(
@@ -35,12 +36,7 @@ _FOREIGN_LEFT_OUT: Final = re.compile(
 
 
 def copy_ours(source: str, library: str) -> None:
-    """Copy our packages.
-
-    Args:
-        source: the checkout.
-        library: where to.
-    """
+    """Copy our packages."""
     for package in OURS:
         copy = os.path.join(library, package)
         shutil.copytree(
@@ -56,7 +52,6 @@ def install(source: str, packages: Packages, cache: str) -> str:
     """Have what the requirements files name, installed in one directory.
 
     Args:
-        source: the checkout.
         packages: Debian's, with the interpreter that it is for.
         cache: where installations are kept, by what they are of.
 

@@ -114,11 +114,8 @@ def fill(root: str, tree: Tree, inputs: Inputs, *, units: str, zsh: str) -> list
     """Make a package's file system, but for what only one kind of package has.
 
     Args:
-        root: where it is made.
         tree: it lies at its path, on the same file system.
-        inputs: what it was made of.
         units: the directory of units, relative to the root.
-        zsh: that of completions for zsh.
 
     Returns:
         The names of the units.

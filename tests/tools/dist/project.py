@@ -30,11 +30,7 @@ class Project:
 
     @classmethod
     def of(cls, source: str = REPOSITORY) -> Self:
-        """That of a checkout.
-
-        Args:
-            source: the checkout.
-        """
+        """That of a checkout."""
         with open(os.path.join(source, "pyproject.toml"), "rb") as file:
             project = tomllib.load(file)["project"]
         (author,) = project["authors"]

@@ -103,8 +103,6 @@ def write_package(tree: Tree, inputs: Inputs, path: str, *, compression: str = "
     """Write a tree's package, whole or not at all.
 
     Args:
-        tree: it lies at its path.
-        inputs: what it was made of.
         path: where to; what is there is replaced.
         compression: rpm's name of one ("w0.gzdio"); that for a release if empty.
 

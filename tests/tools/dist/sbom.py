@@ -61,8 +61,6 @@ def write_lists(tree: str, inputs: Inputs, components: Sequence[Component]) -> N
     """Write both lists of a tree that is complete otherwise.
 
     Args:
-        tree: where it lies.
-        inputs: what it is made of.
         components: what is in it besides our own files.
     """
     files = _our_files(tree)

@@ -45,9 +45,6 @@ def fill(
     """Make ``share/`` of a tree that is complete otherwise.
 
     Args:
-        tree: where it lies.
-        inputs: what it is made of.
-        packages: Debian's.
         used: those of them that something was taken from.
         projects: where the metadata of each project from PyPI are, by ``NAME VERSION``.
 

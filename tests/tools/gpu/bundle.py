@@ -111,7 +111,6 @@ def collect(
     """Copy programs with the libraries that they need.
 
     Args:
-        programs: their paths.
         directory: where to; made. Programs keep their names; libraries are in ``lib`` below.
         libraries: further libraries of the same libc, which programs load by themselves.
         place: where the directory is when they run.

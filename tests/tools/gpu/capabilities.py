@@ -32,12 +32,7 @@ _NOT_THERE: Final = re.compile(r"(\S+): cannot open shared object file")
 
 
 def check_capabilities(subject: Subject, report: Report) -> None:
-    """Look into a container of each capability alone.
-
-    Args:
-        subject: what is examined.
-        report: where outcomes are noted.
-    """
+    """Look into a container of each capability alone."""
     for capability in _ALONE:
         name = f"`{capability}` alone"
         try:

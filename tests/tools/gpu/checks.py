@@ -67,7 +67,6 @@ class Subject:
         """Judge what ``gpu cuda`` said; see :func:`computes`.
 
         Args:
-            done: how it ended.
             expected: the UUIDs of the devices that it should see.
             otherwise: what was seen besides, which is enough on a simulated node.
         """
@@ -86,12 +85,7 @@ class Subject:
 
 
 def make_checks(subject: Subject, report: Report) -> None:
-    """Make all checks but those of single capabilities.
-
-    Args:
-        subject: what is examined.
-        report: where outcomes are noted.
-    """
+    """Make all checks but those of single capabilities."""
     containers, check = subject.containers, report.check
     check("a container that asks for nothing gets nothing", lambda: _nothing_asked(subject))
     check(
@@ -157,13 +151,9 @@ def computes(
     """Judge what ``gpu cuda`` said.
 
     Args:
-        done: how it ended.
         expected: the UUIDs of the devices that it should see.
         simulated: whether there is no kernel module that could answer.
         with_mig: whether there are MIG devices on the node.
-
-    Returns:
-        What it computed on.
 
     Raises:
         CheckFailed: CUDA sees other devices, or computes wrongly, or not.
@@ -199,11 +189,7 @@ def lists(done: Completed, expected: Iterable[str]) -> str:
     """Judge what ``nvidia-smi -L`` said.
 
     Args:
-        done: how it ended.
         expected: the UUIDs that it should list, and no others.
-
-    Returns:
-        What it listed.
 
     Raises:
         CheckFailed: it lists other GPUs.

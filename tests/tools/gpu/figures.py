@@ -34,10 +34,7 @@ def measure(subject: Subject, report: Report, *, rounds: int, shims: int) -> Non
     """Measure, and note it in the report.
 
     Args:
-        subject: where it is measured.
-        report: where figures are noted.
         rounds: of starts, each kind once in a round.
-        shims: idle at the same time.
     """
     report.check("starts are measured", lambda: _measure_starts(subject, report, rounds))
     report.check("memory is measured", lambda: _measure_memory(subject, report, shims))

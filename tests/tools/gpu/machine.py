@@ -50,9 +50,6 @@ class Machine:
 def prepared(bundle: str) -> Iterator[Machine]:
     """A machine on which containers can be tried, with the bundle at :data:`BUNDLE`.
 
-    Args:
-        bundle: where it is.
-
     Raises:
         MachineUnfit: we are not root, or nothing can be mounted.
     """

@@ -63,9 +63,6 @@ class Report:
             name: what is to be shown, as a statement.
             look: what looks; returns what it saw, or raises :class:`CheckFailed`,
                 :class:`CheckNotPossible`, or whatever else went wrong.
-
-        Returns:
-            Whether it passed.
         """
         began = time.monotonic()
         trace = ""

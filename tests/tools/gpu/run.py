@@ -58,7 +58,6 @@ def main(bundle: str, arguments: Sequence[str]) -> int:
     """Run, and write the report.
 
     Args:
-        bundle: where the bundle is.
         arguments: the command line, without the program.
 
     Returns:

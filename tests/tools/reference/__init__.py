@@ -6,16 +6,12 @@ can see (a key, a variable, an error, an option) is a change of a page in the sa
     pages.py          which file of docs/ is made of what; writes and compares them
     markdown.py       tables and anchors
     sources.py        our modules as syntax trees: what the code reads, and what it raises
-    variables.py      environment variables: a table, since no code says what one is for
     configuration.py  keys of config.toml, from the parser's own table
     error_codes.py    the tree of errors, with the remedies that the code writes into them
-    findings.py       what the doctor looks for, from its table
     commands.py       nvshim's commands and options, as click has them; exit statuses
-    capabilities.py   driver capability → files
     migration.py      what becomes of each key of NVIDIA's config.toml
-    advisories.py     known advisories, and the tests about them
-    metrics.py        the metrics, from their table; dcgm.py, dashboard.py: what is made of them
-    xids.py           NVIDIA's Xids, and what the agent makes of each
+    metrics.py        the metrics, from their table; dcgm.py: what is made of them
+    tables.py         what is one walk over one table: findings, XIDs, capabilities, variables, …
     site.py           the documentation as a site
 
 Rules

@@ -84,21 +84,12 @@ def _for_people(text: str) -> str:
 
 
 def default_of(field: str, key: str) -> str:
-    """A key's default, as TOML would have it; "" where the default is that it is not there.
-
-    Args:
-        field: of :class:`hooks.config.Config`.
-        key: of the file.
-    """
+    """A key's default, as TOML would have it; "" where the default is that it is not there."""
     return written(getattr(config.Config(), field), key)
 
 
 def key_of(field: str) -> tuple[str, str]:
-    """The table and the key that set a field.
-
-    Args:
-        field: of :class:`hooks.config.Config`.
-    """
+    """The table and the key that set a field."""
     for name, keys in config.TABLES.items():
         for key, (sets, _, _) in keys.items():
             if sets == field:
@@ -119,7 +110,6 @@ def written(value: Any, key: str) -> str:
     """A field's value as the file would have it.
 
     Args:
-        value: of the field.
         key: that sets it, since some are written as words.
     """
     if isinstance(value, (bool, type(None))) and (key, value) in _WORDS:

@@ -9,12 +9,7 @@ __all__ = ["by_reason", "code", "prose", "slug", "table"]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells are Markdown, in which a bar is escaped here.
-
-    Args:
-        head: the columns' titles.
-        rows: of as many cells.
-    """
+    """A table; cells are Markdown, in which a bar is escaped here."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
 
@@ -59,11 +54,7 @@ def prose(text: str) -> str:
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading gets, as Python-Markdown makes it.
-
-    Args:
-        heading: its Markdown.
-    """
+    """The anchor that a heading gets, as Python-Markdown makes it."""
     plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     words = re.sub(r"[^\w\s-]", "", plain).strip().lower()
     return re.sub(r"[-\s]+", "-", words)

@@ -10,20 +10,14 @@ from typing import Final
 from tests.tools import REPOSITORY, pod_trace
 from tests.tools.errors import BlockMissing
 from tests.tools.reference import (
-    advisories,
-    capabilities,
     commands,
     configuration,
-    dashboard,
     dcgm,
     documents,
     error_codes,
-    findings,
     metrics,
     migration,
-    support,
-    variables,
-    xids,
+    tables,
 )
 
 __all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
@@ -38,15 +32,15 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/nvshim.md": commands.page,
     "reference/configuration.md": configuration.page,
     "reference/errors.md": error_codes.page,
-    "reference/findings.md": findings.page,
-    "reference/xids.md": xids.page,
+    "reference/findings.md": tables.findings,
+    "reference/xids.md": tables.xids,
 }
 """Pages that are made as a whole."""
 
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "reference/variables.md": {
-        "device-plugin": variables.device_plugin,
-        "installer": variables.installer,
+        "device-plugin": tables.plugin_variables,
+        "installer": tables.installer_variables,
     },
     "kubernetes.md": {"pod-trace": pod_trace.diagram},
     "metrics.md": {
@@ -54,14 +48,13 @@ BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "dcgm": dcgm.table_of_names,
     },
     "migration.md": {"keys": migration.keys, "defaults": migration.defaults},
-    "support.md": {"runtimes": support.runtimes, "runs": support.runs},
-    "requests.md": {"capabilities": capabilities.tables},
-    "security.md": {"advisories": advisories.covered, "not-ours": advisories.not_ours},
+    "support.md": {"runtimes": tables.tested, "runs": tables.tested_runs},
+    "requests.md": {"capabilities": tables.capabilities},
+    "security.md": {"advisories": tables.advisories, "not-ours": tables.advisories_elsewhere},
 }
 """Tables in pages that people write, between ``<!-- made: NAME -->`` and ``<!-- made: end -->``."""
 
 FILES: Final[Mapping[str, Callable[[], str]]] = {
-    "monitoring/dashboard.json": dashboard.dashboard,
     "monitoring/dcgm-names.yaml": dcgm.rules,
     "components/prometheus-operator/prometheus-rule.yaml": metrics.prometheus_rule,
 }

@@ -29,21 +29,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Mapping[str, Any]) -> str
 
 
 def with_plain_bars(markdown: str) -> str:
-    """A page whose tables have bars in code as they are.
-
-    Args:
-        markdown: the page.
-    """
+    """A page whose tables have bars in code as they are."""
     return _ROW.sub(lambda row: _CODE.sub(lambda c: c[0].replace("\\|", "|"), row[0]), markdown)
 
 
 def without_links_out(markdown: str, name: str) -> str:
-    """A page without the links that lead out of docs/.
-
-    Args:
-        markdown: the page.
-        name: its path below docs/.
-    """
+    """A page without the links that lead out of docs/, below which ``name`` is its path."""
 
     def judged(found: re.Match[str]) -> str:
         target = found[2]

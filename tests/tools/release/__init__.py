@@ -15,8 +15,7 @@ One directory, ``dist/release``, with everything that is published under one ver
 
 Modules::
 
-    chart.py         the Helm chart, from the kustomize manifests
-    conditional.py   documents with parts that depend on values
+    chart.py         the Helm chart's archive
     readiness.py     whether a checkout may be released, and the addresses that are to be filled in
     provenance.py    what the release was made of
     signing.py       checksums and the signature

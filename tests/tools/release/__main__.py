@@ -9,23 +9,9 @@ import sys
 from tests.tools import REPOSITORY
 from tests.tools.dist.failures import reported
 from tests.tools.dist.inputs import Inputs
-from tests.tools.dist.project import Project
 from tests.tools.release.build import build
-from tests.tools.release.chart import chart_name, files, write_chart
+from tests.tools.release.chart import chart_name, write_chart
 from tests.tools.release.readiness import require_ready
-
-
-def _write_chart(directory: str, inputs: Inputs) -> None:
-    """The chart's archive, and its files for those who look into it."""
-    project = Project.of(inputs.source)
-    for name, text in files(project).items():
-        path = os.path.join(directory, "chart", name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    archive = os.path.join(directory, chart_name(inputs.version))
-    write_chart(archive, project, inputs.epoch)
-    print(archive)
 
 
 def main() -> int:
@@ -40,7 +26,10 @@ def main() -> int:
     def make() -> None:
         inputs = Inputs.of()
         if asked.chart_only:
-            _write_chart(asked.directory, inputs)
+            os.makedirs(asked.directory, exist_ok=True)
+            archive = os.path.join(asked.directory, chart_name(inputs.version))
+            write_chart(archive, inputs.epoch)
+            print(archive)
             return
         missing = require_ready(inputs, key=asked.key)
         build(asked.directory, inputs, cache=asked.cache, key=asked.key)

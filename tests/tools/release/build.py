@@ -13,7 +13,6 @@ from tests.tools.dist import debian, rpm, sbom
 from tests.tools.dist.archive import archive_name, write_tarball
 from tests.tools.dist.build import build as build_tree
 from tests.tools.dist.interpreter import Packages
-from tests.tools.dist.project import Project
 from tests.tools.images import write_archive
 from tests.tools.node_image import node_image
 from tests.tools.release.chart import chart_name, write_chart
@@ -39,8 +38,6 @@ def build(
     Args:
         directory: where the tree and the release are put, as ``tree`` and ``release``; an older
             release is replaced as a whole.
-        inputs: what it is made of.
-        cache: where installed packages are kept.
         key: the file of the key that signs it; nobody does if empty.
         say: told each step in one line.
 
@@ -68,7 +65,7 @@ def build(
         debian.write_package(tree, inputs, place(debian.package_name(inputs)))
         rpm.write_package(tree, inputs, place(rpm.package_name(inputs)))
         write_archive(place(f"{stem}.image.tar"), [node_image(tree.path)])
-        write_chart(place(chart_name(inputs.version)), Project.of(inputs.source), inputs.epoch)
+        write_chart(place(chart_name(inputs.version)), inputs.epoch)
         for name in (sbom.CYCLONEDX, sbom.SPDX):
             ending = os.path.basename(name).removeprefix("sbom")
             shutil.copyfile(os.path.join(tree.path, name), place(f"{stem}{ending}"))

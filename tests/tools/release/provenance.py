@@ -31,9 +31,6 @@ def statement(
     """The statement of a release.
 
     Args:
-        inputs: what it was made of.
-        directory: where its files are.
-        names: of those.
         packages: for each of Debian's packages that it was made of, its file.
         commit: the whole name of the commit; empty if it is not known.
     """

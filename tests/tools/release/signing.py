@@ -45,7 +45,6 @@ def sign(directory: str, key: str, keys: str) -> bool:
     """Sign the checksums, and verify the signature.
 
     Args:
-        directory: where they are.
         key: the file of a private key, or of a public one whose private one an agent has.
         keys: the published file of keys that users verify with.
 

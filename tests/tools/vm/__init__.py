@@ -3,18 +3,15 @@
 Much of what a shim does depends on version 2 of cgroups and on systemd, and a machine of
 development often has one of them in another version, or none. So tests run in a guest::
 
-    python -m tests.tools.vm debian-12 -- python3 -m pytest tests/vm
+    python -m tests.tools.vm --guest debian-12 -- python3 -m pytest tests/vm
 
-==================  ========================================================================
-``guests.py``       the guests, as values: a release of Debian and the packages in it
-``kernel.py``       its kernel: the package unpacked, the image decompressed, the modules chosen
-``root.py``         its root: a directory of installed packages, configured to run one job
-``disk.py``         disk and initial root
-``python.py``       the Python packages that tests need, for the guest's interpreter
-``guest.py``        all of these, kept in the cache under a key over what they are made of
-``machine.py``      the emulator: one run of one machine
-``job.sh``          what runs inside: mounts what is shared, runs the job, tells its exit code
-==================  ========================================================================
+==============  ============================================================================
+``guest.py``    a guest: mmdebstrap installs it with its kernel, mke2fs makes a disk of that, and
+                pip gets the Python packages that tests need
+``machine.py``  the emulator: one run of one machine
+``job.sh``      what runs inside: mounts what is shared, runs the job, tells its exit code
+``tools.py``    the programs that this takes
+==============  ============================================================================
 
 Rules
 - Emulation in software (TCG) only: it is the same everywhere, and needs no permission. A
@@ -23,5 +20,5 @@ Rules
   tree and the cache are shared read-only, at the paths that they have on the host.
 - The emulator is killed with whoever started it.
 
-Source: qemu(1), Linux Documentation/arch/x86/boot.rst, mmdebstrap(1), systemd.special(7).
+Source: qemu(1), mmdebstrap(1), initramfs-tools(7), systemd.special(7).
 """

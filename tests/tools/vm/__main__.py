@@ -13,11 +13,11 @@ from typing import Final
 
 from api.errors import NvshimError
 from integration.simulated import Scenario, SimulatedNode
+from integration.simulated.packages import locked
 from tests.tools import REPOSITORY
 from tests.tools.images import busybox, glibc, write_archive
 from tests.tools.vm import machine
-from tests.tools.vm.guest import Files, locked, prepare
-from tests.tools.vm.guests import GUESTS, Guest, find_guest
+from tests.tools.vm.guest import GUESTS, Guest, prepare
 
 # How much longer than on the host things may take.
 _PATIENCE: Final = 5
@@ -51,8 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     worst = 0
     try:
-        for guest in [find_guest(name) for name in options.guest or GUESTS]:
-            worst = worst or _run(guest, options.command, options.timeout)
+        for name in options.guest or GUESTS:
+            worst = worst or _run(name, options.command, options.timeout)
     except NvshimError as error:
         print(error, file=sys.stderr)
         return 1
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a command of this checkout in virtual machines made of Debian's packages.",
         allow_abbrev=False,
     )
-    parser.add_argument("--guest", action="append", help=f"one of {', '.join(GUESTS)}; all if none")
+    parser.add_argument("--guest", action="append", choices=GUESTS, help="all if none is named")
     parser.add_argument("--timeout", type=float, default=7200, help="seconds for each guest (7200)")
     parser.add_argument(
         "command", nargs="+", help="what to run, with the checkout as its directory"
@@ -75,38 +75,38 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(guest: Guest, command: list[str], timeout: float) -> int:
+def _run(name: str, command: list[str], timeout: float) -> int:
     cache = os.path.realpath(os.path.join(REPOSITORY, ".cache"))
     guests = os.path.join(cache, "vm")
     began = time.monotonic()
-    files = prepare(guest, guests, REPOSITORY, say=_say)
+    guest = prepare(name, guests, REPOSITORY, say=_say)
     # One machine at a time, and one that writes what they all see.
-    with locked(guests, say=_say):
+    with locked(guests):
         images = write_archive(os.path.join(guests, "images.tar"), [busybox(), glibc()])
         node = os.path.join(guests, "node")
         shutil.rmtree(node, ignore_errors=True)  # of a run that was killed
         with SimulatedNode.create(node, Scenario.load("two"), say=_say):
-            _say(f"{guest.name} ready after {time.monotonic() - began:.0f} s")
+            _say(f"{name} ready after {time.monotonic() - began:.0f} s")
             began = time.monotonic()
-            job = _job(files, command, images=images, node=node)
+            job = _job(name, guest, command, images=images, node=node)
             shares = [REPOSITORY]
             if not cache.startswith(REPOSITORY + "/"):
                 shares.append(cache)
-            code = machine.run(files, job, shares=shares, out=sys.stdout.buffer, timeout=timeout)
-    _say(f"{guest.name} ended with {code} after {time.monotonic() - began:.0f} s")
+            code = machine.run(guest, job, shares=shares, out=sys.stdout.buffer, timeout=timeout)
+    _say(f"{name} ended with {code} after {time.monotonic() - began:.0f} s")
     return code
 
 
-def _job(files: Files, command: list[str], *, images: str, node: str) -> str:
+def _job(name: str, guest: Guest, command: list[str], *, images: str, node: str) -> str:
     return _JOB.format(
         command=shlex.join(command),
         images=shlex.quote(images),
-        name=files.guest.name,
+        name=name,
         node=shlex.quote(node),
         patience=_PATIENCE,
         repository=shlex.quote(REPOSITORY),
-        site=shlex.quote(files.site),
-        tools=shlex.quote(files.tools),
+        site=shlex.quote(guest.site),
+        tools=shlex.quote(guest.tools),
     )
 
 

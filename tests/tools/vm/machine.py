@@ -17,19 +17,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import BinaryIO, Final
 
-from tests.tools.errors import MachineFailed, MachineTimeout, ShareMissing
+from tests.tools.errors import MachineFailed, MachineTimeout
 from tests.tools.vm import tools
-from tests.tools.vm.guest import Files
-from tests.tools.vm.root import TARGET
+from tests.tools.vm.guest import TARGET, Guest
 
 _CPUS: Final = 2
+_MEMORY_MIB: Final = 1024
 
 # Never "kvm": where it starts, it may hang (a nested machine); and times would not compare.
 _ACCELERATOR: Final = "tcg,thread=multi,tb-size=512"
 
 _COMMAND_LINE: Final = (
-    "console=ttyS0 quiet panic=-1 systemd.unified_cgroup_hierarchy=1 systemd.show_status=0"
-    " mitigations=off random.trust_cpu=on net.ifnames=0 audit=0"
+    "console=ttyS0 quiet panic=-1 root=/dev/vda rootfstype=ext4 rw fsck.mode=skip"
+    " systemd.unified_cgroup_hierarchy=1 systemd.show_status=0 mitigations=off random.trust_cpu=on"
+    f" net.ifnames=0 audit=0 systemd.unit={TARGET}"
 )
 
 _SHARED: Final = "security_model=none,multidevs=remap,readonly=on"
@@ -39,7 +40,7 @@ _OFFSET: Final = 16
 
 
 def run(
-    files: Files,
+    guest: Guest,
     job: str,
     *,
     shares: Sequence[str],
@@ -49,8 +50,6 @@ def run(
     """Boot a machine and run a job in it.
 
     Args:
-        files: of the guest, from :func:`tests.tools.vm.guest.prepare`.
-        job: a shell script.
         shares: directories of the host that the guest sees at the same paths, read-only.
         out: what the console says is written there at once.
         timeout: seconds that all of it may take.
@@ -60,21 +59,15 @@ def run(
 
     Raises:
         ToolMissing: the emulator is not installed.
-        ShareMissing: a directory to be shared is not there.
         MachineTimeout: it took too long. The machine is killed.
         MachineFailed: the machine ended, and its job did not.
     """
-    for path in shares:
-        if not os.path.isdir(path):
-            raise ShareMissing(
-                f"to share {path} with {files.guest.name}", found="no such directory"
-            )
     with tempfile.TemporaryDirectory(prefix="nvshim-job-") as directory:
         _write(directory, "shares", "".join(f"{_tag(i)} {p}\n" for i, p in enumerate(shares)))
         _write(directory, "run", job)
         exported = [(directory, "job"), *((path, _tag(i)) for i, path in enumerate(shares))]
         process = subprocess.Popen(
-            command(files, exported),
+            command(guest, exported),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -85,7 +78,7 @@ def run(
             last = _relay(process, out, time.monotonic() + timeout)
             if last is None:
                 raise MachineTimeout(
-                    f"a job in {files.guest.name} within {timeout:g} s", found="it still runs"
+                    f"a job in {guest.release} within {timeout:g} s", found="it still runs"
                 )
             code = process.wait()
         finally:
@@ -95,41 +88,35 @@ def run(
                 process.stdout.close()
     if code < (_OFFSET << 1 | 1) or not code & 1:
         raise MachineFailed(
-            f"a job in {files.guest.name}",
+            f"a job in {guest.release}",
             found=f"the emulator ended with {code}; its last words: {last}",
         )
     return (code >> 1) - _OFFSET
 
 
-def command(files: Files, exported: Sequence[tuple[str, str]]) -> list[str]:
+def command(guest: Guest, exported: Sequence[tuple[str, str]]) -> list[str]:
     """The command line of the emulator.
 
     Args:
-        files: of the guest.
         exported: directories of the host, and the tags under which the guest mounts them.
     """
-    virtfs = [
-        word
-        for path, tag in exported
-        for word in (
-            "-virtfs",
-            f"local,path={_escape(path)},mount_tag={tag},{_SHARED}",
-        )
-    ]
+    virtfs = []
+    for path, tag in exported:
+        virtfs += ["-virtfs", f"local,path={_escape(path)},mount_tag={tag},{_SHARED}"]
     return [
         # The machine goes when its starter does, however that ends.
         tools.find("setpriv"), "--pdeathsig", "KILL",
         tools.find("qemu-system-x86_64"),
         "-machine", "pc-q35-7.2", "-accel", _ACCELERATOR, "-cpu", "max",
-        "-smp", str(_CPUS), "-m", str(files.guest.memory),
+        "-smp", str(_CPUS), "-m", str(_MEMORY_MIB),
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
         "-device", "isa-debug-exit,iobase=0xf4,iosize=0x04",
-        "-kernel", files.kernel, "-initrd", files.initrd,
-        "-drive", f"file={_escape(files.disk)},format=raw,snapshot=on,if=none,id=d0,cache=unsafe",
+        "-kernel", guest.boots("vmlinuz"), "-initrd", guest.boots("initrd.img"),
+        "-drive", f"file={_escape(guest.disk)},format=raw,snapshot=on,if=none,id=d0,cache=unsafe",
         "-device", "virtio-blk-pci,drive=d0",
         *virtfs,
-        "-append", f"{_COMMAND_LINE} systemd.unit={TARGET}",
+        "-append", _COMMAND_LINE,
     ]  # fmt: skip
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bench.documents import fill, places
-from tests.bench.report import costs, main, report, table, targets
+from tests.bench.report import costs, fill, main, places, report, table, targets
 from tests.bench.results import Comparison, Curve, Figure, Figures, Results, Row
 from tests.harness.launcher import REPOSITORY
 

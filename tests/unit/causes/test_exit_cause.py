@@ -21,6 +21,7 @@ from hooks.node.gpus import Gpu, MigDevice
 from hooks.words import Arch
 from shim.causes import ended
 from shim.causes.record import Fault, Whose, path_of, write_causes
+from shim.causes.sentence import RELEVANT
 from shim.errors import NvshimError
 from shim.log import Log
 from shim.work import exit_cause
@@ -216,11 +217,11 @@ def test_what_the_agent_wrote_counts_and_then_the_log_is_not_read(case: Case) ->
     assert case.found(xid(48)) == (79, "device")
 
 
-def test_what_the_agent_wrote_counts_though_the_clock_was_set_back_since_the_start(
-    case: Case,
-) -> None:
+def test_a_fault_counts_though_the_clock_was_set_back_since_the_start(case: Case) -> None:
     later = time.time() + 3600
     os.utime(case.bundle / "init.pid", (later, later))
+    assert case.found(xid(79)) == (79, "device")
+    assert case.found(xid(79), ago=RELEVANT + 60) == ()
     write_causes(str(case.state), "k8s.io", "c1", [Fault(time.time(), "xid", 48, sure=True)])
     assert case.tell()["first"]["code"] == 48
 

@@ -1,12 +1,46 @@
-"""The configuration of a node that commands look at."""
+"""A node that commands look at, and what they print."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from integration.cli import app, exits
 from tests.unit.hooks.fake_node import Node
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command has printed."""
+
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Nvshim = Callable[..., Said]
+
+
+@pytest.fixture
+def nvshim(capsys: pytest.CaptureFixture[str]) -> Nvshim:
+    """Run a command, which has to end as is said here."""
+
+    def run(*words: str, ends: int = exits.OK) -> Said:
+        capsys.readouterr()
+        status = app.main([*words])
+        seen = capsys.readouterr()
+        assert status == ends, seen.err
+        return Said(seen.out, seen.err)
+
+    return run
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from hooks.cdi import schema
 from hooks.cdi.files import tree_of
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
-from integration.cli import app, exits
+from integration.cli import exits
+from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import NVIDIA, VERSION, Node, uuid_of
 
 pytestmark = pytest.mark.usefixtures("config_file")
@@ -43,69 +44,55 @@ def spec(
 # generate
 
 
-def test_spec_is_as_the_reader_wants_it_in_both_forms(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_spec_is_as_the_reader_wants_it_in_both_forms(tmp_path: Path, nvshim: Nvshim) -> None:
     specs = {}
     for name in ("a/nvidia.yaml", "b/nvidia.json"):
         path = tmp_path / name
-        assert app.main(["cdi", "generate", "--to", str(path)]) == 0, capsys.readouterr().err
-        assert capsys.readouterr().err.endswith("5 devices of nvidia.com/gpu, CDI 0.5.0\n")
+        seen = nvshim("cdi", "generate", "--to", str(path))
+        assert seen.err.endswith("5 devices of nvidia.com/gpu, CDI 0.5.0\n")
         assert path.stat().st_mode & 0o777 == 0o644
         assert os.listdir(path.parent) == [path.name]
         specs[name] = schema.parse(tree_of(path.read_bytes(), name), name)
-        assert app.main(["cdi", "validate", str(path)]) == 0, capsys.readouterr().out
+        nvshim("cdi", "validate", str(path))
     assert len(set(specs.values())) == 1
-    capsys.readouterr()
-    assert app.main(["cdi", "generate", "-o", "json", "--vendor", "x.y", "--no-all-device"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    made = nvshim("cdi", "generate", "-o", "json", "--vendor", "x.y", "--no-all-device").json
     assert made["kind"] == "x.y/gpu"
     assert [each["name"] for each in made["devices"]] == ["0", uuid_of(0), "1", uuid_of(1)]
-    assert app.main(["cdi", "generate", "--device", "1,0", "--device-name-strategy", "index"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+    seen = nvshim("cdi", "generate", "--device", "1,0", "--device-name-strategy", "index")
+    shown = yaml.safe_load(seen.out)
     assert [each["name"] for each in shown["devices"]] == ["1", "0", "all"]
 
 
-def test_a_device_or_a_pipe_is_written_to_and_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.main(["cdi", "generate"]) == 0
-    text = capsys.readouterr().out
+def test_a_device_or_a_pipe_is_written_to_and_stays(tmp_path: Path, nvshim: Nvshim) -> None:
+    text = nvshim("cdi", "generate").out
     reading, writing_end = os.pipe()
     fcntl.fcntl(writing_end, fcntl.F_SETPIPE_SZ, 1 << 20)
-    assert app.main(["cdi", "generate", "--to", f"/dev/fd/{writing_end}"]) == 0
+    nvshim("cdi", "generate", "--to", f"/dev/fd/{writing_end}")
     os.close(writing_end)
     with os.fdopen(reading, "rb") as pipe:
         assert pipe.read().decode() == text
     full = tmp_path / "full"
     os.mknod(full, stat.S_IFCHR | 0o600, os.makedev(1, 7))
-    assert app.main(["cdi", "generate", "--to", str(full)]) == 1
-    assert "NVSHIM-E2530" in (told := capsys.readouterr().err)
+    assert "NVSHIM-E2530" in (told := nvshim("cdi", "generate", "--to", str(full), ends=1).err)
     assert "No space left" in told
     assert full.is_char_device()
 
 
-def test_roots_are_those_of_the_options(
-    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_roots_are_those_of_the_options(node: Node, tmp_path: Path, nvshim: Nvshim) -> None:
     container = tmp_path / "container"
     container.mkdir()
     (node.driver).rename(container / "driver")
     (node.dev).rename(container / "dev")
-    assert app.main(["cdi", "generate"]) == 1
-    assert "NVSHIM-E0102" in capsys.readouterr().err
+    assert "NVSHIM-E0102" in nvshim("cdi", "generate", ends=1).err
     roots = ["--driver-root", f"{container}/driver", "--dev-root", str(container)]
-    assert app.main(["cdi", "generate", *roots, "-o", "json"]) == 0, capsys.readouterr().err
-    made = json.loads(capsys.readouterr().out)
+    made = nvshim("cdi", "generate", *roots, "-o", "json").json
     sources = {mount["hostPath"] for mount in made["containerEdits"]["mounts"]}
     assert all(source.startswith(f"{container}/driver/") for source in sources)
 
 
-def test_a_failure_is_a_document_if_the_spec_was_to_be_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert app.main(["cdi", "generate", "-o", "json", "--kind", "gds"]) == 1
-    assert json.loads(capsys.readouterr().err)["error"]["code"] == "NVSHIM-E0611"
+def test_a_failure_is_a_document_if_the_spec_was_to_be_one(nvshim: Nvshim) -> None:
+    seen = nvshim("cdi", "generate", "-o", "json", "--kind", "gds", ends=1)
+    assert json.loads(seen.err)["error"]["code"] == "NVSHIM-E0611"
 
 
 def test_file_keeps_its_owner_and_mode_and_a_link_stays_one(tmp_path: Path) -> None:
@@ -143,22 +130,20 @@ def test_file_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Pa
         [],
     ],
 )
-def test_arguments_that_mean_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["cdi", *words]) == exits.USAGE
-    assert capsys.readouterr().out == ""
+def test_arguments_that_mean_nothing(words: list[str], nvshim: Nvshim) -> None:
+    assert nvshim("cdi", *words, ends=exits.USAGE).out == ""
 
 
 # list
 
 
-def test_list_says_which_file_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_says_which_file_counts(tmp_path: Path, nvshim: Nvshim) -> None:
     low, high = tmp_path / "etc-cdi", tmp_path / "run-cdi"
     spec(low, "a.json", device("0"), device("1"))
     spec(low, "b.json", device("1"))
     spec(high, "c.json", device("0"))
     spec(high, "broken.json", kind="not a kind")
-    assert app.main(["cdi", "list", "-o", "json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = nvshim("cdi", "list", "-o", "json").json
     assert [(row["name"], row["state"], row["file"]) for row in shown["items"]] == [
         ("vendor.example/x=0", "used", f"{high}/c.json"),
         ("vendor.example/x=0", "hidden", f"{low}/a.json"),
@@ -166,8 +151,7 @@ def test_list_says_which_file_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("vendor.example/x=1", "conflict", f"{low}/b.json"),
     ]
     assert [fault["code"] for fault in shown["faults"]] == ["NVSHIM-E0602"]
-    assert app.main(["cdi", "list", "-o", "wide", "--spec-dir", str(high)]) == 0
-    seen = capsys.readouterr()
+    seen = nvshim("cdi", "list", "-o", "wide", "--spec-dir", str(high))
     assert [line.split() for line in seen.out.splitlines()] == [
         ["DEVICE", "STATE", "FILE"],
         ["vendor.example/x=0", "used", f"{high}/c.json"],
@@ -179,27 +163,24 @@ def test_list_says_which_file_counts(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_validate_finds_what_the_host_has_no_more(
-    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    node: Node, tmp_path: Path, nvshim: Nvshim
 ) -> None:
     directory = tmp_path / "run-cdi"
-    assert app.main(["cdi", "generate", "--to", f"{directory}/nvidia.yaml"]) == 0
-    assert app.main(["cdi", "validate"]) == 0
-    assert f"{directory}/nvidia.yaml: valid, 5 devices" in capsys.readouterr().out
+    nvshim("cdi", "generate", "--to", f"{directory}/nvidia.yaml")
+    assert f"{directory}/nvidia.yaml: valid, 5 devices" in nvshim("cdi", "validate").out
     library = node.driver / f"usr/lib/x86_64-linux-gnu/libcuda.so.{VERSION}"
     library.rename(library.with_name("libcuda.so.999.1"))
     (node.dev / "nvidia0").unlink()
     (node.dev / "nvidia1").unlink()
     node.add_node("nvidia1", NVIDIA, 7)
-    assert app.main(["cdi", "validate", "-o", "json"]) == exits.FOUND
-    (file,) = json.loads(capsys.readouterr().out)["items"]
+    (file,) = nvshim("cdi", "validate", "-o", "json", ends=exits.FOUND).json["items"]
     assert not file["valid"]
     assert {(each["what"], each["subject"]) for each in file["findings"]} == {
         ("missing", str(library)),
         ("missing", "/dev/nvidia0"),
         ("changed", "/dev/nvidia1"),
     }
-    assert app.main(["cdi", "validate", f"{directory}/nvidia.yaml"]) == exits.FOUND
-    lines = capsys.readouterr().out.splitlines()
+    lines = nvshim("cdi", "validate", f"{directory}/nvidia.yaml", ends=exits.FOUND).out.splitlines()
     assert lines[0].endswith("3 findings")
     assert (
         "  error: changed: /dev/nvidia1: it is device 195:7, not 195:1 (of nvidia.com/gpu=1)"
@@ -207,19 +188,17 @@ def test_validate_finds_what_the_host_has_no_more(
     )
 
 
-def test_validate_tells_of_files_that_nobody_can_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_tells_of_files_that_nobody_can_use(tmp_path: Path, nvshim: Nvshim) -> None:
     directory = tmp_path / "etc-cdi"
     spec(directory, "a.json", device("0"))
     spec(directory, "b.json", device("0"))
     broken = spec(directory, "c.json", kind="x")
     others = spec(directory, "d.json", device("1"))
     others.chmod(0o666)
-    assert app.main(["cdi", "validate", "-o", "json"]) == exits.FOUND
+    seen = nvshim("cdi", "validate", "-o", "json", ends=exits.FOUND)
     found = {
         os.path.basename(file["file"]): [each["what"] for each in file["findings"]]
-        for file in json.loads(capsys.readouterr().out)["items"]
+        for file in seen.json["items"]
     }
     assert found == {
         "a.json": ["conflict"],
@@ -227,19 +206,16 @@ def test_validate_tells_of_files_that_nobody_can_use(
         "c.json": ["invalid"],
         "d.json": ["invalid"],
     }
-    assert app.main(["cdi", "validate", str(broken), f"{tmp_path}/none"]) == exits.FOUND
-    assert "no such file" in capsys.readouterr().out
+    seen = nvshim("cdi", "validate", str(broken), f"{tmp_path}/none", ends=exits.FOUND)
+    assert "no such file" in seen.out
 
 
-def test_a_hook_or_a_hidden_device_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hook_or_a_hidden_device_is_a_warning(tmp_path: Path, nvshim: Nvshim) -> None:
     hook = {"hookName": "createContainer", "path": "/no/such/program"}
     inside = {"hookName": "startContainer", "path": "/in/the/image"}
     spec(tmp_path / "etc-cdi", "a.json", device("0", hooks=[hook, inside]))
     spec(tmp_path / "run-cdi", "b.json", device("0"))
-    assert app.main(["cdi", "validate", "-o", "json"]) == exits.OK
-    first, second = json.loads(capsys.readouterr().out)["items"]
+    first, second = nvshim("cdi", "validate", "-o", "json").json["items"]
     assert [(each["what"], each["weight"]) for each in first["findings"]] == [
         ("hook", "warning"),
         ("hidden", "warning"),
@@ -248,14 +224,11 @@ def test_a_hook_or_a_hidden_device_is_a_warning(
     assert second["findings"] == []
 
 
-def test_what_lies_in_memory_is_not_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_lies_in_memory_is_not_looked_for(tmp_path: Path, nvshim: Nvshim) -> None:
     mount = {"hostPath": "tmpfs", "containerPath": "/scratch", "type": "tmpfs"}
     bound = {"hostPath": "/no/such", "containerPath": "/x", "type": "bind"}
     path = spec(tmp_path, "a.json", device("0", mounts=[mount]), device("1", mounts=[bound]))
-    assert app.main(["cdi", "validate", "-o", "json", str(path)]) == exits.FOUND
-    (file,) = json.loads(capsys.readouterr().out)["items"]
+    (file,) = nvshim("cdi", "validate", "-o", "json", str(path), ends=exits.FOUND).json["items"]
     assert [each["subject"] for each in file["findings"]] == ["/no/such"]
 
 
@@ -264,10 +237,9 @@ def test_what_lies_in_memory_is_not_looked_for(
 ROOT = "/run/nvidia/driver"
 
 
-def moved(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def moved(path: Path, nvshim: Nvshim, *words: str) -> dict[str, Any]:
     words = ("cdi", "transform", "root", "--input", str(path), "-o", "json", *words)
-    assert app.main(list(words)) == 0, capsys.readouterr().err
-    made: dict[str, Any] = json.loads(capsys.readouterr().out)
+    made: dict[str, Any] = nvshim(*words).json
     return made
 
 
@@ -295,10 +267,8 @@ def rooted(tmp_path: Path) -> Path:
     return spec(tmp_path, "rooted.json", device("0", **edits), device("1"), containerEdits=edits)
 
 
-def test_paths_of_the_host_get_another_root(
-    rooted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = moved(rooted, capsys, "--from", ROOT, "--to", "/")
+def test_paths_of_the_host_get_another_root(rooted: Path, nvshim: Nvshim) -> None:
+    made = moved(rooted, nvshim, "--from", ROOT, "--to", "/")
     assert made["containerEdits"] == made["devices"][0]["containerEdits"]
     edits = made["containerEdits"]
     assert edits["deviceNodes"] == [
@@ -318,10 +288,8 @@ def test_paths_of_the_host_get_another_root(
     assert last["path"] == f"{ROOT}/bin/z"
 
 
-def test_paths_of_the_container_get_another_root(
-    rooted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = moved(rooted, capsys, "--from", ROOT, "--to", "/opt", "--relative-to", "container")
+def test_paths_of_the_container_get_another_root(rooted: Path, nvshim: Nvshim) -> None:
+    made = moved(rooted, nvshim, "--from", ROOT, "--to", "/opt", "--relative-to", "container")
     edits = made["containerEdits"]
     assert edits["deviceNodes"][1] == {
         "path": "/opt/dev/nvidiactl",
@@ -338,24 +306,19 @@ def test_paths_of_the_container_get_another_root(
     assert last["path"] == "/opt/bin/z"
 
 
-def test_version_rises_if_a_node_gets_a_host_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_version_rises_if_a_node_gets_a_host_path(tmp_path: Path, nvshim: Nvshim) -> None:
     path = spec(tmp_path, "a.json", device("zero", deviceNodes=[{"path": f"{ROOT}/dev/x"}]))
     path.write_text(path.read_text().replace("0.5.0", "0.3.0"))
-    assert moved(path, capsys, "--from", "/elsewhere")["cdiVersion"] == "0.3.0"
-    assert moved(path, capsys, "--from", ROOT)["cdiVersion"] == "0.5.0"
+    assert moved(path, nvshim, "--from", "/elsewhere")["cdiVersion"] == "0.3.0"
+    assert moved(path, nvshim, "--from", ROOT)["cdiVersion"] == "0.5.0"
 
 
 def test_a_file_may_be_changed_in_its_place_and_stdin_be_read(
-    rooted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    rooted: Path, nvshim: Nvshim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = rooted.read_bytes()
     words = ["cdi", "transform", "root", "--from", ROOT]
-    assert app.main([*words, "--input", str(rooted), "--into", str(rooted)]) == 0
-    capsys.readouterr()
+    nvshim(*words, "--input", str(rooted), "--into", str(rooted))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert app.main([*words, "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(rooted.read_text())
-    assert app.main([*words, "--input", "/no/such"]) == 1
-    assert "NVSHIM-E2531" in capsys.readouterr().err
+    assert nvshim(*words, "-o", "json").json == json.loads(rooted.read_text())
+    assert "NVSHIM-E2531" in nvshim(*words, "--input", "/no/such", ends=1).err

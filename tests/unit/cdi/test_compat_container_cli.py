@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hooks.errors import ImexChannelMissing, NvmlFailed, UnknownDevice
 from hooks.node.inventory import Inventory, take_inventory
 from integration.cli import app, exits
 from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
+from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
 
@@ -156,63 +158,56 @@ def test_an_imex_channel_has_to_be_there(node: Node, inventory: Inventory) -> No
 # The command
 
 
-def run(*words: str) -> int:
-    return app.main(["compat", "nvidia-container-cli", *words])
+@pytest.fixture
+def cli(nvshim: Nvshim) -> Nvshim:
+    return partial(nvshim, "compat", "nvidia-container-cli")
 
 
 @pytest.mark.usefixtures("config_file", "node")
 def test_flags_that_change_nothing_are_told_and_the_log_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, cli: Nvshim
 ) -> None:
     log = tmp_path / "debug.log"
     idle = ["--user=root:video", "--ldcache", "/etc/ld.so.cache", "-n", "--no-create-imex-channels"]
-    assert run("-d", str(log), *idle, "list", "--libraries", "-d", "0") == 0
-    seen = capsys.readouterr()
+    seen = cli("-d", str(log), *idle, "list", "--libraries", "-d", "0")
     assert "/dev/nvidia0" in seen.out
     told = [line.split()[1] for line in seen.err.splitlines() if "changes nothing" in line]
     assert sorted(told) == ["--ldcache", "--no-create-imex-channels", "--no-pivot", "--user"]
     assert f"selecting {tmp_path}/driver" in log.read_text()
-    assert run("--user", "list", "--binaries") == 0
-    assert run("-u", "-d", f"{tmp_path}/no/such/directory/x", "list") == exits.FAILED
-    assert "NVSHIM-E2543" in capsys.readouterr().err
+    cli("--user", "list", "--binaries")
+    seen = cli("-u", "-d", f"{tmp_path}/no/such/directory/x", "list", ends=exits.FAILED)
+    assert "NVSHIM-E2543" in seen.err
 
 
 @pytest.mark.usefixtures("config_file")
-def test_load_kmods_makes_nodes_first(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_kmods_makes_nodes_first(node: Node, cli: Nvshim) -> None:
     for module in ("nvidia", "nvidia_uvm", "nvidia_modeset"):
         (node.sys / "module" / module).mkdir(parents=True)
     (node.dev / "nvidia-uvm").unlink()
-    assert run("list", "-d", "0") == 0
-    assert "/dev/nvidia-uvm\n" not in capsys.readouterr().out
-    assert run("-k", "list", "-d", "0") == 0
-    assert "/dev/nvidia-uvm\n" in capsys.readouterr().out
+    assert "/dev/nvidia-uvm\n" not in cli("list", "-d", "0").out
+    assert "/dev/nvidia-uvm\n" in cli("-k", "list", "-d", "0").out
     assert (node.dev / "nvidia-uvm").is_char_device()
 
 
 @pytest.mark.usefixtures("config_file")
-def test_root_is_where_the_driver_is(
-    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_root_is_where_the_driver_is(node: Node, tmp_path: Path, cli: Nvshim) -> None:
     node.driver.rename(tmp_path / "elsewhere")
-    assert run(f"--root={tmp_path}/elsewhere", "list", "-l") == 0
-    assert f"/{MULTIARCH}/libcuda.so.{VERSION}\n" in capsys.readouterr().out
+    seen = cli(f"--root={tmp_path}/elsewhere", "list", "-l")
+    assert f"/{MULTIARCH}/libcuda.so.{VERSION}\n" in seen.out
 
 
-def test_what_has_no_counterpart_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("configure", "--device=all", "--ldconfig=@/sbin/ldconfig", "/rootfs") == 1
-    (line,) = capsys.readouterr().err.splitlines()
+def test_what_has_no_counterpart_is_one_line(cli: Nvshim) -> None:
+    seen = cli("configure", "--device=all", "--ldconfig=@/sbin/ldconfig", "/rootfs", ends=1)
+    (line,) = seen.err.splitlines()
     assert line.startswith("NVSHIM-E2541")
     assert "nvshim cdi generate" in line
-    assert run("--nonsense", "list") == exits.USAGE
-    assert run("nonsense") == exits.USAGE
+    cli("--nonsense", "list", ends=exits.USAGE)
+    cli("nonsense", ends=exits.USAGE)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["-V"], ["version"]])
-def test_version_is_in_the_lines_that_scripts_look_for(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*words) == 0
-    lines = dict(line.partition(":")[::2] for line in capsys.readouterr().out.splitlines())
+def test_version_is_in_the_lines_that_scripts_look_for(words: list[str], cli: Nvshim) -> None:
+    lines = dict(line.partition(":")[::2] for line in cli(*words).out.splitlines())
     assert list(lines)[:4] == ["cli-version", "lib-version", "build date", "build revision"]
     assert lines["cli-version"].strip()[0].isdigit()
     assert "nvshim" in lines["build revision"]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from integration.cli import app, exits
+from integration.cli import exits
 from integration.devices.creating import State, Wish, create, refuse_failures, run_command
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import expected_nodes
+from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, Node
 
 CONTROL = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
@@ -194,10 +195,9 @@ def test_expected_nodes_without_a_driver_are_the_control_nodes(bare_node: Node) 
 
 @pytest.mark.usefixtures("config_file")
 def test_command_tells_each_and_ends_with_three_if_it_would_do_something(
-    loaded: Node, capsys: pytest.CaptureFixture[str]
+    loaded: Node, nvshim: Nvshim
 ) -> None:
-    assert app.main(["devices", "create", "--dry-run", "-o", "json"]) == exits.FOUND
-    rows = json.loads(capsys.readouterr().out)["items"]
+    rows = nvshim("devices", "create", "--dry-run", "-o", "json", ends=exits.FOUND).json["items"]
     assert rows[0] == {
         "kind": "node",
         "path": f"{loaded.dev}/nvidiactl",
@@ -205,17 +205,15 @@ def test_command_tells_each_and_ends_with_three_if_it_would_do_something(
         "state": "absent",
         "reason": "",
     }
-    assert app.main(["devices", "create", "-o", "wide"]) == exits.OK
-    assert f"{loaded.dev}/nvidia0" in capsys.readouterr().out
-    assert app.main(["devices", "create", "--dry-run"]) == exits.OK
+    assert f"{loaded.dev}/nvidia0" in nvshim("devices", "create", "-o", "wide").out
+    nvshim("devices", "create", "--dry-run")
     (loaded.dev / "nvidia0").unlink()
     (loaded.dev / "nvidia0").write_text("")
-    assert app.main(["devices", "create", "-o", "json"]) == exits.FAILED
-    seen = capsys.readouterr()
+    seen = nvshim("devices", "create", "-o", "json", ends=exits.FAILED)
     assert json.loads(seen.err)["error"]["code"] == "NVSHIM-E2536"
     other = loaded.base / "other"
     (other / "dev").mkdir(parents=True)
-    assert app.main(["devices", "create", "--dev-root", str(other), "--no-links"]) == exits.OK
+    nvshim("devices", "create", "--dev-root", str(other), "--no-links")
     assert sorted(os.listdir(other / "dev")) == sorted(
         [*CONTROL, "nvidia0", "nvidia1", "nvidia-caps"]
     )

@@ -16,6 +16,7 @@ from hooks.node.inventory import Inventory, take_inventory
 VERSION = "535.261.03"
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 NVIDIA, UVM, CAPS, DRM = 195, 508, 234, 226
+IMEX, FS, VERBS = 500, 501, 231
 
 _DEVICES = f"""Character devices:
   1 mem
@@ -188,6 +189,32 @@ class Node:
         for cap in caps:
             if not (self.dev / f"nvidia-caps/nvidia-cap{cap}").exists():
                 self.add_node(f"nvidia-caps/nvidia-cap{cap}", CAPS, cap, 0o444)
+
+    def add_features(self) -> None:
+        """Nodes of what goes with GPUs, and something wrong beside each."""
+        imex, fs, switch, gdr, verbs, misc = IMEX, FS, 502, 503, VERBS, 10
+        devices = self.proc / "devices"
+        more = {
+            imex: "nvidia-caps-imex-channels", fs: "nvidia-fs", switch: "nvidia-nvswitch",
+            gdr: "gdrdrv", verbs: "infiniband_verbs", misc: "misc",
+        }  # fmt: skip
+        lines = "".join(f"{major} {name}\n" for major, name in more.items())
+        devices.write_text(devices.read_text().replace("\nBlock", f"{lines}\nBlock"))
+        self.write(self.proc / "misc", " 63 vga_arbiter\n 58 rdma_cm\n")
+        for name, major, minor in (
+            ("nvidia-fs0", fs, 0), ("nvidia-fs10", fs, 10), ("nvidia-fs2", fs, 2),
+            ("nvidia-fs3", 8, 3),  # of another driver
+            ("infiniband/uverbs0", verbs, 192), ("infiniband/rdma_cm", misc, 58),
+            ("infiniband/issm0", verbs, 64), ("gdrdrv", gdr, 0), ("nvidia-nvlink", 504, 0),
+            ("nvidia-nvswitchctl", switch, 255), ("nvidia-nvswitch0", switch, 0),
+            ("nvidia-caps/nvidia-cap1", CAPS, 1), ("nvidia-caps/nvidia-cap2", CAPS, 2),
+            ("nvidia-caps-imex-channels/channel0", imex, 0),
+            ("nvidia-caps-imex-channels/channel7", imex, 7),
+            ("nvidia-caps-imex-channels/channel8", imex, 9),  # of another number
+            # The driver's by their numbers, and not by their names.
+            ("mine", NVIDIA, 9), ("nvidia-nvlink9", NVIDIA, 9),
+        ):  # fmt: skip
+            self.add_node(name, major, minor, 0o660 if "verbs" in name else 0o666, gid=9)
 
     def take_inventory(self, *gpus: dict[str, Any], **report: Any) -> Inventory:
         """The inventory, taken and kept, with what NVML reports of these GPUs."""

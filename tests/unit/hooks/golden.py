@@ -76,7 +76,7 @@ def planned(plan: Plan, dev: str) -> dict[str, Any]:
     """A plan for people, but for its groups."""
     return {
         "devices": [_device(device, dev) for device in plan.devices],
-        "mounts": [_mount(mount) for mount in plan.mounts],
+        "mounts": [mounted(mount) for mount in plan.mounts],
         "links": {link.path: link.target for link in plan.links},
         "libraries": [f"{each.soname}: {each.path}" for each in plan.libraries],
         "searched": list(plan.library_directories),
@@ -103,7 +103,7 @@ def _device(device: Device, dev: str) -> str:
     return f"{device.path} {told}"
 
 
-def _mount(mount: Mount) -> str:
+def mounted(mount: Mount) -> str:
     """Its source, where it is mounted if not at the same path, and what is not usual."""
     place = "" if mount.source.endswith(mount.destination) else f" at {mount.destination}"
     ways = (

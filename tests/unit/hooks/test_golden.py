@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from api.errors import NvshimError
 from hooks import engine
 from hooks.image.ldcache import parse
 from hooks.image.rootfs import Rootfs
@@ -28,6 +29,7 @@ from tests.unit.hooks.image import images
 GOLDEN = Golden("golden.json")
 ONE = "NVIDIA_VISIBLE_DEVICES=0"
 ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
+MANAGEMENT = "NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all"
 IMAGES: dict[str, Callable[[str], str]] = {
     "debian": images.debian,
     "fedora": images.fedora,
@@ -50,8 +52,26 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "libraries in lib64": ("fedora", (ONE, ALL)),
     "musl": ("alpine", (ONE,)),
     "no loader": ("scratch", (ONE,)),
-    "management": ("debian", ("NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all",)),
-}
+    "management": ("debian", (MANAGEMENT,)),
+    "management beside a GPU": ("debian", (f"{MANAGEMENT},nvidia.com/gpu=0",)),
+    **{
+        f"capabilities {names}": ("debian", (ONE, f"NVIDIA_DRIVER_CAPABILITIES={names}"))
+        for names in (
+            "compute", "utility,compute", "video", "display", "ngx", "compat32", "compute,compat32",
+        )
+    },
+    **{
+        f"{name} alone": ("debian", (f"NVIDIA_VISIBLE_DEVICES=nvidia.com/{name}=all",))
+        for name in ("gds", "mofed", "gdrcopy", "nvswitch")
+    },
+    **{
+        f"GPU and {asked}": ("debian", (ONE, f"NVIDIA_{asked}"))
+        for asked in (
+            "GDS=enabled", "MIG_CONFIG_DEVICES=all", "MIG_MONITOR_DEVICES=all", "IMEX_CHANNELS=7",
+            "IMEX_CHANNELS=all", "IMEX_CHANNELS=1", "IMEX_CHANNELS=8",
+        )
+    },
+}  # fmt: skip
 MOUNTS = [
     {"destination": "/proc", "type": "proc", "source": "proc"},
     {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
@@ -66,17 +86,27 @@ def full(bare_node: Node) -> Node:
     node.add_kernel()
     node.add_driver()
     for stem, soname in (
+        ("libnvidia-eglcore", None),
         ("libGLX_nvidia", "libGLX_nvidia.so.0"),
+        ("libnvidia-allocator", "libnvidia-allocator.so.1"),
+        ("libnvidia-encode", "libnvidia-encode.so.1"),
+        ("libnvidia-ngx", "libnvidia-ngx.so.1"),
         ("libnvcuvid", "libnvcuvid.so.1"),
     ):
         node.add_library(f"{stem}.so.{VERSION}", soname)
     node.add_library(f"libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1", f"{MULTIARCH}/vdpau")
     node.add_library(f"libcuda.so.{VERSION}", "libcuda.so.1", "usr/lib/i386-linux-gnu", bits=32)
     module = f"usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}"
-    for path in ("usr/bin/nvidia-smi", "etc/vulkan/icd.d/nvidia_icd.json", module):
+    for path in (
+        "usr/bin/nvidia-smi", "usr/bin/nvidia-cuda-mps-control", "etc/cufile.json", module,
+        "etc/vulkan/icd.d/nvidia_icd.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+    ):  # fmt: skip
         node.write(node.driver / path, "x")
+    for path in ("tmp/nvidia-mps", "run/udev"):
+        (node.driver / path).mkdir(parents=True)
     node.write(node.driver / f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", "x")
     node.write(node.proc / "driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
+    node.add_features()
     node.add_gpu(0, drm=True)
     node.add_gpu(1, drm=True)
     node.add_gpu(2)
@@ -163,7 +193,16 @@ def test_container_gets(full: Node, tmp_path: Path, case: str) -> None:
     root.mkdir()
     before = images.tree(IMAGES[image](str(root)))
     spec = spec_of(environment)
-    GOLDEN.compare(case, shown(full, spec, inject(full, spec, root), changes(before, root)))
+    try:
+        done = inject(full, spec, root)
+    except NvshimError as error:
+        assert images.tree(str(root)) == before
+        GOLDEN.compare(case, {"error": str(error).replace(str(full.base), "NODE")})
+        return
+    found = shown(full, spec, done, changes(before, root))
+    given = [each.split()[0] for each in (*found["devices"], *found["mounts"])]
+    assert len(given) == len(set(given)), "nothing is given twice"
+    GOLDEN.compare(case, found)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
@@ -182,7 +221,11 @@ def test_image_that_takes_no_writes_gets(full: Node, tmp_path: Path, case: str) 
     GOLDEN.compare(f"{case}, read-only", shown(full, spec, done, {}))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "management"])
+# What more than NVIDIA's GPUs is asked for is not prepared.
+NOT_PREPARED = ("management", " alone", "GDS=", "IMEX_CHANNELS=")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not any(word in c for word in NOT_PREPARED)])
 def test_what_was_prepared_is_what_would_have_been_done(
     full: Node, tmp_path: Path, case: str
 ) -> None:

@@ -12,7 +12,7 @@ from integration.simulated.errors import PackagesError
 from tests import matrix
 from tests.harness.launcher import REPOSITORY
 from tests.matrix import Outcome, read_outcome, runs
-from tests.tools.reference import support
+from tests.tools.reference import tables
 
 
 def test_each_containerd_meets_each_runc_and_its_own_crun() -> None:
@@ -79,10 +79,10 @@ def test_what_ran_is_kept_and_only_what_passed_counts_as_tested(
         ("trixie/runc", "containerd 1.7.24, runc 1.1.15", bad),
     ):
         matrix.record(by_name[name], versions, outcome, path)
-    monkeypatch.setattr(support, "RECORD", path)
-    tested = [line.split(" | ")[:2] for line in support.runtimes().splitlines()[2:]]
+    monkeypatch.setattr(tables, "RECORD", path)
+    tested = [line.split(" | ")[:2] for line in tables.tested().splitlines()[2:]]
     assert tested == [["| containerd 1.6.20", "crun 1.8.1, runc 1.1.5"]]
-    assert "| `trixie/runc` | containerd 1.7.24 | runc 1.1.15 |" in support.runs()
+    assert "| `trixie/runc` | containerd 1.7.24 | runc 1.1.15 |" in tables.tested_runs()
 
 
 def test_a_run_of_some_tests_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,11 @@ from integration.node.plugin.settings import Source
 from integration.node.plugin.values import Settings as PluginSettings
 from integration.verify.program import NAME as PROBE
 from shim import VERSION
+from tests.harness.helm import OPTIONS
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
-from tests.tools.dist.project import Project
 from tests.tools.node_image import IMAGE, NAME
-from tests.tools.release.chart import OPTIONS, files
+from tests.tools.release.chart import files
 from tests.unit.node.dra.test_slices import DEVICES
 
 with warnings.catch_warnings():
@@ -59,8 +59,14 @@ _KUBELET_SOCKET: Final = Options("", 1).kubelet_socket
 _MPS_ROOT: Final = PluginSettings().mps_root
 
 
+Object = dict[str, Any]
+Documents = list[Object]
+Rendered = dict[str, Documents]
+Jobs = dict[str, Object]
+
+
 @pytest.fixture(scope="module")
-def rendered() -> dict[str, list[dict[str, Any]]]:
+def rendered() -> Rendered:
     """Every overlay, and the base with each component."""
     kubectl = Kubectl.of_release(RENDERS)
     made = {name: _documents(kubectl("kustomize", _overlay(name))) for name in OVERLAYS}
@@ -71,37 +77,37 @@ def _overlay(name: str) -> str:
     return os.path.join(MANIFESTS, "overlays", name)
 
 
-def _documents(text: str) -> list[dict[str, Any]]:
+def _documents(text: str) -> Documents:
     return list(yaml.safe_load_all(text))
 
 
-def _one(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+def _one(documents: Documents, kind: str, name: str = "") -> dict[str, Any]:
     found = [d for d in documents if d["kind"] == kind and name in {"", d["metadata"]["name"]}]
     assert len(found) == 1, [d["metadata"] for d in found]
     return found[0]
 
 
-def _pod(documents: list[dict[str, Any]], name: str = "installer") -> dict[str, Any]:
+def _pod(documents: Documents, name: str = "installer") -> dict[str, Any]:
     spec: dict[str, Any] = _one(documents, "DaemonSet", name)["spec"]["template"]["spec"]
     return spec
 
 
-def _container(documents: list[dict[str, Any]], name: str = "installer") -> dict[str, Any]:
+def _container(documents: Documents, name: str = "installer") -> dict[str, Any]:
     containers = _pod(documents, name)["containers"]
     assert len(containers) == 1
     container: dict[str, Any] = containers[0]
     return container
 
 
-def _environment(documents: list[dict[str, Any]]) -> dict[str, str]:
+def _environment(documents: Documents) -> dict[str, str]:
     return {each["name"]: each["value"] for each in _container(documents)["env"]}
 
 
-def _settings(documents: list[dict[str, Any]]) -> Settings:
+def _settings(documents: Documents) -> Settings:
     return settings_from(_environment(documents))
 
 
-def _daemon_sets(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _daemon_sets(documents: Documents) -> Iterator[dict[str, Any]]:
     found = [d for d in documents if d["kind"] == "DaemonSet"]
     assert {d["metadata"]["name"] for d in found} == {"installer", "node-agent"}
     yield from found
@@ -133,9 +139,7 @@ def _amounts(node: Any) -> Iterator[str]:
             yield from _amounts(each)
 
 
-def test_every_amount_is_written_as_the_api_server_keeps_it(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_every_amount_is_written_as_the_api_server_keeps_it(rendered: Rendered) -> None:
     """Otherwise `kubectl apply` finds a difference each time ("100000" is kept as "100k")."""
     amounts = {name: list(_amounts(documents)) for name, documents in rendered.items()}
     assert all(amounts.values())
@@ -147,7 +151,7 @@ def test_every_amount_is_written_as_the_api_server_keeps_it(
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_manifest_is_valid_in_every_version_of_the_api(
-    rendered: dict[str, list[dict[str, Any]]], version: str
+    rendered: Rendered, version: str
 ) -> None:
     # Most objects are the same in most overlays.
     distinct = {json.dumps(each): each for documents in rendered.values() for each in documents}
@@ -164,9 +168,7 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def test_the_validator_would_find_a_field_that_does_not_exist(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_the_validator_would_find_a_field_that_does_not_exist(rendered: Rendered) -> None:
     wrong = _one(rendered["not-default"], "RuntimeClass") | {"handlers": "nvidia"}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
@@ -174,7 +176,7 @@ def test_the_validator_would_find_a_field_that_does_not_exist(
 
 @pytest.mark.parametrize("release", of_releases("bookworm", RENDERS, UNSTABLE))
 def test_kubectl_would_apply_each_object_and_changes_nothing_in_a_dry_run(
-    rendered: dict[str, list[dict[str, Any]]], release: str
+    rendered: Rendered, release: str
 ) -> None:
     documents = [each for overlay in OVERLAYS for each in rendered[overlay]]
     with Discovery() as server:
@@ -189,9 +191,7 @@ def test_kubectl_would_apply_each_object_and_changes_nothing_in_a_dry_run(
 # -- by the code that they name ---------------------------------------------------------------
 
 
-def test_every_word_that_is_run_is_one_of_nvshim(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_every_word_that_is_run_is_one_of_nvshim(rendered: Rendered) -> None:
     for daemon_set in itertools.chain.from_iterable(map(_daemon_sets, rendered.values())):
         container = daemon_set["spec"]["template"]["spec"]["containers"][0]
         words = [container["args"]]
@@ -213,16 +213,14 @@ def _parses(words: list[str]) -> None:
         _parses(list(context.params["words"]))
 
 
-def test_every_variable_is_known_and_means_something(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_every_variable_is_known_and_means_something(rendered: Rendered) -> None:
     for environment in map(_environment, rendered.values()):
         assert environment.pop("NVIDIA_VISIBLE_DEVICES") == "void"
         assert [key for key in environment if not VARIABLES[key].field] == []
         assert settings_from(environment).engine == "containerd"
 
 
-def test_the_image_is_ours_and_of_this_version(rendered: dict[str, list[dict[str, Any]]]) -> None:
+def test_the_image_is_ours_and_of_this_version(rendered: Rendered) -> None:
     for documents in rendered.values():
         for daemon_set in _daemon_sets(documents):
             image = daemon_set["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -230,9 +228,7 @@ def test_the_image_is_ours_and_of_this_version(rendered: dict[str, list[dict[str
             assert IMAGE.endswith(f"/{image}")
 
 
-def test_the_runtime_class_names_the_handler_that_is_configured(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_the_runtime_class_names_the_handler_that_is_configured(rendered: Rendered) -> None:
     for overlay in OVERLAYS:
         documents = rendered[overlay]
         if overlay == "beside-gpu-operator":  # where it is the operator's
@@ -243,9 +239,7 @@ def test_the_runtime_class_names_the_handler_that_is_configured(
         assert "overhead" not in runtime_class
 
 
-def test_where_pods_of_the_runtime_class_may_be_the_installer_is(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_where_pods_of_the_runtime_class_may_be_the_installer_is(rendered: Rendered) -> None:
     documents = rendered["not-default"]
     selector = _one(documents, "RuntimeClass")["scheduling"]["nodeSelector"]
     for daemon_set in _daemon_sets(documents):
@@ -260,7 +254,7 @@ def test_where_pods_of_the_runtime_class_may_be_the_installer_is(
 
 
 def test_what_the_installer_writes_is_mounted_and_nothing_else_can_be_written(
-    rendered: dict[str, list[dict[str, Any]]],
+    rendered: Rendered,
 ) -> None:
     documents = rendered["not-default"]
     settings = _settings(documents)
@@ -285,9 +279,7 @@ def test_what_the_installer_writes_is_mounted_and_nothing_else_can_be_written(
     assert volumes[root["name"]]["hostPath"]["path"] == "/"
 
 
-def test_the_installer_is_given_as_little_as_it_needs(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_the_installer_is_given_as_little_as_it_needs(rendered: Rendered) -> None:
     for name in OVERLAYS:
         pod, container = _pod(rendered[name]), _container(rendered[name])
         security = container["securityContext"]
@@ -308,7 +300,7 @@ def test_the_installer_is_given_as_little_as_it_needs(
 # -- the node agent ---------------------------------------------------------------------------
 
 
-def _mounts(documents: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def _mounts(documents: Documents) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """What the agent's container has mounted: by the place, the mount and its volume."""
     volumes = {each["name"]: each for each in _pod(documents, "node-agent")["volumes"]}
     mounts = _container(documents, "node-agent")["volumeMounts"]
@@ -316,9 +308,7 @@ def _mounts(documents: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
-def test_the_agent_sees_the_node_and_writes_where_it_has_to(
-    rendered: dict[str, list[dict[str, Any]]], name: str
-) -> None:
+def test_the_agent_sees_the_node_and_writes_where_it_has_to(rendered: Rendered, name: str) -> None:
     documents = rendered[name]
     assert _pod(documents, "node-agent")["hostPID"] is True
     mounts = _mounts(documents)
@@ -342,7 +332,7 @@ def test_the_agent_sees_the_node_and_writes_where_it_has_to(
         assert place in writable or any(place.startswith(f"{each}/") for each in writable)
 
 
-def test_mounts_of_mps_are_seen_on_the_node(rendered: dict[str, list[dict[str, Any]]]) -> None:
+def test_mounts_of_mps_are_seen_on_the_node(rendered: Rendered) -> None:
     mount, volume = _mounts(rendered["mps"])[f"/host{_MPS_ROOT}"]
     assert mount["mountPropagation"] == "Bidirectional"
     assert volume["hostPath"]["type"] == "DirectoryOrCreate"
@@ -352,7 +342,7 @@ def test_mounts_of_mps_are_seen_on_the_node(rendered: dict[str, list[dict[str, A
 
 
 def test_the_agent_reads_the_configuration_that_is_mounted_and_that_is_one(
-    rendered: dict[str, list[dict[str, Any]]], tmp_path: Path
+    rendered: Rendered, tmp_path: Path
 ) -> None:
     documents = rendered["device-plugin-config"]
     config_map = _one(documents, "ConfigMap", "device-plugin")
@@ -364,9 +354,7 @@ def test_the_agent_reads_the_configuration_that_is_mounted_and_that_is_one(
     assert replace(Source((), str(path)).load(), source="") == PluginSettings()
 
 
-def test_prometheus_finds_the_port_that_the_agent_listens_on(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_prometheus_finds_the_port_that_the_agent_listens_on(rendered: Rendered) -> None:
     for name in ("metrics", "prometheus-operator"):
         documents = rendered[name]
         container = _container(documents, "node-agent")
@@ -402,9 +390,7 @@ def test_every_variable_of_the_agent_is_handed_on_to_it() -> None:
     assert known - {"NVSHIM_CONFIG"} == HANDED_ON
 
 
-def test_every_overlay_says_what_its_name_says(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_every_overlay_says_what_its_name_says(rendered: Rendered) -> None:
     plain = Settings(set_default=False)
     assert _settings(rendered["not-default"]) == plain
     assert _settings(rendered["default-runtime"]).set_default
@@ -418,9 +404,7 @@ def test_every_overlay_says_what_its_name_says(
         assert _settings(rendered[f"restart-{mode}"]).restart == mode
 
 
-def test_what_needs_to_see_the_nodes_processes_does(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_what_needs_to_see_the_nodes_processes_does(rendered: Rendered) -> None:
     for name in ("remove-on-exit", "self-test", "restart-signal"):
         assert _pod(rendered[name])["hostPID"] is True
     privileged = _container(rendered["self-test"])["securityContext"]
@@ -428,9 +412,7 @@ def test_what_needs_to_see_the_nodes_processes_does(
     assert "capabilities" not in privileged
 
 
-def test_the_namespace_admits_the_pods_that_are_in_it(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_the_namespace_admits_the_pods_that_are_in_it(rendered: Rendered) -> None:
     for documents in rendered.values():
         namespace = _one(documents, "Namespace")
         labels = namespace["metadata"]["labels"]
@@ -440,9 +422,7 @@ def test_the_namespace_admits_the_pods_that_are_in_it(
                 assert document["metadata"]["namespace"] == namespace["metadata"]["name"]
 
 
-def test_the_agent_may_make_events_and_the_installer_nothing(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_the_agent_may_make_events_and_the_installer_nothing(rendered: Rendered) -> None:
     for component, documents in rendered.items():
         roles = {e["metadata"]["name"]: e["rules"] for e in documents if e["kind"] == "ClusterRole"}
         (rule,) = roles.pop("containerd-shim-nvidia-node-agent")
@@ -466,9 +446,7 @@ def test_the_agent_may_make_events_and_the_installer_nothing(
         assert mounts["token"] == f"/host{Options('', 1).service_account}"
 
 
-def test_the_driver_may_read_claims_and_write_its_nodes_slices(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_the_driver_may_read_claims_and_write_its_nodes_slices(rendered: Rendered) -> None:
     documents = {(e["kind"], e["metadata"]["name"]): e for e in rendered["dra"]}
     rules = documents["ClusterRole", "containerd-shim-nvidia-dra"]["rules"]
     assert {(resource, *rule["verbs"]) for rule in rules for resource in rule["resources"]} == {
@@ -501,9 +479,7 @@ def test_the_driver_may_read_claims_and_write_its_nodes_slices(
     assert {"name": "NODE_NAME", "valueFrom": field} in container["env"]
 
 
-def test_only_an_agent_that_serves_claims_runs_beside_its_successor(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_only_an_agent_that_serves_claims_runs_beside_its_successor(rendered: Rendered) -> None:
     field = {"fieldRef": {"fieldPath": "metadata.uid"}}
     for name, documents in rendered.items():
         if not any(each["kind"] == "DaemonSet" for each in documents):
@@ -519,9 +495,7 @@ def test_only_an_agent_that_serves_claims_runs_beside_its_successor(
         assert not any("hostPort" in each for each in container.get("ports", ()))
 
 
-def test_components_of_the_driver_say_what_the_agent_takes(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_components_of_the_driver_say_what_the_agent_takes(rendered: Rendered) -> None:
     kubectl = Kubectl.of_release(RENDERS)
     names = ("dra", "dra-mig", "dra-shares", "dra-evict", "dra-extended-resource", "dra-as-nvidia")
     documents = render(kubectl, "not-default", *names)
@@ -549,9 +523,7 @@ def test_components_of_the_driver_say_what_the_agent_takes(
         assert len(rendered[name]) == len(rendered["not-default"])
 
 
-def test_the_agent_may_write_one_condition_of_its_own_node(
-    rendered: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_the_agent_may_write_one_condition_of_its_own_node(rendered: Rendered) -> None:
     name = "containerd-shim-nvidia-node-condition"
     documents = {(e["kind"], e["metadata"]["name"]): e for e in rendered["node-condition"]}
     rules = documents["ClusterRole", name]["rules"]
@@ -601,15 +573,14 @@ def test_the_components_and_values_of_the_documentation_are_ours() -> None:
     kustomization, values = plain
     named = [os.path.basename(each) for each in kustomization["components"]]
     assert render(Kubectl.of_release(RENDERS), "not-default", *named)
-    chart = files(Project.of())
+    chart = files()
     jsonschema.validate(values, json.loads(chart["values.schema.json"]))
     rows = dict(re.findall(r"^\| `(dra[a-z-]*)` \| `(dra\.\w+)", text, re.MULTILINE))
-    found = {key: re.search(r"\.Values\.(dra\.(?!enabled)\w+)", OPTIONS[key]) for key in rows}
-    assert rows == {key: each[1] if each else "dra.enabled" for key, each in found.items()}
+    assert rows == {key: f"dra.{next(iter(OPTIONS[key]['dra']))}" for key in rows}
     assert rows.keys() == {each for each in COMPONENTS if each.startswith("dra")}
 
 
-def _configurations(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _configurations(document: dict[str, Any]) -> Documents:
     spec = document["spec"].get("spec", document["spec"])
     config: list[dict[str, Any]] = spec.get("devices", {}).get("config", [])
     return config
@@ -628,16 +599,14 @@ def test_the_operators_values_turn_its_toolkit_off_and_name_our_handler() -> Non
 
 
 @pytest.fixture(scope="module")
-def jobs() -> dict[str, dict[str, Any]]:
+def jobs() -> Jobs:
     kubectl = Kubectl.of_release(RENDERS)
     documents = _documents(kubectl("kustomize", os.path.join(MANIFESTS, "verify")))
     return {each["metadata"]["name"]: each for each in documents}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_jobs_are_valid_in_every_version_of_the_api(
-    jobs: dict[str, dict[str, Any]], version: str
-) -> None:
+def test_the_jobs_are_valid_in_every_version_of_the_api(jobs: Jobs, version: str) -> None:
     assert set(jobs) == {"verify", "verify-gpu", "verify-no-gpu"}
     for job in jobs.values():
         kubernetes_validate.validate(job, version, strict=True)
@@ -648,7 +617,7 @@ def test_the_jobs_are_valid_in_every_version_of_the_api(
         assert spec["containers"][0]["image"] == f"{NAME}:{VERSION}"
 
 
-def test_kubectl_would_apply_the_jobs(jobs: dict[str, dict[str, Any]]) -> None:
+def test_kubectl_would_apply_the_jobs(jobs: Jobs) -> None:
     kubectl = Kubectl.of_release(RENDERS)
     with Discovery() as server:
         said = kubectl(
@@ -660,7 +629,7 @@ def test_kubectl_would_apply_the_jobs(jobs: dict[str, dict[str, Any]]) -> None:
 
 
 def test_the_job_of_the_node_runs_where_the_agent_does_and_writes_in_one_place(
-    jobs: dict[str, dict[str, Any]], rendered: dict[str, list[dict[str, Any]]]
+    jobs: Jobs, rendered: Rendered
 ) -> None:
     spec = jobs["verify"]["spec"]["template"]["spec"]
     agent = _pod(rendered["not-default"], "node-agent")
@@ -674,7 +643,7 @@ def test_the_job_of_the_node_runs_where_the_agent_does_and_writes_in_one_place(
 
 
 def test_the_pods_of_users_are_as_users_have_them_and_count_what_they_request(
-    jobs: dict[str, dict[str, Any]], rendered: dict[str, list[dict[str, Any]]]
+    jobs: Jobs, rendered: Rendered
 ) -> None:
     runtime_class = _one(rendered["not-default"], "RuntimeClass")["metadata"]["name"]
     for name, count in (("verify-gpu", 1), ("verify-no-gpu", 0)):

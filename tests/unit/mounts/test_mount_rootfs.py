@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from api.errors import NvshimError
 from shim import syscalls
 from shim.errors import (
     MountFailed,
@@ -146,36 +147,32 @@ def test_layers_beyond_a_page_are_mounted_and_our_directory_stays(
     unmount_rootfs(str(rootfs))
 
 
+LAYERS = ":".join(f"/layers/{index:0200}" for index in range(40))
+# What cannot be mounted, after what can.
+UNMOUNTABLE: dict[str, tuple[Mount, type[NvshimError], str]] = {
+    "layers beyond a page even when shortened": (
+        ("overlay", "overlay", "", [f"lowerdir={LAYERS}"]), MountOptionsTooLong, "too many layers",
+    ),
+    "long option of no overlay": (
+        ("tmpfs", "tmpfs", "", ["x" * 5000]), MountOptionsTooLong, "long",
+    ),
+    "layer that is missing": (
+        ("overlay", "overlay", "", ["lowerdir=/missing/layer"]),
+        MountFailed, "there is no /missing/layer",
+    ),
+    "unsupported option": (("bind", "/", "", ["bind", "rro"]), MountOptionUnsupported, "rro"),
+    "target that is missing": (("tmpfs", "tmpfs", "missing", []), MountTargetUnusable, "missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNMOUNTABLE)
 @in_private_mount_namespace
-def test_layers_beyond_a_page_even_when_shortened_are_a_typed_error(
-    rootfs: Path, tmp_path: Path
-) -> None:
-    layers = [str(tmp_path / f"{index:0200}") for index in range(40)]
-    with pytest.raises(MountOptionsTooLong, match="too many layers"):
-        mount_rootfs([("overlay", "overlay", "", ["lowerdir=" + ":".join(layers)])], str(rootfs))
+def test_a_failure_undoes_the_mounts_before_it(rootfs: Path, name: str) -> None:
+    mount, error, words = UNMOUNTABLE[name]
+    with pytest.raises(error, match=words):
+        mount_rootfs([TMPFS, TMPFS, mount], str(rootfs))
     assert mount_points_below(str(rootfs)) == []
-
-
-@in_private_mount_namespace
-def test_a_long_option_that_is_not_an_overlays_is_a_typed_error(rootfs: Path) -> None:
-    with pytest.raises(MountOptionsTooLong):
-        mount_rootfs([("tmpfs", "tmpfs", "", ["x" * 5000])], str(rootfs))
-
-
-@in_private_mount_namespace
-def test_a_failure_undoes_the_mounts_before_it(rootfs: Path) -> None:
-    with pytest.raises(MountFailed, match="there is no /missing/layer"):
-        mount_rootfs(
-            [TMPFS, TMPFS, ("overlay", "overlay", "", ["lowerdir=/missing/layer"])], str(rootfs)
-        )
-    assert mount_points_below(str(rootfs)) == []
-
-
-@in_private_mount_namespace
-def test_an_unsupported_option_is_refused_before_anything_is_mounted(rootfs: Path) -> None:
-    with pytest.raises(MountOptionUnsupported):
-        mount_rootfs([TMPFS, ("bind", "/", "", ["bind", "rro"])], str(rootfs))
-    assert not rootfs.exists()
+    assert rootfs.exists() != (error is MountOptionUnsupported), "refused before all else"
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "in a missing bundle"])
@@ -206,13 +203,6 @@ def test_a_target_below_the_rootfs_cannot_lead_out_of_it(rootfs: Path, tmp_path:
     )
     inside = str(rootfs / "inside")
     assert mount_points_below(str(rootfs)) == [inside, inside, str(rootfs)]
-
-
-@in_private_mount_namespace
-def test_a_target_that_is_missing_undoes_all(rootfs: Path) -> None:
-    with pytest.raises(MountTargetUnusable, match="missing"):
-        mount_rootfs([TMPFS, ("tmpfs", "tmpfs", "missing", [])], str(rootfs))
-    assert mount_points_below(str(rootfs)) == []
 
 
 @in_private_mount_namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tarfile
 import warnings
@@ -12,10 +13,10 @@ import pytest
 import yaml
 
 from shim import VERSION
-from tests.harness.helm import notes, render_chart
+from tests.harness.helm import OPTIONS, merged, notes, render_chart
 from tests.harness.kubectl import MANIFESTS, Kubectl, render
 from tests.tools.dist.project import Project
-from tests.tools.release.chart import OPTIONS, chart_name, files, write_chart
+from tests.tools.release.chart import chart_name, files, write_chart
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,46 +27,21 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "containerd-shim-nvidia"
 VERSIONS: Final = ("1.25", "1.31", "1.37")
-with open(
-    os.path.join(MANIFESTS, "components", "device-plugin-config", "config.yaml"), encoding="utf-8"
-) as _file:
-    CONFIG: Final = yaml.safe_load(_file)
 
-# Components of a kustomization, and the values that mean the same. Many at once, since those that
-# change the same parts are what a chart could get wrong.
-SAME: Final[tuple[tuple[tuple[str, ...], dict[str, Any]], ...]] = (
-    ((), {}),
+# Each component alone, with what it is a part of; and many at once, since those that change the
+# same parts are what a chart could get wrong.
+ALONE: Final = [("dra", name) if name.startswith("dra-") else (name,) for name in OPTIONS]
+TOGETHER: Final = (
+    ("default-runtime", "host-driver", "restart-systemd", "remove-on-exit", "self-test"),
     (
-        ("default-runtime", "host-driver", "restart-systemd", "remove-on-exit", "self-test"),
-        {
-            "defaultRuntime": True, "driver": "host", "restart": "systemd", "removeOnExit": True,
-            "selfTest": True,
-        },
+        *("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "dra"),
+        *("dra-extended-resource", "dra-as-nvidia", "node-condition", "metrics"),
     ),
     (
-        (
-            *("driver-container", "restart-signal", "remove-on-exit", "no-device-plugin", "dra"),
-            *("dra-extended-resource", "dra-as-nvidia", "node-condition", "metrics"),
-        ),
-        {
-            "dra": {"enabled": True, "extendedResource": True, "driverName": "gpu.nvidia.com"},
-            "nodeCondition": True,
-            "driver": "container", "restart": "signal", "removeOnExit": True,
-            "devicePlugin": {"enabled": False}, "metrics": {"enabled": True},
-        },
+        *("beside-gpu-operator", "self-test", "device-plugin-config", "mps", "dra", "dra-mig"),
+        *("dra-shares", "dra-evict", "prometheus-operator"),
     ),
-    (
-        (
-            *("beside-gpu-operator", "self-test", "device-plugin-config", "mps", "dra", "dra-mig"),
-            *("dra-shares", "dra-evict", "prometheus-operator"),
-        ),
-        {
-            "dra": {"enabled": True, "mig": True, "shares": 4, "unhealthy": "evict"},
-            "besideGpuOperator": True, "selfTest": True, "devicePlugin": {"config": CONFIG},
-            "mps": True, "metrics": {"prometheusOperator": True},
-        },
-    ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +51,7 @@ def kubectl() -> Kubectl:
 
 @pytest.fixture(scope="module")
 def chart() -> dict[str, str]:
-    return files(Project.of())
+    return files()
 
 
 @pytest.fixture
@@ -101,14 +77,15 @@ def _by_name(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str,
     return found
 
 
-@pytest.mark.parametrize(
-    ("components", "values"), SAME, ids=["+".join(names) or "base" for names, _ in SAME]
-)
+@pytest.mark.parametrize("components", [(), *ALONE, *TOGETHER], ids="+".join)
 def test_the_chart_makes_what_the_kustomization_makes(
-    kubectl: Kubectl, rendered: Any, components: tuple[str, ...], values: dict[str, Any]
+    kubectl: Kubectl, rendered: Any, components: tuple[str, ...]
 ) -> None:
     wanted = _by_name(render(kubectl, "not-default", *components))
-    made = rendered(values | {"namespace": {"create": True}})
+    values: dict[str, Any] = functools.reduce(
+        merged, map(OPTIONS.__getitem__, components), {"namespace": {"create": True}}
+    )
+    made = rendered(values)
     assert made.keys() == wanted.keys()
     for name, document in wanted.items():
         assert made[name] == document
@@ -116,7 +93,6 @@ def test_the_chart_makes_what_the_kustomization_makes(
 
 def test_every_component_is_a_value() -> None:
     assert OPTIONS.keys() == {*os.listdir(os.path.join(MANIFESTS, "components"))}
-    assert {name for names, _ in SAME for name in names} == OPTIONS.keys()
 
 
 def test_the_namespace_is_the_release_s_and_made_by_whoever_makes_that(
@@ -203,7 +179,7 @@ def test_the_archive_is_a_chart_and_the_same_each_time(tmp_path: Path) -> None:
     archives = []
     for name in ("one", "two"):
         path = tmp_path / name
-        write_chart(str(path), Project.of(), 1_700_000_000)
+        write_chart(str(path), 1_700_000_000)
         archives.append(path.read_bytes())
     assert archives[0] == archives[1]
     with tarfile.open(tmp_path / "one") as archive:
@@ -214,4 +190,6 @@ def test_the_archive_is_a_chart_and_the_same_each_time(tmp_path: Path) -> None:
     assert {member.name.partition("/")[0] for member in members} == {chart["name"]}
     assert {(m.uid, m.gid, m.mode, m.mtime) for m in members} == {(0, 0, 0o644, 1_700_000_000)}
     assert (chart["version"], chart["appVersion"], chart["apiVersion"]) == (VERSION, VERSION, "v2")
+    project = Project.of()
+    assert (chart["description"], chart["home"]) == (project.summary, project.home)
     assert chart_name(VERSION).endswith(f"-{VERSION}.tgz")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import pytest
@@ -30,6 +31,7 @@ from shim.checkpoint.errors import (
     RestoreFailed,
 )
 from tests.harness.waiting import eventually
+from tests.unit.hooks.image.images import Make, device, fill, to
 
 INVENTORY: Final = bytes.fromhex("163131584e000000080210011a18")
 
@@ -237,125 +239,103 @@ def test_no_image_can_add_arguments(switches: object) -> None:
 
 # -- the directory -------------------------------------------------------------------------------
 
-
-def _checkpoint(directory: Path) -> Path:
-    directory.mkdir()
-    (directory / images.INVENTORY).write_bytes(INVENTORY)
-    (directory / images.DESCRIPTORS).write_text('["/dev/null", "pipe:[1]", "pipe:[2]"]')
-    return directory
+GOOD: Final[dict[str, Make]] = {
+    images.INVENTORY: INVENTORY,
+    images.DESCRIPTORS: b'["/dev/null", "pipe:[1]", "pipe:[2]"]',
+}
 
 
-def test_checkpoint_of_another_shim_has_an_empty_record(tmp_path: Path) -> None:
-    record = images.open_checkpoint(str(_checkpoint(tmp_path / "c")))
-    assert record == images.Record({}, images.NO_SWITCHES)
+def _checkpoints(
+    top: Path, *names: str, changes: Mapping[str, Make | None] = MappingProxyType({})
+) -> str:
+    """Checkpoints below a directory, and what is other in the last; returns where that is."""
+    for name in names:
+        fill(f"{top}/{name}/", GOOD)
+    last = f"{top}/{names[-1]}/"
+    for name, make in changes.items():
+        if name in GOOD:
+            os.unlink(last + name)
+        if make is not None:
+            fill(last, {name: make})
+    return last.rstrip("/")
 
 
-def test_record_in_a_checkpoint_is_read(tmp_path: Path) -> None:
-    directory = _checkpoint(tmp_path / "c")
-    record = images.Record({"file[1:2]": 1}, images.Switches(open_tcp=True))
-    (directory / images.RECORD).write_bytes(record.encode())
-    assert images.open_checkpoint(str(directory)) == record
+ANYTHING_BUT_FILES: Final[dict[str, Make]] = {
+    "a link": to("/etc/shadow"), "a link beside": to(images.INVENTORY),
+    "a dangling link": to("gone"), "a FIFO": os.mkfifo, "a device": device,
+}  # fmt: skip
+REFUSED: Final[dict[str, tuple[dict[str, Make | None], str]]] = {
+    "no inventory": ({images.INVENTORY: None}, "no inventory.img in it"),
+    "inventory of garbage": ({images.INVENTORY: b"garbage"}, "inventory.img is not CRIU's"),
+    "empty inventory": ({images.INVENTORY: b""}, "inventory.img is not CRIU's"),
+    "no descriptors": ({images.DESCRIPTORS: None}, "no list of descriptors"),
+    **{
+        f"descriptors {text[:8]!r}": ({images.DESCRIPTORS: text}, "no list of descriptors")
+        for text in (b"{}", b"\xff", b"[", b"[" * 50_000)
+    },
+    "descriptors without end": ({images.DESCRIPTORS: b"[" * 70_000}, "too long"),
+    "record of garbage": ({images.RECORD: b"garbage"}, "containerd-shim-nvidia.json"),
+    "record without files": ({images.RECORD: b'{"files": {"x": 1}}'}, "no table of files"),
+    "record that is a link": ({images.RECORD: to("/etc/passwd")}, "not a regular file"),
+    "record that is a FIFO": ({images.RECORD: os.mkfifo}, "not a regular file"),
+    "record that is a directory": ({images.RECORD: os.mkdir}, "not a regular file"),
+    # CRIU follows links: the pages of a container's memory could be any file of the host.
+    **{
+        f"{name} that is {kind}": ({name: make}, "not a regular file")
+        for name in ("pages-1.img", "extra")
+        for kind, make in ANYTHING_BUT_FILES.items()
+    },
+    "pages that are a directory": ({"pages-1.img": os.mkdir}, "not a regular file"),
+    "parents in a circle": ({"parent": to("../c")}, "more than 64 parents"),
+    **{
+        f"parent {target}": ({"parent": to(target)}, r"no directory beside it|more than 64 parents")
+        for target in ("/tmp", "../../b/1", "../../../../../etc", ".", "gone")
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "found"),
-    [
-        (images.INVENTORY, None, "no inventory.img in it"),
-        (images.INVENTORY, b"garbage", "inventory.img is not CRIU's"),
-        (images.INVENTORY, b"", "inventory.img is not CRIU's"),
-        (images.DESCRIPTORS, None, "no list of descriptors"),
-        (images.DESCRIPTORS, b"{}", "no list of descriptors"),
-        (images.DESCRIPTORS, b"\xff", "no list of descriptors"),
-        (images.DESCRIPTORS, b"[" * 70_000, "too long"),
-        (images.RECORD, b"garbage", "containerd-shim-nvidia.json"),
-        (images.RECORD, b'{"files": {"x": 1}}', "no table of files"),
-    ],
-)
-def test_checkpoint_that_is_none_is_refused(
-    tmp_path: Path, name: str, content: bytes | None, found: str
-) -> None:
-    directory = _checkpoint(tmp_path / "c")
-    (directory / name).unlink(missing_ok=True)
-    if content is not None:
-        (directory / name).write_bytes(content)
+@pytest.mark.parametrize("name", REFUSED)
+def test_checkpoint_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    changes, found = REFUSED[name]
     with pytest.raises(CheckpointUnusable, match=found) as caught:
-        images.open_checkpoint(str(directory))
+        images.open_checkpoint(_checkpoints(tmp_path, "c", changes=changes))
     assert caught.value.status == Status.FAILED_PRECONDITION
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
-def test_nothing_but_a_regular_file_is_read_of_a_checkpoint(tmp_path: Path, kind: str) -> None:
-    directory = _checkpoint(tmp_path / "c")
-    path = directory / images.RECORD
-    if kind == "link":
-        path.symlink_to("/etc/passwd")
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-    with pytest.raises(CheckpointUnusable):
-        images.open_checkpoint(str(directory))
+RECORD: Final = images.Record({"file[1:2]": 1}, images.Switches(open_tcp=True))
 
 
-@pytest.mark.parametrize("name", ["pages-1.img", "extra"])
-@pytest.mark.parametrize("kind", ["link", "link beside", "dangling link", "fifo", "device"])
-def test_checkpoint_with_anything_but_files_in_it_is_refused(
-    tmp_path: Path, name: str, kind: str
+@pytest.mark.parametrize(
+    ("changes", "record"),
+    [
+        ({}, images.Record({}, images.NO_SWITCHES)),  # of another shim
+        ({images.RECORD: RECORD.encode()}, RECORD),
+        ({images.RECORD: RECORD.encode(), "notes": os.mkdir}, RECORD),  # somebody else's
+    ],
+)
+def test_record_in_a_checkpoint_is_read(
+    tmp_path: Path, changes: dict[str, Make], record: images.Record
 ) -> None:
-    """CRIU follows links: the pages of a container's memory could be any file of the host."""
-    directory = _checkpoint(tmp_path / "c")
-    path = directory / name
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        try:
-            os.mknod(path, 0o20600, os.makedev(1, 3))
-        except PermissionError:
-            pytest.skip("needs root")
-    else:
-        targets = {"link": "/etc/shadow", "link beside": images.INVENTORY, "dangling link": "gone"}
-        path.symlink_to(targets[kind])
-    with pytest.raises(CheckpointUnusable, match="not a regular file"):
-        images.open_checkpoint(str(directory))
+    assert images.open_checkpoint(_checkpoints(tmp_path, "c", changes=changes)) == record
 
 
-def test_checkpoint_may_have_a_directory_of_somebody_elses_in_it(tmp_path: Path) -> None:
-    directory = _checkpoint(tmp_path / "c")
-    (directory / "notes").mkdir()
-    images.open_checkpoint(str(directory))
-    (directory / "pages-1.img").mkdir()
-    with pytest.raises(CheckpointUnusable, match="not a regular file"):
-        images.open_checkpoint(str(directory))
-
-
-def test_parent_beside_a_checkpoint_is_found(tmp_path: Path) -> None:
-    _checkpoint(tmp_path / "1")
-    for number in (2, 3):
-        (_checkpoint(tmp_path / str(number)) / "parent").symlink_to(f"../{number - 1}")
-    images.open_checkpoint(str(tmp_path / "3"))
+def test_parent_beside_a_checkpoint_is_found_and_looked_into(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        parent: Mapping[str, Make] = {"parent": to(f"../{number - 1}")} if number > 1 else {}
+        last = _checkpoints(tmp_path, str(number), changes=parent)
+    images.open_checkpoint(last)
     (tmp_path / "1" / "pages-1.img").symlink_to("/etc/shadow")
     with pytest.raises(CheckpointUnusable, match="not a regular file"):
-        images.open_checkpoint(str(tmp_path / "3"))
+        images.open_checkpoint(last)
 
 
-@pytest.mark.parametrize("target", ["{top}/a/1", "../../b/1", "../../../../../etc", ".", "gone"])
-def test_parent_elsewhere_is_followed_only_if_it_is_named(tmp_path: Path, target: str) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        _checkpoint(tmp_path / name / "1")
-    directory = _checkpoint(tmp_path / "a" / "2")
-    (directory / "parent").symlink_to(target.format(top=tmp_path))
-    with pytest.raises(CheckpointUnusable, match=r"no directory beside it|more than 64 parents"):
-        images.open_checkpoint(str(directory))
-    images.open_checkpoint(str(directory), str(tmp_path / "b" / "1"))
-    assert os.path.samefile(directory / "parent", tmp_path / "b" / "1")
-
-
-def test_parents_that_go_in_circles_end(tmp_path: Path) -> None:
-    for name, parent in (("1", "2"), ("2", "1")):
-        (_checkpoint(tmp_path / name) / "parent").symlink_to(f"../{parent}")
-    with pytest.raises(CheckpointUnusable, match="more than 64 parents"):
-        images.open_checkpoint(str(tmp_path / "1"))
+def test_parent_elsewhere_is_followed_only_if_it_is_named(tmp_path: Path) -> None:
+    elsewhere = _checkpoints(tmp_path, "b/1")
+    directory = _checkpoints(tmp_path, "a/1", "a/2", changes={"parent": to(f"{tmp_path}/a/1")})
+    with pytest.raises(CheckpointUnusable, match="no directory beside it"):
+        images.open_checkpoint(directory)
+    images.open_checkpoint(directory, elsewhere)
+    assert os.path.samefile(f"{directory}/parent", elsewhere)
 
 
 @pytest.mark.parametrize("directory", ["/no/such/directory", "relative", "/etc/passwd"])
@@ -364,20 +344,17 @@ def test_checkpoint_that_is_not_there_is_refused(directory: str) -> None:
         images.open_checkpoint(directory)
 
 
-def test_parent_is_found_wherever_it_was_unpacked(tmp_path: Path) -> None:
-    directory, parent = _checkpoint(tmp_path / "c"), _checkpoint(tmp_path / "elsewhere")
-    (directory / "parent").symlink_to("../gone")
-    images.link_parent(str(directory), str(parent))
-    assert os.path.samefile(directory / "parent", parent)
-
-
-def test_parent_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    directory = _checkpoint(tmp_path / "c")
+def test_parent_is_linked_wherever_it_was_unpacked_if_it_is_there(tmp_path: Path) -> None:
+    parent = _checkpoints(tmp_path, "elsewhere")
+    directory = _checkpoints(tmp_path, "c", changes={"parent": to("../gone")})
+    images.link_parent(directory, parent)
+    assert os.path.samefile(f"{directory}/parent", parent)
     with pytest.raises(CheckpointUnusable, match="no such directory of the parent"):
-        images.link_parent(str(directory), str(tmp_path / "none"))
-    (directory / "parent").mkdir()
+        images.link_parent(directory, str(tmp_path / "none"))
+    os.unlink(f"{directory}/parent")
+    os.mkdir(f"{directory}/parent")
     with pytest.raises(CheckpointUnusable, match="file exists"):
-        images.link_parent(str(directory), str(directory))
+        images.link_parent(directory, directory)
 
 
 # -- what went wrong -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,85 +66,79 @@ def _with(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return changed
 
 
-def _runc(directory: Path, state: dict[str, Any] = _RUNC) -> str:
-    (directory / "state.json").write_text(json.dumps(state))
+# Of each runtime, where the state has what.
+_KEYS: Final = {
+    "runc": {
+        "pid": "init_process_pid", "start": "init_process_start", "hooks": "config/Hooks",
+        "freezer": "cgroup_paths/freezer",
+    },
+    "crun": {"pid": "pid", "start": "process-start-time", "hooks": "spec/hooks"},
+}  # fmt: skip
+
+
+def _write(directory: Path, name: str, **changes: Any) -> str:
+    """A runtime's state, but for what is changed: by a key of ``_KEYS``, or a path in the state.
+
+    The spec that crun keeps beside it is ``spec``.
+    """
+    state: dict[str, Any] = _RUNC if name == "runc" else {**_CRUN, "spec": _SPEC}
+    for key, value in changes.items():
+        state = _with(state, _KEYS[name].get(key, key), value)
+    if name == "crun":
+        state = dict(state)
+        (directory / "config.json").write_text(json.dumps(state.pop("spec")))
+    (directory / {"runc": "state.json", "crun": "status"}[name]).write_text(json.dumps(state))
     return str(directory)
 
 
-def _crun(directory: Path, status: dict[str, Any] = _CRUN, spec: dict[str, Any] = _SPEC) -> str:
-    (directory / "status").write_text(json.dumps(status))
-    (directory / "config.json").write_text(json.dumps(spec))
-    return str(directory)
-
-
-def test_both_runtimes_are_understood(tmp_path: Path) -> None:
-    for name, write, kind in (("r", _runc, Kind.RUNC), ("c", _crun, Kind.CRUN)):
-        directory = tmp_path / name
-        directory.mkdir()
-        os.mkfifo(directory / statedir.FIFO)
-        state = statedir.read(write(directory))
-        assert state is not None
-        assert (state.kind, state.pid, state.start_time) == (kind, 4_000_000, 7)
-        assert (state.hooks, state.plain) == (frozenset(), True)
-        statedir.remove(str(directory))
-        assert not directory.exists()
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("rootless", True),
-        ("intel_rdt_path", "/sys/fs/resctrl/c"),
-        ("config/intelRdt", {}),
-        ("config/intel_rdt", {"schema": ""}),
-        ("config/cgroups/Systemd", True),
-        ("config/cgroups/systemd", True),
-        ("config/namespaces", []),
-        ("config/namespaces", [{"type": "NEWPID", "path": "/proc/1/ns/pid"}]),
-        ("cgroup_paths/pids", "/home/somebody"),
-        ("cgroup_paths/pids", "/sys/fs/cgroup/pids/../../../../home"),
-    ],
-)
-def test_what_runc_would_have_more_to_do_for_is_not_plain(
-    tmp_path: Path, path: str, value: Any
-) -> None:
-    state = statedir.read(_runc(tmp_path, _with(_RUNC, path, value)))
+@pytest.mark.parametrize(("name", "kind"), [("runc", Kind.RUNC), ("crun", Kind.CRUN)])
+def test_both_runtimes_are_understood(tmp_path: Path, name: str, kind: Kind) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    os.mkfifo(directory / statedir.FIFO)
+    state = statedir.read(_write(directory, name))
     assert state is not None
-    assert not state.plain
-
-
-@pytest.mark.parametrize(
-    ("status", "spec"),
-    [
-        (_with(_CRUN, "systemd-cgroup", True), _SPEC),
-        (_with(_CRUN, "scope", "c.scope"), _SPEC),
-        (_with(_CRUN, "intelrdt", "c"), _SPEC),
-        (_with(_CRUN, "cgroup-path", "/a/../../b"), _SPEC),
-        (_CRUN, {"linux": {"namespaces": []}}),
-        (_CRUN, _with(_SPEC, "linux/intelRdt", {"closID": "c"})),
-        (_CRUN, _with(_SPEC, "annotations", {"run.oci.handler": "wasm"})),
-    ],
-)
-def test_what_crun_would_have_more_to_do_for_is_not_plain(
-    tmp_path: Path, status: dict[str, Any], spec: dict[str, Any]
-) -> None:
-    state = statedir.read(_crun(tmp_path, status, spec))
-    assert state is not None
-    assert not state.plain
-
-
-def test_hooks_are_known_by_their_kind(tmp_path: Path) -> None:
+    assert (state.kind, state.pid, state.start_time) == (kind, 4_000_000, 7)
+    assert (state.hooks, state.plain) == (frozenset(), True)
     hooks = {"poststop": [{"path": "/x"}], "startContainer": [{"path": "/x"}], "prestart": []}
-    for name in ("runc", "crun"):
-        directory = tmp_path / name
-        directory.mkdir()
-        if name == "runc":
-            _runc(directory, _with(_RUNC, "config/Hooks", hooks))
-        else:
-            _crun(directory, _CRUN, _with(_SPEC, "hooks", hooks))
-        state = statedir.read(str(directory))
-        assert state is not None
-        assert state.hooks == {"poststop", "startcontainer"}
+    state = statedir.read(_write(directory, name, hooks=hooks))
+    assert state is not None
+    assert state.hooks == {"poststop", "startcontainer"}
+    # What came meanwhile goes with the directory.
+    (directory / "state-123456789.json").write_text("")
+    (directory / "notify").mkdir()
+    statedir.remove(str(directory))
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("runc", "rootless", True),
+        ("runc", "intel_rdt_path", "/sys/fs/resctrl/c"),
+        ("runc", "config/intelRdt", {}),
+        ("runc", "config/intel_rdt", {"schema": ""}),
+        ("runc", "config/cgroups/Systemd", True),
+        ("runc", "config/cgroups/systemd", True),
+        ("runc", "config/namespaces", []),
+        ("runc", "config/namespaces", [{"type": "NEWPID", "path": "/proc/1/ns/pid"}]),
+        ("runc", "cgroup_paths/pids", "/home/somebody"),
+        ("runc", "cgroup_paths/pids", "/sys/fs/cgroup/pids/../../../../home"),
+        ("crun", "systemd-cgroup", True),
+        ("crun", "scope", "c.scope"),
+        ("crun", "intelrdt", "c"),
+        ("crun", "cgroup-path", "/a/../../b"),
+        ("crun", "spec/linux/namespaces", []),
+        ("crun", "spec/linux/intelRdt", {"closID": "c"}),
+        ("crun", "spec/annotations", {"run.oci.handler": "wasm"}),
+    ],
+)
+def test_what_a_runtime_would_have_more_to_do_for_is_not_plain(
+    tmp_path: Path, name: str, path: str, value: Any
+) -> None:
+    state = statedir.read(_write(tmp_path, name, **{path: value}))
+    assert state is not None
+    assert not state.plain
 
 
 @pytest.mark.parametrize(
@@ -160,7 +155,7 @@ def test_what_is_not_known_to_the_last_key_is_not_known(tmp_path: Path, content:
 def test_a_further_file_or_a_fifo_that_is_none_is_not_known(tmp_path: Path) -> None:
     assert statedir.read(str(tmp_path)) is None
     assert statedir.read(str(tmp_path / "missing")) is None
-    _runc(tmp_path)
+    _write(tmp_path, "runc")
     (tmp_path / "notify").mkdir()
     assert statedir.read(str(tmp_path)) is None
     (tmp_path / "notify").rmdir()
@@ -168,29 +163,26 @@ def test_a_further_file_or_a_fifo_that_is_none_is_not_known(tmp_path: Path) -> N
     assert statedir.read(str(tmp_path)) is None
 
 
-def test_what_came_meanwhile_goes_with_the_directory(tmp_path: Path) -> None:
-    directory = tmp_path / "state"
-    directory.mkdir()
-    _runc(directory)
-    (directory / "state-123456789.json").write_text("")
-    (directory / "notify").mkdir()
-    statedir.remove(str(directory))
-    assert not directory.exists()
-
-
 # -- the fifo -------------------------------------------------------------------------------------
 
 
-def _stand_ins(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, pid: int = 4_000_000
-) -> tuple[Child, StandIns]:
+Made = Callable[..., tuple[Child, StandIns]]
+
+
+@pytest.fixture
+def stand_ins_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Of a container whose runtime is a file of that name, which its init is taken to execute."""
-    program = directory.parent / name
-    program.write_text("")
-    program.chmod(0o755)
-    monkeypatch.setattr(standins, "_executes", lambda *_: True)
-    init = Child(pid)
-    return init, StandIns(str(program), str(directory), init, systemd_cgroup=False)
+
+    def made(name: str, *, pid: int = 4_000_000, **changes: Any) -> tuple[Child, StandIns]:
+        program = directory.parent / name
+        program.write_text("")
+        program.chmod(0o755)
+        monkeypatch.setattr(standins, "_executes", lambda *_: True)
+        init = Child(pid)
+        _write(directory, name, pid=pid, **changes)
+        return init, StandIns(str(program), str(directory), init, systemd_cgroup=False)
+
+    return made
 
 
 @pytest.fixture
@@ -202,11 +194,21 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.fixture
+def fifo(directory: Path) -> Iterator[int]:
+    """The end that crun's init holds."""
+    fd = os.open(directory / statedir.FIFO, os.O_RDONLY | os.O_NONBLOCK)
+    yield fd
+    os.close(fd)
+
+
+both = pytest.mark.parametrize("name", ["runc", "crun"])
+
+
 async def test_runc_s_init_is_heard_to_its_end_be_it_late(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, stand_ins_of: Made
 ) -> None:
-    _, stand_ins = _stand_ins(directory, monkeypatch, "runc")
-    _runc(directory)
+    _, stand_ins = stand_ins_of("runc")
     closed = []
 
     def init() -> None:
@@ -223,10 +225,9 @@ async def test_runc_s_init_is_heard_to_its_end_be_it_late(
 
 
 async def test_an_init_that_dies_or_that_somebody_else_has_heard_is_left_to_the_runtime(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, stand_ins_of: Made
 ) -> None:
-    init, stand_ins = _stand_ins(directory, monkeypatch, "runc")
-    _runc(directory)
+    init, stand_ins = stand_ins_of("runc")
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_open_and_close, directory / statedir.FIFO)
@@ -239,73 +240,56 @@ async def test_an_init_that_dies_or_that_somebody_else_has_heard_is_left_to_the_
 
 
 async def test_crun_s_init_gets_its_byte_if_it_is_there(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, stand_ins_of: Made, request: pytest.FixtureRequest
 ) -> None:
-    _, stand_ins = _stand_ins(directory, monkeypatch, "crun")
-    _crun(directory)
+    _, stand_ins = stand_ins_of("crun")
     assert not await stand_ins.start()
     assert (directory / statedir.FIFO).exists()
-    fd = os.open(directory / statedir.FIFO, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert await stand_ins.start()
-        assert os.read(fd, 2) == b"\0"
-    finally:
-        os.close(fd)
+    fifo = request.getfixturevalue("fifo")
+    assert await stand_ins.start()
+    assert os.read(fifo, 2) == b"\0"
     assert not (directory / statedir.FIFO).exists()
 
 
-@pytest.mark.parametrize("name", ["runc", "crun"])
+@both
 async def test_nothing_stands_in_where_hooks_belong_to_the_call(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    directory: Path, stand_ins_of: Made, name: str
 ) -> None:
-    init, stand_ins = _stand_ins(directory, monkeypatch, name)
     hooks = {kind: [{"path": "/x"}] for kind in ("poststart", "poststop")}
-    if name == "runc":
-        _runc(directory, _with(_RUNC, "config/Hooks", hooks))
-    else:
-        _crun(directory, _CRUN, _with(_SPEC, "hooks", hooks))
+    init, stand_ins = stand_ins_of(name, hooks=hooks)
     assert not await stand_ins.start()
     init._finish(Exit(init.pid, 0, 1))
     assert not await stand_ins.delete()
     assert directory.exists()
 
 
-@pytest.mark.parametrize("name", ["runc", "crun"])
+@both
 async def test_an_init_that_somebody_has_frozen_is_the_runtime_s(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    directory: Path, stand_ins_of: Made, fifo: int, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    _, stand_ins = _stand_ins(directory, monkeypatch, name)
     cgroup = _frozen(directory, "1" if name == "crun" else "FROZEN")
     monkeypatch.setattr(statedir, "_below_each_hierarchy", lambda _: [cgroup])
-    if name == "runc":
-        _runc(directory, _with(_RUNC, "cgroup_paths/freezer", cgroup))
-    else:
-        _crun(directory)
-    fd = os.open(directory / statedir.FIFO, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        with anyio.fail_after(5):
-            assert not await stand_ins.start()
-        assert not os.read(fd, 1)
-    finally:
-        os.close(fd)
+    _, stand_ins = stand_ins_of(name, **({"freezer": cgroup} if name == "runc" else {}))
+    with anyio.fail_after(5):
+        assert not await stand_ins.start()
+    assert not os.read(fifo, 1)
     assert (directory / statedir.FIFO).exists()
 
 
-@pytest.mark.parametrize("name", ["runc", "crun"])
-async def test_one_of_the_same_name_that_was_made_since_is_left_alone(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@both
+async def test_only_what_has_ended_is_deleted_and_not_another_of_its_name_or_number(
+    directory: Path, stand_ins_of: Made, name: str
 ) -> None:
-    init, stand_ins = _stand_ins(directory, monkeypatch, name)
-    write, base = (_runc, _RUNC) if name == "runc" else (_crun, _CRUN)
-    key = "init_process_start" if name == "runc" else "process-start-time"
-    write(directory, base)
+    init, stand_ins = stand_ins_of(name)
     assert not await stand_ins.delete()
     init._finish(Exit(init.pid, 0, 1))
-    write(directory, _with(base, key, 8))
-    assert not await stand_ins.delete()
+    for change in ({"pid": 4_000_001}, {"start": 8}):
+        _write(directory, name, **change)
+        assert not await stand_ins.delete()
     assert directory.exists()
-    write(directory, base)
+    _write(directory, name)
     assert await stand_ins.delete()
+    assert not directory.exists()
 
 
 async def test_a_cgroup_with_others_below_is_not_waited_for(
@@ -331,28 +315,12 @@ async def test_a_cgroup_with_others_below_is_not_waited_for(
                 os.rmdir(path)
 
 
-@pytest.mark.parametrize("name", ["runc", "crun"])
-async def test_only_what_has_ended_is_deleted_and_only_if_it_is_ours(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    init, stand_ins = _stand_ins(directory, monkeypatch, name)
-    (_runc if name == "runc" else _crun)(directory)
-    assert not await stand_ins.delete()
-    init._finish(Exit(init.pid, 0, 1))
-    key, base = ("init_process_pid", _RUNC) if name == "runc" else ("pid", _CRUN)
-    (_runc if name == "runc" else _crun)(directory, _with(base, key, 4_000_001))
-    assert not await stand_ins.delete()
-    (_runc if name == "runc" else _crun)(directory)
-    assert await stand_ins.delete()
-    assert not directory.exists()
-
-
 @pytest.mark.parametrize(
     ("name", "change", "freezer", "is_done"),
     [
         ("runc", {}, "THAWED", True),
         ("runc", {}, "0", True),
-        ("crun", {}, "THAWED", True),
+        ("crun", {}, "", True),
         ("runc", {}, "FROZEN", False),
         ("runc", {}, "FREEZING", False),
         ("runc", {}, "1", False),
@@ -362,7 +330,7 @@ async def test_only_what_has_ended_is_deleted_and_only_if_it_is_ours(
 )
 def test_init_is_signalled_where_a_runtime_would_do_no_more(
     directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stand_ins_of: Made,
     name: str,
     change: dict[str, Any],
     freezer: str,
@@ -370,15 +338,8 @@ def test_init_is_signalled_where_a_runtime_would_do_no_more(
 ) -> None:
     process = subprocess.Popen(["sleep", "1000"])
     try:
-        init, stand_ins = _stand_ins(directory, monkeypatch, name, pid=process.pid)
-        state = _with(_RUNC, "init_process_pid", init.pid)
-        state["cgroup_paths"] = {"freezer": _frozen(directory, freezer)}
-        for path, value in change.items():
-            state = _with(state, path, value)
-        if name == "runc":
-            _runc(directory, state)
-        else:
-            _crun(directory, _with(_CRUN, "pid", init.pid))
+        frozen = {"cgroup_paths": {"freezer": _frozen(directory, freezer)}} if freezer else {}
+        _, stand_ins = stand_ins_of(name, pid=process.pid, **frozen, **change)
         assert stand_ins.kill(signal.SIGCONT) == is_done
         assert stand_ins.kill(signal.SIGKILL) == is_done
         if is_done:
@@ -394,11 +355,10 @@ def test_init_is_signalled_where_a_runtime_would_do_no_more(
 
 
 async def test_a_setting_has_every_call_made(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    stand_ins_of: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(standins.VARIABLE, "0")
-    init, stand_ins = _stand_ins(directory, monkeypatch, "runc")
-    _runc(directory)
+    init, stand_ins = stand_ins_of("runc")
     init._finish(Exit(init.pid, 0, 1))
     assert not await stand_ins.delete()
 

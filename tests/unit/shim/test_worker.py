@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,9 +14,10 @@ import pytest
 
 from api.errors import Status
 from hooks.errors import UnknownDevice
-from shim.errors import RuntimeFailed, WorkerFailed, WorkerTimeout
+from shim.errors import ProgramTimeout, RuntimeFailed, WorkerFailed, WorkerTimeout
 from shim.work import worker
 from shim.work.worker import Worker
+from tests.harness.frozen import frozen_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,6 +158,21 @@ async def test_one_that_takes_too_long_is_killed_with_its_programs(
         await ask(reaper, work)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+async def test_a_program_that_no_signal_reaches_is_left_alone(
+    reaper: Reaper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "DEADLINE", 10.0)
+    with frozen_program(tmp_path) as (program, _):
+
+        def work(link: Link) -> Answer:
+            with suppress(ProgramTimeout):
+                link.run([program], 0.5)
+            return {"goes": "on"}, -1
+
+        value, _ = await ask(reaper, work)
+        assert value == {"goes": "on"}
 
 
 async def test_one_that_nobody_waits_for_any_more_is_killed(reaper: Reaper) -> None:

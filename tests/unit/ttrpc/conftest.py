@@ -10,53 +10,18 @@ from typing import Any
 
 import anyio
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, wrappers_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import StringValue
 
 from api.proto import ttrpc_pb2
-from api.ttrpc import Context, Handler, ImmediateHandler, Method, Service
+from api.ttrpc import Context, Handler, ImmediateHandler, Service
+from api.ttrpc.client import connect
 from api.ttrpc.frames import REQUEST, RESPONSE, Frame, FrameReader, encode
 from api.ttrpc.server import Server
 from api.ttrpc.service import Translate
 from shim.pod import ttrpc
 from tests.harness import loop_backend
-
-NAME = "nvshim.test.Echo"
-
-# name: (client streams, server streams)
-METHODS = {
-    "Say": (False, False),
-    "Other": (False, False),
-    "Collect": (True, False),
-    "Count": (False, True),
-    "Chat": (True, True),
-}
-
-
-def _describe() -> ServiceDescriptor:
-    package, _, name = NAME.rpartition(".")
-    file = descriptor_pb2.FileDescriptorProto(
-        name="nvshim/test/echo.proto",
-        package=package,
-        syntax="proto3",
-        dependency=[wrappers_pb2.DESCRIPTOR.name],
-    )
-    service = file.service.add(name=name)
-    for method, (client, server) in METHODS.items():
-        service.method.add(
-            name=method,
-            input_type=".google.protobuf.StringValue",
-            output_type=".google.protobuf.StringValue",
-            client_streaming=client,
-            server_streaming=server,
-        )
-    pool = descriptor_pool.Default()
-    pool.AddSerializedFile(file.SerializeToString())
-    return pool.FindServiceByName(NAME)
-
-
-_DESCRIPTOR = _describe()
+from tests.unit.ttrpc.calls import DESCRIPTOR, NAME, Caller
 
 
 @pytest.fixture(params=["asyncio", loop_backend.OURS])
@@ -75,12 +40,7 @@ def server_class(anyio_backend: str) -> type[Server | ttrpc.Server]:
 @pytest.fixture
 def descriptor() -> ServiceDescriptor:
     """A service with a method of every kind; all messages are StringValue."""
-    return _DESCRIPTOR
-
-
-@pytest.fixture
-def methods() -> dict[str, Method]:
-    return {name: Method.of(_DESCRIPTOR.methods_by_name[name]) for name in METHODS}
+    return DESCRIPTOR
 
 
 @pytest.fixture
@@ -212,3 +172,15 @@ def serve(tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any) -> C
                 raise
 
     return serving
+
+
+@pytest.fixture
+def calling(serve: Any) -> Callable[..., Any]:
+    """Serve the echo service with some handlers; yields who calls it, with what serves it."""
+
+    @contextlib.asynccontextmanager
+    async def called(handlers: Mapping[str, Handler], **options: Any) -> AsyncIterator[Caller]:
+        async with serve(handlers, **options) as served, connect(served.path) as client:
+            yield Caller(client, served)
+
+    return called

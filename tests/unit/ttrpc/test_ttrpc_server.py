@@ -14,42 +14,16 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from api.errors import Status
-from api.ttrpc import (
-    Context,
-    LocalProtocolError,
-    RemoteError,
-    Service,
-)
+from api.ttrpc import Context, LocalProtocolError, RemoteError, Service
 from api.ttrpc.client import connect
-from tests.unit.ttrpc.calls import OutOfCheese, echo, say
+from tests.unit.ttrpc.calls import NAME, Caller, Gate, OutOfCheese, echo
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_request_is_answered(serve: Any, service: str) -> None:
-    async with serve({"Say": echo}) as served, connect(served.path) as client:
-        assert await say(client, service, "hello") == "hello"
-
-
-async def test_an_address_may_be_written_as_a_url(serve: Any, service: str) -> None:
+async def test_an_address_may_be_written_as_a_url(serve: Any) -> None:
     async with serve({"Say": echo}) as served, connect(f"unix://{served.path}") as client:
-        assert await say(client, service) == "hi"
-
-
-async def test_one_descriptor_is_served_under_two_names(
-    tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any
-) -> None:
-    path = str(tmp_path / "s")
-    names = ("a.v2.Echo", "a.v3.Echo")
-    server = server_class([Service(descriptor, {"Say": echo}, name=name) for name in names])
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.serve, listener)
-            async with connect(path) as client:
-                assert [await say(client, name, name) for name in names] == list(names)
-            await server.shutdown(0)
+        assert await Caller(client).say("hello") == "hello"
 
 
 class _Counter:
@@ -66,105 +40,78 @@ class _Counter:
         return StringValue(value=str(self.count))
 
 
-async def test_a_service_of_a_classs_functions_is_bound_to_its_instances(
+async def test_a_service_has_a_name_and_its_instances_own_state(
     tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any
 ) -> None:
     path = str(tmp_path / "s")
     table = Service(descriptor, {"Say": _Counter.say}, immediate={"Other": _Counter.other})
-    services = [table.bind(_Counter()), table.bind(_Counter())]
-    services[0].name, services[1].name = "one", "two"
-    server = server_class(services)
+    bound = [table.bind(_Counter()), table.bind(_Counter())]
+    bound[0].name, bound[1].name = "one", "two"
+    server = server_class([*bound, Service(descriptor, {"Say": echo}, name="a.v3.Echo")])
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, listener)
             async with connect(path) as client:
-                said = [await say(client, name) for name in ("one", "one", "two")]
-                assert said == ["hi 1", "hi 2", "hi 1"]
-                answer = await client.call("one", "Other", StringValue(), StringValue)
-                assert answer.value == "2"
+                caller = Caller(client)
+                names = ("one", "one", "two", "a.v3.Echo")
+                said = [await caller.say(service=name) for name in names]
+                assert said == ["hi 1", "hi 2", "hi 1", "hi"]
+                assert await caller.say(service="one", method="Other") == "2"
             await server.shutdown(0)
 
 
-def test_two_services_of_one_name_are_a_mistake(
+def test_two_services_of_one_name_and_a_handler_for_no_method_are_mistakes(
     descriptor: ServiceDescriptor, server_class: Any
 ) -> None:
     with pytest.raises(LocalProtocolError, match="served already"):
         server_class([Service(descriptor, {}), Service(descriptor, {})])
-
-
-def test_a_handler_for_no_method_is_a_mistake(descriptor: ServiceDescriptor) -> None:
     with pytest.raises(LocalProtocolError, match="Shout"):
         Service(descriptor, {"Say": echo, "Shout": echo})
 
 
-async def test_the_context_tells_about_the_call(serve: Any, service: str) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_the_context_tells_about_the_call(calling: Any, *, at_once: bool) -> None:
     seen: list[Context] = []
 
-    async def look(context: Context, request: StringValue) -> StringValue:
+    def look(context: Context, request: StringValue) -> StringValue:
         seen.append(context)
         return request
 
+    async def look_in_a_task(context: Context, request: StringValue) -> StringValue:
+        return look(context, request)
+
+    handlers, immediate = ({}, {"Say": look}) if at_once else ({"Say": look_in_a_task}, {})
     metadata = (("trace", "1"), ("Trace", "2"), ("other", "3"))
-    async with serve({"Say": look}) as served, connect(served.path) as client:
-        await say(client, service, timeout=5, metadata=metadata)
-        await say(client, service)
+    async with calling(handlers, immediate=immediate) as caller:
+        assert await caller.say("hello", timeout=5, metadata=metadata) == "hello"
+        await caller.say()
         now = anyio.current_time()
     with_timeout, without = seen
-    assert (with_timeout.service, with_timeout.method) == (service, "Say")
+    assert (with_timeout.service, with_timeout.method) == (NAME, "Say")
     assert with_timeout.metadata == metadata
     assert with_timeout.values("TRACE") == ["1", "2"]
     assert with_timeout.timeout == 5
+    assert with_timeout.deadline is not None
     assert 0 < with_timeout.deadline - now <= 5
     assert with_timeout.peer == (os.getpid(), os.geteuid(), os.getegid())
     assert (without.timeout, without.metadata) == (None, ())
 
 
-@pytest.mark.parametrize(
-    ("method", "named"), [("Other", "method Other"), ("Missing", "method Missing")]
-)
-async def test_a_method_without_a_handler_is_unimplemented(
-    serve: Any, service: str, method: str, named: str
-) -> None:
-    async with serve({"Say": echo}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError) as caught:
-            await client.call(service, method, StringValue(), StringValue)
-        assert caught.value.status == Status.UNIMPLEMENTED
-        assert named in caught.value.message
-        assert service in caught.value.message
-        assert await say(client, service) == "hi"
-
-
-async def test_an_unknown_service_is_unimplemented(serve: Any) -> None:
-    async with serve({"Say": echo}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError) as caught:
-            await client.call("no.such.Service", "Say", StringValue(), StringValue)
-        assert caught.value.status == Status.UNIMPLEMENTED
-        assert "service no.such.Service" in caught.value.message
-
-
-async def test_a_slow_request_holds_up_nobody(serve: Any, service: str) -> None:
-    release = anyio.Event()
-
-    async def slow(_: Context, request: StringValue) -> StringValue:
-        await release.wait()
-        return request
-
+async def test_a_slow_request_holds_up_nobody(calling: Any) -> None:
+    slow = Gate()
     async with (
-        serve({"Say": echo, "Other": slow}) as served,
-        connect(served.path) as client,
+        calling({"Say": echo, "Other": slow}) as caller,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(client.call, service, "Other", StringValue(), StringValue)
-        await served.until_calls(1)
-        assert await say(client, service) == "hi"
-        release.set()
+        tasks.start_soon(caller.other)
+        await caller.served.until_calls(1)
+        assert await caller.say() == "hi"
+        slow.open.set()
 
 
-async def test_a_thousand_requests_at_once_each_get_their_own_answer(
-    serve: Any, service: str
-) -> None:
+async def test_a_thousand_requests_at_once_each_get_their_own_answer(calling: Any) -> None:
     answers: dict[int, str] = {}
 
     async def reverse(_: Context, request: StringValue) -> StringValue:
@@ -172,10 +119,10 @@ async def test_a_thousand_requests_at_once_each_get_their_own_answer(
         await anyio.sleep(0.001 * (int(request.value) % 7))
         return request
 
-    async with serve({"Say": reverse}) as served, connect(served.path) as client:
+    async with calling({"Say": reverse}) as caller:
 
         async def ask(number: int) -> None:
-            answers[number] = await say(client, service, str(number))
+            answers[number] = await caller.say(str(number))
 
         async with anyio.create_task_group() as tasks:
             for number in range(1000):
@@ -183,94 +130,87 @@ async def test_a_thousand_requests_at_once_each_get_their_own_answer(
     assert answers == {number: str(number) for number in range(1000)}
 
 
-async def test_a_typed_error_travels_with_its_status_and_its_line(serve: Any, service: str) -> None:
-    async def fail(_: Context, request: StringValue) -> StringValue:
-        raise OutOfCheese("cheddar", found="an empty shelf", do="try the next shop")
+async def _in_a_task_group() -> None:
+    async def inner() -> None:
+        raise OutOfCheese("brie", found="none")
 
-    async with serve({"Say": fail}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError) as caught:
-            await say(client, service)
-        assert caught.value.status == Status.FAILED_PRECONDITION
-        assert caught.value.message == (
-            "NVSHIM-E9999 out-of-cheese: cheddar: an empty shelf. Try the next shop"
-        )
-        assert served.log == []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(inner)
 
 
-async def test_a_typed_error_from_a_task_group_is_not_wrapped(serve: Any, service: str) -> None:
-    async def fail(_: Context, request: StringValue) -> StringValue:
-        async def inner() -> None:
-            raise OutOfCheese("brie", found="none")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(inner)
-        return request
-
-    async with serve({"Say": fail}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError, match="brie") as caught:
-            await say(client, service)
-        assert caught.value.status == Status.FAILED_PRECONDITION
+async def _cancelled() -> None:
+    raise anyio.get_cancelled_exc_class()
 
 
-async def test_an_answer_of_another_server_is_passed_on_as_it_was(serve: Any, service: str) -> None:
-    detail = AnyMessage(type_url="why", value=b"because")
+BECAUSE = AnyMessage(type_url="why", value=b"because")
+# What a handler raises, returns or does; what its caller is told, and what is logged.
+FAILURES: dict[str, tuple[Any, int, str, str]] = {
+    "typed": (
+        OutOfCheese("cheddar", found="an empty shelf", do="try the next shop"),
+        Status.FAILED_PRECONDITION,
+        "NVSHIM-E9999 out-of-cheese: cheddar: an empty shelf. Try the next shop",
+        "",
+    ),
+    "typed, from a task group": (_in_a_task_group, Status.FAILED_PRECONDITION, "brie", ""),
+    "of another server": (
+        RemoteError("x/Y", status=Status.DATA_LOSS, message="all gone", details=[BECAUSE]),
+        Status.DATA_LOSS,
+        "all gone",
+        "",
+    ),
+    "a bug": (ValueError("two\nlines"), Status.INTERNAL, "ValueError: two lines", "in fail"),
+    "nothing": (None, Status.INTERNAL, "not StringValue", "not StringValue"),
+    "another message": (Int32Value(value=1), Status.INTERNAL, "not StringValue", "Int32Value"),
+    "a text": ("text", Status.INTERNAL, "not StringValue", "str"),
+    "a cancellation that escapes": (_cancelled, Status.INTERNAL, "", "ancel"),
+}
 
-    async def fail(_: Context, request: StringValue) -> StringValue:
-        raise RemoteError("x/Y", status=Status.DATA_LOSS, message="all gone", details=[detail])
 
-    async with serve({"Say": fail}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError) as caught:
-            await say(client, service)
-        assert caught.value.status == Status.DATA_LOSS
-        assert caught.value.message == "all gone"
-        assert caught.value.details == (detail,)
-
-
-async def test_any_other_exception_is_one_line_of_internal_and_a_logged_traceback(
-    serve: Any, service: str
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_failure_is_one_line_with_its_status_and_a_bug_is_logged(
+    calling: Any, name: str
 ) -> None:
-    async def fail(_: Context, request: StringValue) -> StringValue:
-        raise ValueError("two\nlines")
+    failure, status, words, logged = FAILURES[name]
 
-    async with serve({"Say": fail}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError) as caught:
-            await say(client, service)
-        assert caught.value.status == Status.INTERNAL
-        assert "ValueError: two lines" in caught.value.message
-        assert "\n" not in caught.value.message
-        ((event, fields),) = served.log
-        assert event == "a handler failed"
-        assert fields["method"] == f"{service}/Say"
-        assert "in fail" in fields["traceback"]
-
-
-@pytest.mark.parametrize("wrong", [None, Int32Value(value=1), "text"])
-async def test_a_handler_that_returns_something_else_has_failed(
-    serve: Any, service: str, wrong: Any
-) -> None:
     async def fail(_: Context, request: StringValue) -> Any:
-        return wrong
+        if isinstance(failure, Exception):
+            raise failure
+        return await failure() if callable(failure) else failure
 
-    async with serve({"Say": fail}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError, match="not StringValue") as caught:
-            await say(client, service)
-        assert caught.value.status == Status.INTERNAL
-        assert len(served.log) == 1
+    async with calling({"Say": fail, "Other": echo}) as caller:
+        with anyio.fail_after(20), pytest.raises(RemoteError) as caught:
+            await caller.say()
+        assert caught.value.status == status
+        assert words in caught.value.message
+        assert "\n" not in caught.value.message
+        assert caught.value.details == getattr(failure, "details", ())
+        assert [event for event, _ in caller.served.log] == (["a handler failed"] if logged else [])
+        assert all(fields["method"] == f"{NAME}/Say" for _, fields in caller.served.log)
+        assert all(logged in fields["traceback"] for _, fields in caller.served.log)
+        assert await caller.other() == "hi"
 
 
-async def test_a_cancellation_that_escapes_a_handler_is_an_answer_too(
-    serve: Any, service: str
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        ({"method": "Other"}, "method Other"),
+        ({"method": "Missing"}, "method Missing"),
+        ({"service": "no.such.Service"}, "service no.such.Service"),
+    ],
+)
+async def test_what_has_no_handler_is_unimplemented(
+    calling: Any, method: dict[str, str], named: str
 ) -> None:
-    async def fail(_: Context, request: StringValue) -> StringValue:
-        raise anyio.get_cancelled_exc_class()
+    async with calling({"Say": echo}) as caller:
+        with pytest.raises(RemoteError) as caught:
+            await caller.say(**method)
+        assert caught.value.status == Status.UNIMPLEMENTED
+        assert named in caught.value.message
+        assert method.get("service", NAME) in caught.value.message
+        assert await caller.say() == "hi"
 
-    async with serve({"Say": fail}) as served, connect(served.path) as client:
-        with anyio.fail_after(5), pytest.raises(RemoteError) as caught:
-            await say(client, service)
-        assert caught.value.status == Status.INTERNAL
 
-
-async def test_a_payload_that_is_no_message_is_the_clients_fault(serve: Any, service: str) -> None:
+async def test_a_payload_that_is_no_message_is_the_clients_fault(serve: Any) -> None:
     async with serve({"Say": echo}) as served, served.raw() as raw:
         await raw.request(1, "Say", payload=b"\xff\xff")
         response = (await raw.answers(1))[1]

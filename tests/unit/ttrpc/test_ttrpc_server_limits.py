@@ -27,79 +27,44 @@ from api.ttrpc import (
 from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, encode
 from tests.harness.examples import seeds
-from tests.unit.ttrpc.calls import LARGE, OutOfCheese, echo, say
+from tests.unit.ttrpc.calls import LARGE, NAME, Caller, Gate, OutOfCheese, echo
 
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.parametrize(("timeout", "told"), [(30_000_000, "0.03 s"), (-1, "")])
 async def test_the_clients_timeout_cancels_the_handler_and_is_answered(
-    serve: Any, service: str
+    serve: Any, timeout: int, told: str
 ) -> None:
-    cancelled = anyio.Event()
-
-    async def hang(_: Context, request: StringValue) -> StringValue:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-        return request
-
+    gate = Gate()
     # Without a client of ours, which would have a deadline of its own.
-    async with serve({"Say": hang}) as served, served.raw() as raw:
-        await raw.request(1, "Say", timeout_nano=30_000_000)
+    async with serve({"Say": gate}) as served, served.raw() as raw:
+        await raw.request(1, "Say", timeout_nano=timeout)
         response = (await raw.answers(1))[1]
         assert response.status.code == Status.DEADLINE_EXCEEDED
-        assert "0.03 s" in response.status.message
-        assert cancelled.is_set()
-
-
-async def test_a_negative_timeout_is_over_at_once(serve: Any, service: str) -> None:
-    async def hang(_: Context, request: StringValue) -> StringValue:
-        await anyio.sleep_forever()
-        return request
-
-    async with serve({"Say": hang}) as served, served.raw() as raw:
-        await raw.request(1, "Say", timeout_nano=-1)
-        response = (await raw.answers(1))[1]
-        assert response.status.code == Status.DEADLINE_EXCEEDED
+        assert told in response.status.message
+        assert gate.cancelled == [""]
 
 
 async def test_a_client_that_goes_away_cancels_its_handlers_and_nobody_elses(
-    serve: Any, service: str, until: Any
+    calling: Any, until: Any
 ) -> None:
-    ended: list[str] = []
-    release = anyio.Event()
-
-    async def wait(_: Context, request: StringValue) -> StringValue:
-        try:
-            await release.wait()
-        except anyio.get_cancelled_exc_class():
-            ended.append(request.value)
-            raise
-        return request
-
+    gate = Gate()
     async with (
-        serve({"Say": wait}) as served,
-        connect(served.path) as staying,
+        calling({"Say": gate}) as staying,
         anyio.create_task_group() as tasks,
     ):
-
-        async def stay() -> None:
-            assert await say(staying, service, "staying") == "staying"
-
-        tasks.start_soon(stay)
-        async with connect(served.path) as going, anyio.create_task_group() as calls:
-            calls.start_soon(say, going, service, "going")
-            await served.until_calls(2)
+        tasks.start_soon(staying.ask, "staying")
+        async with connect(staying.served.path) as going, anyio.create_task_group() as calls:
+            calls.start_soon(Caller(going).say, "going")
+            await staying.served.until_calls(2)
             calls.cancel_scope.cancel()
-        await until(lambda: ended)
-        release.set()
-    assert ended == ["going"]
+        await until(lambda: gate.cancelled)
+        gate.open.set()
+    assert (gate.cancelled, staying.outcomes) == (["going"], ["STAYING"])
 
 
-async def test_what_is_shielded_is_finished_although_the_client_is_gone(
-    serve: Any, service: str
-) -> None:
+async def test_what_is_shielded_is_finished_although_the_client_is_gone(serve: Any) -> None:
     finished = anyio.Event()
 
     async def careful(_: Context, request: StringValue) -> StringValue:
@@ -117,7 +82,7 @@ async def test_what_is_shielded_is_finished_although_the_client_is_gone(
 
 
 async def test_a_shielded_method_is_finished_though_its_client_is_gone_or_its_time_is_over(
-    serve: Any, service: str
+    serve: Any,
 ) -> None:
     finished: list[str] = []
 
@@ -139,9 +104,7 @@ async def test_a_shielded_method_is_finished_though_its_client_is_gone_or_its_ti
     assert finished == ["late", "gone"]
 
 
-async def test_a_service_may_have_typed_errors_for_what_its_handlers_raise(
-    serve: Any, service: str
-) -> None:
+async def test_a_service_may_have_typed_errors_for_what_its_handlers_raise(serve: Any) -> None:
     def translate(error: BaseException, context: Context, request: Any) -> NvshimError | None:
         if not isinstance(error, OSError):
             return None
@@ -157,30 +120,28 @@ async def test_a_service_may_have_typed_errors_for_what_its_handlers_raise(
     async with served as server, connect(server.path) as client:
         for method in ("Say", "Other"):
             with pytest.raises(RemoteError) as caught:
-                await client.call(service, method, StringValue(value="x"), StringValue)
+                await client.call(NAME, method, StringValue(value="x"), StringValue)
             assert caught.value.status == Status.FAILED_PRECONDITION
             assert f"{method} x: no cheese" in caught.value.message
         assert server.log == []
         with pytest.raises(RemoteError) as caught:
-            await say(client, service)
+            await Caller(client).say()
         assert caught.value.status == Status.INTERNAL
         assert [event for event, _ in server.log] == ["a handler failed"]
 
 
 async def test_a_connection_that_breaks_in_a_frame_is_logged_and_forgotten(
-    serve: Any, service: str, until: Any
+    serve: Any, until: Any
 ) -> None:
     async with serve({"Say": echo}) as served:
         async with served.raw() as raw:
             await raw.send(b"\0\0\0\x05\0\0")
         async with connect(served.path) as client:
-            assert await say(client, service) == "hi"
+            assert await Caller(client).say() == "hi"
         await until(lambda: [event for event, _ in served.log] == ["a client broke off"])
 
 
-async def test_an_oversized_request_is_refused_and_the_connection_lives_on(
-    serve: Any, service: str
-) -> None:
+async def test_an_oversized_request_is_refused_and_the_connection_lives_on(serve: Any) -> None:
     length = DATA_MAX + 1
     async with serve({"Say": echo}) as served, served.raw() as raw:
         await raw.send(length.to_bytes(4, "big") + encode(1, REQUEST, 0)[4:] + bytes(length))
@@ -191,78 +152,42 @@ async def test_an_oversized_request_is_refused_and_the_connection_lives_on(
         assert StringValue.FromString(answers[3].payload).value == "and on it goes"
 
 
-async def test_an_oversized_response_is_an_answer_too(serve: Any, service: str) -> None:
+async def test_an_oversized_response_is_an_answer_too(calling: Any) -> None:
     async def much(_: Context, request: StringValue) -> StringValue:
         return StringValue(value="x" * DATA_MAX)
 
-    async with serve({"Say": much, "Other": echo}) as served, connect(served.path) as client:
-        with pytest.raises(RemoteError) as caught:
-            await say(client, service)
-        assert caught.value.status == Status.RESOURCE_EXHAUSTED
-        await client.call(service, "Other", StringValue(), StringValue)
+    async with calling({"Say": much, "Other": echo}) as caller:
+        await caller.ask()
+        assert caller.outcomes == [Status.RESOURCE_EXHAUSTED]
+        await caller.other()
 
 
+@pytest.mark.parametrize(
+    ("text", "asked", "refused", "limit"),
+    # 16 MiB are held at most, and what exceeds them by one message.
+    [("hi", 5, 2, {"max_calls": 3}), (LARGE, 10, 4, {})],
+    ids=["many", "large"],
+)
 async def test_requests_beyond_the_limit_are_refused_and_the_others_answered(
-    serve: Any, service: str, until: Any
+    calling: Any, until: Any, text: str, asked: int, refused: int, limit: dict[str, int]
 ) -> None:
-    release = anyio.Event()
-
-    async def wait(_: Context, request: StringValue) -> StringValue:
-        await release.wait()
-        return request
-
-    outcomes: list[object] = []
-    async with serve({"Say": wait}, max_calls=3) as served, connect(served.path) as client:
-
-        async def ask() -> None:
-            try:
-                outcomes.append(await say(client, service))
-            except RemoteError as error:
-                outcomes.append(error.status)
-
+    gate = Gate()
+    async with calling({"Say": gate}, **limit) as caller:
         async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(ask)
-            await until(lambda: outcomes == [Status.RESOURCE_EXHAUSTED] * 2)
-            release.set()
-    assert outcomes[2:] == ["hi"] * 3
+            for _ in range(asked):
+                tasks.start_soon(caller.ask, text)
+            await until(lambda: caller.outcomes == [Status.RESOURCE_EXHAUSTED] * refused)
+            gate.open.set()
+        assert caller.outcomes[refused:] == [text.upper()] * (asked - refused)
+        assert await caller.say("and on it goes") == "AND ON IT GOES"
 
 
-async def test_large_requests_beyond_the_limit_are_refused(
-    serve: Any, service: str, until: Any
-) -> None:
-    release = anyio.Event()
-
-    async def wait(_: Context, request: StringValue) -> StringValue:
-        await release.wait()
-        return StringValue()
-
-    statuses: list[int] = []
-    async with serve({"Say": wait}) as served, connect(served.path) as client:
-
-        async def ask() -> None:
-            try:
-                await say(client, service, LARGE)
-                statuses.append(Status.OK)
-            except RemoteError as error:
-                statuses.append(error.status)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(10):
-                tasks.start_soon(ask)
-            await until(lambda: len(statuses) == 4)
-            release.set()
-        # 16 MiB are held at most, and what exceeds them by one message.
-        assert sorted(statuses) == [Status.OK] * 6 + [Status.RESOURCE_EXHAUSTED] * 4
-        assert await say(client, service, "and on it goes") == ""
-
-
-async def test_a_client_that_does_not_read_holds_up_nobody_else(serve: Any, service: str) -> None:
+async def test_a_client_that_does_not_read_holds_up_nobody_else(serve: Any) -> None:
     async def much(_: Context, request: StringValue) -> StringValue:
         return StringValue(value=LARGE)
 
     async with serve({"Say": much, "Other": echo}) as served, served.raw() as deaf:
-        request = ttrpc_pb2.Request(service=service, method="Say").SerializeToString()
+        request = ttrpc_pb2.Request(service=NAME, method="Say").SerializeToString()
         sent = 0
         with anyio.move_on_after(0.5):
             while sent < 20_000:
@@ -274,10 +199,10 @@ async def test_a_client_that_does_not_read_holds_up_nobody_else(serve: Any, serv
         assert served.calls < 5
         with anyio.fail_after(20):
             async with connect(served.path) as client:
-                await client.call(service, "Other", StringValue(), StringValue)
+                await client.call(NAME, "Other", StringValue(), StringValue)
 
 
-async def test_a_slow_reader_gets_everything_in_the_end(serve: Any, service: str) -> None:
+async def test_a_slow_reader_gets_everything_in_the_end(serve: Any) -> None:
     async def much(_: Context, request: StringValue) -> StringValue:
         return StringValue(value=request.value + LARGE)
 
@@ -293,7 +218,7 @@ async def test_a_slow_reader_gets_everything_in_the_end(serve: Any, service: str
 
 
 async def test_cancelling_serve_leaves_no_connection(
-    tmp_path: Path, descriptor: ServiceDescriptor, service: str, server_class: Any
+    tmp_path: Path, descriptor: ServiceDescriptor, server_class: Any
 ) -> None:
     path = str(tmp_path / "s")
     before = set(os.listdir("/proc/self/fd"))
@@ -303,23 +228,23 @@ async def test_cancelling_serve_leaves_no_connection(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server_class([Service(descriptor, {"Say": echo})]).serve, listener)
             async with connect(path) as client:
-                await say(client, service)
+                await Caller(client).say()
                 tasks.cancel_scope.cancel()
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-async def test_many_connections_leave_nothing_behind(serve: Any, service: str, until: Any) -> None:
+async def test_many_connections_leave_nothing_behind(serve: Any, until: Any) -> None:
     async with serve({"Say": echo}) as served:
         await anyio.wait_all_tasks_blocked()
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(200):
             async with connect(served.path) as client:
-                await say(client, service)
+                await Caller(client).say()
         await until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
 @pytest.mark.parametrize("seed", seeds(1))
-async def test_hostile_bytes_disturb_nobody_else(serve: Any, service: str, seed: int) -> None:
+async def test_hostile_bytes_disturb_nobody_else(serve: Any, seed: int) -> None:
     random = Random(seed)
     async with serve({"Say": echo}) as served, connect(served.path) as client:
         for _ in range(100):
@@ -337,11 +262,11 @@ async def test_hostile_bytes_disturb_nobody_else(serve: Any, service: str, seed:
                                 random.randrange(9), random.randrange(5), random.randrange(9), data
                             )
                         )
-            assert await say(client, service) == "hi"
+            assert await Caller(client).say() == "hi"
         assert {event for event, _ in served.log} <= {"a client broke off"}
 
 
-async def test_a_lack_of_file_descriptors_passes(serve: Any, service: str, until: Any) -> None:
+async def test_a_lack_of_file_descriptors_passes(serve: Any, until: Any) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with serve({"Say": echo}) as served:
         with socket.socket(socket.AF_UNIX) as late, contextlib.ExitStack() as restored:
@@ -358,13 +283,11 @@ async def test_a_lack_of_file_descriptors_passes(serve: Any, service: str, until
             async with anyio.create_task_group() as tasks:
                 client = Client(late, tasks)
                 with anyio.fail_after(20):
-                    assert await say(client, service) == "hi"
+                    assert await Caller(client).say() == "hi"
                 client.close()
 
 
-async def test_a_bug_that_one_connection_meets_is_not_for_all_to_pay(
-    serve: Any, service: str
-) -> None:
+async def test_a_bug_that_one_connection_meets_is_not_for_all_to_pay(serve: Any) -> None:
     told: list[str] = []
 
     def log(event: str, fields: Any) -> None:
@@ -381,14 +304,14 @@ async def test_a_bug_that_one_connection_meets_is_not_for_all_to_pay(
         connect(served.path) as unlucky,
     ):
         with anyio.fail_after(20), pytest.raises(ConnectionClosed):
-            await unlucky.call(service, "Other", StringValue(), StringValue)
-        assert await say(client, service) == "hi"
+            await unlucky.call(NAME, "Other", StringValue(), StringValue)
+        assert await Caller(client).say() == "hi"
         assert told == ["a handler failed", "a connection failed"]
 
 
-async def test_a_deadline_is_not_for_what_comes_in_time(serve: Any, service: str) -> None:
-    async with serve({"Say": echo}) as served, connect(served.path) as client:
+async def test_a_deadline_is_not_for_what_comes_in_time(calling: Any) -> None:
+    async with calling({"Say": echo}) as caller:
         for _ in range(20):
-            assert await say(client, service, timeout=5) == "hi"
+            assert await caller.say(timeout=5) == "hi"
         with pytest.raises(DeadlineExceeded):
-            await say(client, service, timeout=0)
+            await caller.say(timeout=0)

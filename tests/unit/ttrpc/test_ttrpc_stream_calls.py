@@ -10,7 +10,7 @@ import anyio
 import pytest
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from api.errors import NvshimError, Status
+from api.errors import Status
 from api.proto import ttrpc_pb2
 from api.ttrpc import (
     ConnectionClosed,
@@ -18,13 +18,12 @@ from api.ttrpc import (
     DeadlineExceeded,
     LocalProtocolError,
     MessageTooLarge,
-    Method,
     Overloaded,
     RemoteError,
     Stream,
     StreamClosed,
 )
-from api.ttrpc.client import Client, connect
+from api.ttrpc.client import Client
 from api.ttrpc.frames import (
     DATA,
     DATA_MAX,
@@ -36,6 +35,7 @@ from api.ttrpc.frames import (
     FrameReader,
     encode,
 )
+from tests.unit.ttrpc.calls import NAME, Caller, OutOfCheese, echo
 
 pytestmark = pytest.mark.anyio
 
@@ -43,13 +43,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-class Refused(NvshimError):
-    """A typed failure of a handler."""
-
-    code = "NVSHIM-E9998"
-    status = Status.PERMISSION_DENIED
 
 
 async def collect(_: Context, stream: Stream) -> StringValue:
@@ -69,18 +62,25 @@ async def chat(_: Context, stream: Stream) -> None:
         await stream.send(StringValue(value=message.value.upper()))
 
 
+class Hanging:
+    """A handler that neither reads nor ends by itself."""
+
+    def __init__(self) -> None:
+        self.cancelled = anyio.Event()
+
+    async def __call__(self, _: Context, stream: Stream) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.cancelled.set()
+
+
 def _text(text: str) -> bytes:
     return StringValue(value=text).SerializeToString()
 
 
-async def test_a_client_that_streams_gets_one_answer(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
-    async with (
-        serve({"Collect": collect}) as served,
-        connect(served.path) as client,
-        client.stream(service, methods["Collect"]) as stream,
-    ):
+async def test_a_client_that_streams_gets_one_answer(calling: Any) -> None:
+    async with calling({"Collect": collect}) as caller, caller.open("Collect") as stream:
         for word in ("one", "two", "", "four"):
             await stream.send(StringValue(value=word))
         await stream.finish()
@@ -89,24 +89,19 @@ async def test_a_client_that_streams_gets_one_answer(
             await stream.receive()
 
 
-async def test_a_server_that_streams_is_read_to_its_end(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
+async def test_a_server_that_streams_is_read_to_its_end(calling: Any) -> None:
     async with (
-        serve({"Count": count}) as served,
-        connect(served.path) as client,
-        client.stream(service, methods["Count"], StringValue(value="500")) as stream,
+        calling({"Count": count}) as caller,
+        caller.open("Count", StringValue(value="500")) as stream,
     ):
         assert [message.value async for message in stream] == [str(n) for n in range(500)]
 
 
-async def test_both_stream_in_turn_and_streams_do_not_mix(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
-    async with serve({"Chat": chat}) as served, connect(served.path) as client:
+async def test_both_stream_in_turn_and_streams_do_not_mix(calling: Any) -> None:
+    async with calling({"Chat": chat}) as caller:
 
         async def talk(name: str) -> None:
-            async with client.stream(service, methods["Chat"]) as stream:
+            async with caller.open("Chat") as stream:
                 for number in range(20):
                     await stream.send(StringValue(value=f"{name}{number}"))
                     assert (await stream.receive()).value == f"{name.upper()}{number}"
@@ -118,60 +113,49 @@ async def test_both_stream_in_turn_and_streams_do_not_mix(
                 tasks.start_soon(talk, name)
 
 
-async def test_an_empty_request_is_a_message_where_only_the_server_streams(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
+async def test_an_empty_request_is_a_message_where_only_the_server_streams(calling: Any) -> None:
     async def once(_: Context, stream: Stream) -> None:
         await stream.send(await stream.receive())
 
     async with (
-        serve({"Count": once}) as served,
-        connect(served.path) as client,
-        client.stream(service, methods["Count"], StringValue()) as stream,
+        calling({"Count": once}) as caller,
+        caller.open("Count", StringValue()) as stream,
     ):
         with anyio.fail_after(20):
             assert [message.value async for message in stream] == [""]
 
 
-async def test_a_streams_failure_comes_after_what_was_sent_before(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
+async def test_a_streams_failure_comes_after_what_was_sent_before(calling: Any) -> None:
     async def fail(_: Context, stream: Stream) -> None:
         await stream.send(StringValue(value="first"))
-        raise Refused("more", found="no more")
+        raise OutOfCheese("more", found="no more")
 
-    async with (
-        serve({"Chat": fail}) as served,
-        connect(served.path) as client,
-        client.stream(service, methods["Chat"]) as stream,
-    ):
+    async with calling({"Chat": fail}) as caller, caller.open("Chat") as stream:
         assert (await stream.receive()).value == "first"
         with pytest.raises(RemoteError, match="no more") as caught:
             await stream.receive()
-        assert caught.value.status == Status.PERMISSION_DENIED
+        assert caught.value.status == Status.FAILED_PRECONDITION
         with pytest.raises(StreamClosed):
             await stream.send(StringValue())
 
 
-async def test_a_server_may_end_before_the_client_has(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
+async def test_a_server_may_end_before_the_client_has(calling: Any) -> None:
     async def first_only(_: Context, stream: Stream) -> None:
         await stream.send(await stream.receive())
 
-    async with serve({"Chat": first_only}) as served, connect(served.path) as client:
-        async with client.stream(service, methods["Chat"]) as stream:
+    async with calling({"Chat": first_only}) as caller:
+        async with caller.open("Chat") as stream:
             await stream.send(StringValue(value="1"))
             # Under way when the server ends: late, and no harm.
             await stream.send(StringValue(value="2"))
             assert [message.value async for message in stream] == ["1"]
-        async with client.stream(service, methods["Chat"]) as stream:
+        async with caller.open("Chat") as stream:
             await stream.send(StringValue(value="again"))
             assert [message.value async for message in stream] == ["again"]
 
 
 async def test_leaving_the_block_tells_the_server_that_we_are_done(
-    serve: Any, service: str, methods: dict[str, Method], until: Any
+    calling: Any, until: Any
 ) -> None:
     heard: list[list[str]] = []
 
@@ -179,66 +163,47 @@ async def test_leaving_the_block_tells_the_server_that_we_are_done(
         heard.append([message.value async for message in stream])
         return StringValue()
 
-    async with serve({"Collect": listen}) as served, connect(served.path) as client:
-        async with client.stream(service, methods["Collect"]) as stream:
+    async with calling({"Collect": listen}) as caller:
+        async with caller.open("Collect") as stream:
             await stream.send(StringValue(value="then silence"))
         await until(lambda: heard == [["then silence"]])
-        assert not client.closed
+        assert not caller.client.closed
 
 
-async def test_a_stream_that_takes_too_long_is_cancelled_on_both_sides(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
-    cancelled = anyio.Event()
-
-    async def hang(_: Context, stream: Stream) -> None:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-
-    async with serve({"Chat": hang}) as served, connect(served.path) as client:
+async def test_a_stream_that_takes_too_long_is_cancelled_on_both_sides(calling: Any) -> None:
+    hang = Hanging()
+    async with calling({"Chat": hang}) as caller:
 
         async def wait_for_ever() -> None:
-            async with client.stream(service, methods["Chat"], timeout=0.03) as stream:
+            async with caller.open("Chat", timeout=0.03) as stream:
                 await stream.receive()
 
         with pytest.raises(DeadlineExceeded):
             await wait_for_ever()
         with anyio.fail_after(20):
-            await cancelled.wait()
-        assert not client.closed
+            await hang.cancelled.wait()
+        assert not caller.client.closed
 
 
-async def test_what_a_stream_block_raises_comes_out_as_it_is(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
-    async with serve({"Chat": chat}) as served, connect(served.path) as client:
+async def test_what_a_stream_block_raises_comes_out_as_it_is(calling: Any) -> None:
+    async with calling({"Chat": chat}) as caller:
         with pytest.raises(KeyError):
-            async with client.stream(service, methods["Chat"], timeout=5):
+            async with caller.open("Chat", timeout=5):
                 raise KeyError
 
 
-async def test_a_lost_connection_ends_the_stream(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
-    async with (
-        serve({"Chat": chat}) as served,
-        connect(served.path) as client,
-        client.stream(service, methods["Chat"]) as stream,
-    ):
+async def test_a_lost_connection_ends_the_stream(calling: Any) -> None:
+    async with calling({"Chat": chat}) as caller, caller.open("Chat") as stream:
         await stream.send(StringValue(value="a"))
         assert (await stream.receive()).value == "A"
-        served.server.close(0)
+        caller.served.server.close(0)
         with anyio.fail_after(20), pytest.raises(ConnectionClosed):
             await stream.receive()
         with pytest.raises(ConnectionClosed):
             await stream.send(StringValue())
 
 
-async def test_a_handler_sends_only_what_its_method_streams(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
+async def test_a_handler_sends_only_what_its_method_streams(calling: Any) -> None:
     async def wrong_method(_: Context, stream: Stream) -> StringValue:
         with pytest.raises(LocalProtocolError, match="does not stream"):
             await stream.send(StringValue())
@@ -252,24 +217,22 @@ async def test_a_handler_sends_only_what_its_method_streams(
         await stream.send(StringValue(value="told"))
 
     handlers = {"Collect": wrong_method, "Chat": wrong_type}
-    async with serve(handlers) as served, connect(served.path) as client:
+    async with calling(handlers) as caller:
         for method in handlers:
-            async with client.stream(service, methods[method]) as stream:
+            async with caller.open(method) as stream:
                 assert (await stream.receive()).value == "told"
 
 
-async def test_a_client_sends_only_what_its_method_streams(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
-    async with serve({"Chat": chat, "Count": count}) as served, connect(served.path) as client:
+async def test_a_client_sends_only_what_its_method_streams(calling: Any) -> None:
+    async with calling({"Chat": chat, "Count": count}) as caller:
         with pytest.raises(LocalProtocolError):
-            client.stream(service, methods["Chat"], StringValue())
+            caller.open("Chat", StringValue())
         with pytest.raises(LocalProtocolError):
-            client.stream(service, methods["Count"])
-        async with client.stream(service, methods["Count"], StringValue(value="0")) as stream:
+            caller.open("Count")
+        async with caller.open("Count", StringValue(value="0")) as stream:
             with pytest.raises((LocalProtocolError, StreamClosed)):
                 await stream.send(StringValue())
-        async with client.stream(service, methods["Chat"]) as stream:
+        async with caller.open("Chat") as stream:
             with pytest.raises(LocalProtocolError, match="not StringValue"):
                 await stream.send(Int32Value())
             await stream.finish()
@@ -277,25 +240,18 @@ async def test_a_client_sends_only_what_its_method_streams(
                 await stream.send(StringValue())
 
 
-async def test_a_unary_call_of_a_method_that_streams_its_answer_is_refused(
-    serve: Any, service: str
+async def test_a_unary_call_is_a_stream_of_one_and_takes_one_answer(
+    calling: Any,
 ) -> None:
-    async with serve({"Count": count}) as served, connect(served.path) as client:
+    async with calling({"Count": count, "Collect": collect}) as caller:
+        assert await caller.say("one", method="Collect") == "one"
         with pytest.raises(RemoteError, match="streams its answer") as caught:
-            await client.call(service, "Count", StringValue(), StringValue)
+            await caller.say(method="Count")
         assert caught.value.status == Status.INVALID_ARGUMENT
 
 
-async def test_a_unary_call_of_a_method_that_takes_a_stream_is_a_stream_of_one(
-    serve: Any, service: str
-) -> None:
-    async with serve({"Collect": collect}) as served, connect(served.path) as client:
-        answer = await client.call(service, "Collect", StringValue(value="one"), StringValue)
-        assert answer.value == "one"
-
-
-async def test_the_first_message_may_come_with_the_request(serve: Any, service: str) -> None:
-    request = ttrpc_pb2.Request(service=service, method="Collect", payload=_text("first"))
+async def test_the_first_message_may_come_with_the_request(serve: Any) -> None:
+    request = ttrpc_pb2.Request(service=NAME, method="Collect", payload=_text("first"))
     async with serve({"Collect": collect}) as served, served.raw() as raw:
         await raw.send(
             encode(1, REQUEST, REMOTE_OPEN, request.SerializeToString())
@@ -306,48 +262,27 @@ async def test_the_first_message_may_come_with_the_request(serve: Any, service: 
         assert response.payload == _text("first second last")
 
 
-async def test_data_that_break_a_rule_cancel_the_handler_and_are_answered_once(
-    serve: Any, service: str
-) -> None:
-    cancelled = anyio.Event()
-
-    async def hang(_: Context, stream: Stream) -> None:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-
-    request = ttrpc_pb2.Request(service=service, method="Chat").SerializeToString()
+async def test_data_that_break_a_rule_cancel_the_handler_and_are_answered_once(serve: Any) -> None:
+    hang = Hanging()
+    request = ttrpc_pb2.Request(service=NAME, method="Chat").SerializeToString()
     async with serve({"Chat": hang, "Collect": collect}) as served, served.raw() as raw:
         await raw.send(encode(1, REQUEST, REMOTE_OPEN, request))
         await served.until_calls(1)
         await raw.send(encode(1, DATA, NO_DATA, b"data all the same"))
         assert (await raw.answers(1))[1].status.code == Status.INVALID_ARGUMENT
         with anyio.fail_after(20):
-            await cancelled.wait()
+            await hang.cancelled.wait()
         # Nothing else is said on that stream: the next answer is another's.
         await raw.request(3, "Collect", "x")
         assert list(await raw.answers(1)) == [3]
         assert served.log == []
 
 
-async def test_a_handler_that_does_not_read_loses_its_stream_and_nothing_else(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
-    cancelled = anyio.Event()
-
-    async def deaf(_: Context, stream: Stream) -> None:
-        try:
-            await anyio.sleep_forever()
-        finally:
-            cancelled.set()
-
-    async def echo(_: Context, request: StringValue) -> StringValue:
-        return request
-
-    async with serve({"Chat": deaf, "Say": echo}) as served, connect(served.path) as client:
+async def test_a_handler_that_does_not_read_loses_its_stream_and_nothing_else(calling: Any) -> None:
+    hang = Hanging()
+    async with calling({"Chat": hang, "Say": echo}) as caller:
         began = time.monotonic()
-        async with client.stream(service, methods["Chat"]) as stream:
+        async with caller.open("Chat") as stream:
 
             async def send_for_ever() -> None:
                 with anyio.fail_after(10):
@@ -361,13 +296,11 @@ async def test_a_handler_that_does_not_read_loses_its_stream_and_nothing_else(
             assert caught.value.status == Status.RESOURCE_EXHAUSTED
         assert 0.9 < time.monotonic() - began < 10
         with anyio.fail_after(20):
-            await cancelled.wait()
-        await client.call(service, "Say", StringValue(), StringValue)
+            await hang.cancelled.wait()
+        await caller.say()
 
 
-async def test_a_handler_that_reads_slowly_slows_the_client_and_loses_nothing(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
+async def test_a_handler_that_reads_slowly_slows_the_client_and_loses_nothing(calling: Any) -> None:
     async def slow(_: Context, stream: Stream) -> StringValue:
         total = 0
         async for message in stream:
@@ -376,11 +309,7 @@ async def test_a_handler_that_reads_slowly_slows_the_client_and_loses_nothing(
         return StringValue(value=str(total))
 
     size, number = 16 << 10, 300
-    async with (
-        serve({"Collect": slow}) as served,
-        connect(served.path) as client,
-        client.stream(service, methods["Collect"]) as stream,
-    ):
+    async with calling({"Collect": slow}) as caller, caller.open("Collect") as stream:
         for _ in range(number):
             await stream.send(StringValue(value="x" * size))
         await stream.finish()
@@ -388,7 +317,7 @@ async def test_a_handler_that_reads_slowly_slows_the_client_and_loses_nothing(
 
 
 async def test_what_nobody_has_read_is_dropped_with_its_stream_on_both_sides(
-    serve: Any, service: str, methods: dict[str, Method], until: Any
+    calling: Any, until: Any
 ) -> None:
     heard = anyio.Event()
 
@@ -396,35 +325,29 @@ async def test_what_nobody_has_read_is_dropped_with_its_stream_on_both_sides(
         await stream.send(StringValue(value="x" * 1000))
         await heard.wait()
 
-    async with serve({"Chat": say_and_leave}) as served, connect(served.path) as client:
-        ours = client._multiplexer.budget
-        async with client.stream(service, methods["Chat"]) as stream:
+    async with calling({"Chat": say_and_leave}) as caller:
+        ours = caller.client._multiplexer.budget
+        async with caller.open("Chat") as stream:
             await stream.send(StringValue(value="y" * 1000))
             await until(lambda: ours._held >= 1000)
-            (session,) = served.server._sessions
+            (session,) = caller.served.server._sessions
             await until(lambda: session._budget._held >= 1000)
         assert ours._held == 0
         heard.set()
         await until(lambda: session._budget._held == 0)
 
 
-async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(
-    serve: Any, service: str, methods: dict[str, Method]
-) -> None:
+async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(calling: Any) -> None:
     async def flood(_: Context, stream: Stream) -> None:
         for _number in range(1000):
             await stream.send(StringValue(value="x" * 1000))
 
-    async def echo(_: Context, request: StringValue) -> StringValue:
-        return request
-
     async with (
-        serve({"Chat": flood, "Say": echo}) as served,
-        connect(served.path) as client,
-        client.stream(service, methods["Chat"]) as stream,
+        calling({"Chat": flood, "Say": echo}) as caller,
+        caller.open("Chat") as stream,
     ):
         await anyio.sleep(1.2)
-        await client.call(service, "Say", StringValue(), StringValue, timeout=5)
+        await caller.say(timeout=5)
         received = 0
 
         async def receive_all() -> None:
@@ -456,13 +379,13 @@ async def test_a_caller_that_does_not_read_loses_its_stream_and_nothing_else(
     ],
 )
 async def test_every_way_of_ending_a_stream_is_understood(
-    service: str, methods: dict[str, Method], frames: list[bytes], expected: list[str]
+    frames: list[bytes], expected: list[str]
 ) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         async with anyio.create_task_group() as tasks:
             client = Client(ours, tasks)
-            async with client.stream(service, methods["Count"], StringValue()) as stream:
+            async with Caller(client).open("Count", StringValue()) as stream:
                 (request,) = FrameReader().feed(theirs.recv(1000))
                 assert (request.type, request.flags) == (REQUEST, REMOTE_CLOSED)
                 for frame in frames:

@@ -117,6 +117,11 @@ class Program:
             check=False,
         )
 
+    def argv(self, bundle: Path) -> list[str]:
+        """How containerd calls ``start`` in a bundle; the container is named like it."""
+        words = ["-namespace", "test", "-address", self.address, "-id", bundle.name]
+        return [str(self.path), *words, "start"]
+
     def start(
         self,
         bundle: Path,

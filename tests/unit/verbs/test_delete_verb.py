@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -81,151 +82,95 @@ def _innocent_process() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-# -- with a runtime that works -------------------------------------------------------------------
+# -- what is ended -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def _lost_state(left: Container, _: Path) -> None:
+    for file in left.state.iterdir():
+        file.unlink()
+    left.state.rmdir()
+
+
+def _cut_off(left: Container, _: Path) -> None:
+    left.state.mkdir(parents=True)  # runc's first step; there is no state.json in it yet
+
+
+def _without_its_runtime(left: Container, _: Path) -> None:
+    left.write_options("no-such-runtime")
+
+
+def _frozen(left: Container, _: Path) -> None:
+    left.call("pause", left.id)
+    left.write_options("no-such-runtime")
+
+
+def _malformed_state(left: Container, _: Path) -> None:
+    (left.state / "state.json").write_text("{")
+    left.write_options("no-such-runtime")
+
+
+def _hanging(left: Container, directory: Path) -> None:
+    left.write_options(_script(directory, f"sleep 1000 & echo $$ $! >{directory}/pids; wait"))
+
+
+def _failing(left: Container, directory: Path) -> None:
+    left.write_options(_script(directory, "echo one; echo two >&2; exit 3"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A container, what becomes of it, and what is complained about, line by line."""
+
+    change: Callable[[Container, Path], object] = lambda *_: None
+    said: tuple[str, ...] = ()
+    runtime: str = "runc"
+    own_pid_namespace: bool = True
+    begin: Callable[[Container], int] = Container.run
+    times: int = 1
+
+
+UNKNOWN = "no-such-runtime delete {id}: no such program in {path}"
+CASES = {
+    "running": Case(),
+    "running, by crun": Case(runtime="crun"),
+    "never started": Case(begin=Container.create),
+    "twice": Case(times=2),
+    "create that was cut off": Case(_cut_off, begin=lambda _: 0),
+    "without its runtime, in the host's pid namespace": Case(
+        _without_its_runtime, (UNKNOWN,), own_pid_namespace=False
+    ),
+    "without its runtime, by crun": Case(_without_its_runtime, (UNKNOWN,), runtime="crun"),
+    "runtime that hangs": Case(_hanging, (f"had not ended after {remains.RUNTIME_TIMEOUT} s",)),
+    "runtime that fails": Case(_failing, ("/runtime delete {id}: exit status 3: one two",)),
+    "frozen, without its runtime": Case(_frozen, (UNKNOWN,)),
+    # It is known by its cgroup.
+    "state that was lost": Case(_lost_state),
+    "malformed state": Case(_malformed_state, ("state.json: no JSON", UNKNOWN)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
 @in_private_mount_namespace
-def test_a_running_container_is_ended(
-    program: Program, bundle: Path, root: Path, runtime: str
-) -> None:
-    if runtime == "crun":
+def test_container_is_ended(program: Program, bundle: Path, root: Path, name: str) -> None:
+    case = CASES[name]
+    if case.runtime == "crun":
         _show_crun_a_host_that_it_knows()
-    with container(bundle, root, runtime=runtime) as left:
-        pid = left.run()
-        processes = left.processes()
-        response, complaints = _delete(program, bundle)
-        assert (response.pid, complaints) == (pid, "")
+    made = container(bundle, root, runtime=case.runtime, own_pid_namespace=case.own_pid_namespace)
+    with made as left:
+        pid = case.begin(left)
+        processes = left.processes() | ({pid} if pid else set())
+        case.change(left, program.directory)
+        for _ in range(case.times):
+            response, complaints = _delete(program, bundle)
+            assert response.pid == pid
+            lines = complaints.splitlines()
+            assert len(lines) == len(case.said), complaints
+            for line, said in zip(lines, case.said, strict=True):
+                assert said.format(id=left.id, path=os.environ["PATH"]) in line
         _assert_nothing_left(left, processes)
-
-
-@in_private_mount_namespace
-def test_a_container_that_was_never_started_is_ended(
-    program: Program, bundle: Path, root: Path
-) -> None:
-    with container(bundle, root) as left:
-        pid = left.create()
-        response, complaints = _delete(program, bundle)
-        assert (response.pid, complaints) == (pid, "")
-        _assert_nothing_left(left, {pid})
-
-
-@in_private_mount_namespace
-def test_it_can_be_done_again(program: Program, bundle: Path, root: Path) -> None:
-    with container(bundle, root) as left:
-        pid = left.run()
-        _delete(program, bundle)
-        response, complaints = _delete(program, bundle)
-        assert (response.pid, complaints) == (pid, "")
-
-
-@in_private_mount_namespace
-def test_a_create_that_was_cut_off_leaves_nothing(
-    program: Program, bundle: Path, root: Path
-) -> None:
-    with container(bundle, root) as left:
-        left.state.mkdir(parents=True)  # runc's first step; there is no state.json in it yet
-        response, complaints = _delete(program, bundle)
-        assert (response.pid, complaints) == (0, "")
-        _assert_nothing_left(left, set())
-
-
-# -- with a runtime that does not ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("runtime", "own_pid_namespace"), [("runc", False), ("crun", True)])
-@in_private_mount_namespace
-def test_without_its_runtime_the_container_is_ended_all_the_same(
-    program: Program,
-    bundle: Path,
-    root: Path,
-    runtime: str,
-    own_pid_namespace: bool,
-) -> None:
-    if runtime == "crun":
-        _show_crun_a_host_that_it_knows()
-    with container(bundle, root, runtime=runtime, own_pid_namespace=own_pid_namespace) as left:
-        pid = left.run()
-        processes = left.processes()
-        left.write_options("no-such-runtime")
-        response, complaints = _delete(program, bundle)
-        assert response.pid == pid
-        assert complaints.splitlines() == [
-            f"no-such-runtime delete {left.id}: no such program in {os.environ['PATH']}"
-        ]
-        _assert_nothing_left(left, processes)
-
-
-@in_private_mount_namespace
-def test_a_runtime_that_hangs_is_killed_with_what_it_started(
-    program: Program, bundle: Path, root: Path
-) -> None:
-    with container(bundle, root) as left:
-        left.run()
-        processes = left.processes()
-        pids = program.directory / "pids"
-        left.write_options(_script(program.directory, f"sleep 1000 & echo $$ $! >{pids}; wait"))
-        _, complaints = _delete(program, bundle)
-        assert f"had not ended after {remains.RUNTIME_TIMEOUT} s" in complaints
-        _assert_nothing_left(left, processes)
-        assert all(has_ended(int(pid)) for pid in pids.read_text().split())
-
-
-@in_private_mount_namespace
-def test_a_runtime_that_fails_is_quoted_in_one_line(
-    program: Program, bundle: Path, root: Path
-) -> None:
-    with container(bundle, root) as left:
-        left.run()
-        processes = left.processes()
-        left.write_options(_script(program.directory, "echo one; echo two >&2; exit 3"))
-        _, complaints = _delete(program, bundle)
-        assert complaints.splitlines() == [
-            f"{program.directory}/runtime delete {left.id}: exit status 3: one two"
-        ]
-        _assert_nothing_left(left, processes)
-
-
-@in_private_mount_namespace
-def test_a_frozen_container_is_ended_without_its_runtime(
-    program: Program, bundle: Path, root: Path
-) -> None:
-    with container(bundle, root) as left:
-        left.run()
-        processes = left.processes()
-        left.call("pause", left.id)
-        left.write_options("no-such-runtime")
-        _delete(program, bundle)
-        _assert_nothing_left(left, processes)
-
-
-@in_private_mount_namespace
-def test_a_container_whose_state_was_lost_is_known_by_its_cgroup(
-    program: Program, bundle: Path, root: Path
-) -> None:
-    with container(bundle, root) as left:
-        pid = left.run()
-        processes = left.processes()
-        for file in left.state.iterdir():
-            file.unlink()
-        left.state.rmdir()
-        response, complaints = _delete(program, bundle)
-        assert (response.pid, complaints) == (pid, "")
-        _assert_nothing_left(left, processes)
-
-
-@in_private_mount_namespace
-def test_malformed_state_does_not_keep_the_container_alive(
-    program: Program, bundle: Path, root: Path
-) -> None:
-    with container(bundle, root) as left:
-        left.run()
-        processes = left.processes()
-        (left.state / "state.json").write_text("{")
-        left.write_options("no-such-runtime")
-        _, complaints = _delete(program, bundle)
-        assert "state.json: no JSON" in complaints
-        _assert_nothing_left(left, processes)
+    if case.change is _hanging:
+        started = (program.directory / "pids").read_text().split()
+        assert [pid for pid in map(int, started) if not has_ended(pid)] == []
 
 
 # -- what must not be hurt -----------------------------------------------------------------------

@@ -28,6 +28,11 @@ _RUNC_OPTIONS = AnyMessage(
 ).SerializeToString()
 
 
+@pytest.fixture
+def bundle(program: Program) -> Path:
+    return program.bundle("web-1")
+
+
 def _bootstrap(program: Program, bundle: Path, **more: str | int) -> bytes:
     params = bootstrap_pb2.BootstrapParams(
         instance_id=bundle.name,
@@ -60,18 +65,16 @@ def _accepts(path: str) -> bool:
     "stdin", [b"", _RUNC_OPTIONS, b"\xff\xff not a message"], ids=["empty", "options", "noise"]
 )
 def test_an_older_containerd_gets_the_bare_address_and_not_a_byte_more(
-    program: Program, stdin: bytes
+    program: Program, bundle: Path, stdin: bytes
 ) -> None:
-    bundle = program.bundle("web-1")
     done = program.start(bundle, stdin=stdin)
     name = name_of(program.address, "test", "web-1")
     assert (done.returncode, done.stdout) == (0, f"unix:///run/containerd/s/{name}".encode())
 
 
 def test_a_containerd_that_says_bootstrap_gets_version_3_in_the_directory_it_wants(
-    program: Program,
+    program: Program, bundle: Path
 ) -> None:
-    bundle = program.bundle("web-1")
     done = program.start(bundle, stdin=_bootstrap(program, bundle))
     name = name_of(program.address, "test", "web-1")
     expected = bootstrap_pb2.BootstrapResult(
@@ -80,8 +83,9 @@ def test_a_containerd_that_says_bootstrap_gets_version_3_in_the_directory_it_wan
     assert (done.returncode, done.stdout) == (0, expected.SerializeToString())
 
 
-def test_extensions_and_fields_that_a_later_containerd_adds_do_no_harm(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_extensions_and_fields_that_a_later_containerd_adds_do_no_harm(
+    program: Program, bundle: Path
+) -> None:
     known = bootstrap_pb2.BootstrapParams.FromString(_bootstrap(program, bundle))
     known.extensions.add().value.CopyFrom(
         AnyMessage(type_url="containerd.types.MountCapabilities", value=b"\x0a\x05erofs")
@@ -98,18 +102,15 @@ def test_extensions_and_fields_that_a_later_containerd_adds_do_no_harm(program: 
 
 @pytest.mark.parametrize("change", [{"instance_id": "web-2"}, {"namespace": "other"}])
 def test_parameters_for_somebody_else_are_not_taken_for_bootstrap(
-    program: Program, change: dict[str, str]
+    program: Program, bundle: Path, change: dict[str, str]
 ) -> None:
-    bundle = program.bundle("web-1")
     done = program.start(bundle, stdin=_bootstrap(program, bundle, **change))
     assert done.stdout.startswith(b"unix:///run/containerd/s/")
 
 
-def test_start_does_not_need_a_stdin(program: Program) -> None:
-    bundle = program.bundle("web-1")
-    words = ["-namespace", "test", "-address", program.address, "-id", "web-1", "start"]
+def test_start_does_not_need_a_stdin(program: Program, bundle: Path) -> None:
     script = 'exec "$@" <&-'
-    answer = subprocess.check_output(["sh", "-c", script, "sh", program.path, *words], cwd=bundle)
+    answer = subprocess.check_output(["sh", "-c", script, "sh", *program.argv(bundle)], cwd=bundle)
     assert _accepts(_path_in(answer))
 
 
@@ -151,8 +152,7 @@ def test_of_a_pods_containers_started_at_once_exactly_one_has_the_shim(program: 
     assert sum((bundle / "facts.json").exists() for bundle in bundles) == 1
 
 
-def test_the_socket_of_a_dead_shim_is_taken_over(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_the_socket_of_a_dead_shim_is_taken_over(program: Program, bundle: Path) -> None:
     first = program.start(bundle)
     program.kill(bundle)
     (bundle / "facts.json").unlink()
@@ -171,9 +171,8 @@ def test_no_start_takes_away_the_socket_of_another_that_came_while_it_was_stoppe
     program.kill(first)
     (first / "facts.json").unlink()
     # It has seen that the socket is dead, and is about to replace it.
-    words = ["-namespace", "test", "-address", program.address, "-id", "first", "start"]
     trace = str(program.directory / "trace")
-    argv = [str(program.path), *words]
+    argv = program.argv(first)
     with stopped_after("connect", argv, trace=trace, cwd=first) as stopped:
         refused = program.start(second)
         assert (refused.returncode, refused.stdout.split()[0]) == (1, b"NVSHIM-E1007")
@@ -192,8 +191,7 @@ def test_no_start_takes_away_the_socket_of_another_that_came_while_it_was_stoppe
 # -- what is left on disk ------------------------------------------------------------------------
 
 
-def test_socket_directory_and_bundle_files_have_their_modes(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_socket_directory_and_bundle_files_have_their_modes(program: Program, bundle: Path) -> None:
     program.start(bundle, stdin=_bootstrap(program, bundle))
     address = (bundle / "address").read_text()
     path = address.removeprefix("unix://")
@@ -206,8 +204,9 @@ def test_socket_directory_and_bundle_files_have_their_modes(program: Program) ->
 # -- the process ---------------------------------------------------------------------------------
 
 
-def test_the_shim_lives_on_with_what_it_has_to_know_and_nothing_else(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_the_shim_lives_on_with_what_it_has_to_know_and_nothing_else(
+    program: Program, bundle: Path
+) -> None:
     with open("/etc/passwd", "rb") as leak:
         os.set_inheritable(leak.fileno(), True)
         # Waits for the end of the pipe, as Go's CombinedOutput does.
@@ -243,11 +242,11 @@ def test_the_shim_lives_on_with_what_it_has_to_know_and_nothing_else(program: Pr
 )
 def test_events_and_debug_follow_flags_and_parameters(
     program: Program,
+    bundle: Path,
     flags: tuple[str, ...],
     parameters: dict[str, str | int] | None,
     expected: tuple[str, bool],
 ) -> None:
-    bundle = program.bundle("web-1")
     stdin = b"" if parameters is None else _bootstrap(program, bundle, **parameters)
     program.start(bundle, *flags, stdin=stdin)
     arguments = program.facts(bundle)["arguments"]
@@ -269,17 +268,15 @@ def test_where_events_go_is_what_the_parameters_say_before_the_environment(
 
 
 def test_the_shim_ignores_sigpipe_and_has_no_other_signal_ignored_blocked_or_caught(
-    program: Program,
+    program: Program, bundle: Path
 ) -> None:
-    bundle = program.bundle("web-1")
-    words = ["-namespace", "test", "-address", program.address, "-id", "web-1", "start"]
     script = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])\n"
         "os.execv(sys.argv[1], sys.argv[1:])\n"
     )
-    subprocess.run([sys.executable, "-c", script, program.path, *words], cwd=bundle, check=True)
+    subprocess.run([sys.executable, "-c", script, *program.argv(bundle)], cwd=bundle, check=True)
     status = program.facts(bundle)["status"]
     # What libc keeps for itself (32 and 33) neither it nor anybody above it can reset.
     ours = sum(1 << number - 1 for number in signal.valid_signals())
@@ -296,19 +293,16 @@ def _has_cap_sys_resource() -> bool:
 
 @pytest.mark.parametrize(("containerds", "shims"), [(-999, -998), (500, 501), (1000, 1000)])
 def test_the_oom_killer_takes_the_shim_before_containerd(
-    program: Program, containerds: int, shims: int
+    program: Program, bundle: Path, containerds: int, shims: int
 ) -> None:
     if containerds < 0 and not _has_cap_sys_resource():
         pytest.skip("making a process dear to the OOM killer needs CAP_SYS_RESOURCE")
-    bundle = program.bundle("web-1")
-    words = ["-namespace", "test", "-address", program.address, "-id", "web-1", "start"]
     script = f'echo {containerds} >/proc/self/oom_score_adj; "$@"; exit $?'
-    subprocess.run(["sh", "-c", script, "sh", program.path, *words], cwd=bundle, check=True)
+    subprocess.run(["sh", "-c", script, "sh", *program.argv(bundle)], cwd=bundle, check=True)
     assert program.facts(bundle)["oom_score_adj"] == shims
 
 
-def test_ps_shows_what_the_process_is(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_ps_shows_what_the_process_is(program: Program, bundle: Path) -> None:
     program.start(bundle)
     facts = program.facts(bundle)
     expected = [NAME, "-namespace", "test", "-id", "web-1", "-address", program.address]
@@ -334,9 +328,8 @@ def test_ps_shows_what_the_process_is(program: Program) -> None:
     ],
 )
 def test_an_unusable_spec_is_one_line_and_leaves_nothing(
-    program: Program, config: str | None, said: str
+    program: Program, bundle: Path, config: str | None, said: str
 ) -> None:
-    bundle = program.bundle("web-1")
     if config is None:
         (bundle / "config.json").unlink()
         (bundle / "config.json").symlink_to("elsewhere")
@@ -351,16 +344,14 @@ def test_an_unusable_spec_is_one_line_and_leaves_nothing(
     assert not program.sockets.exists()
 
 
-def test_a_socket_directory_that_cannot_be_had_is_one_line(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_a_socket_directory_that_cannot_be_had_is_one_line(program: Program, bundle: Path) -> None:
     program.sockets.parent.mkdir(parents=True)
     program.sockets.touch()
     done = program.start(bundle, stdin=_bootstrap(program, bundle))
     assert (done.returncode, done.stdout.split()[0]) == (1, b"NVSHIM-E1005")
 
 
-def test_a_bundle_that_cannot_be_written_leaves_no_socket(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_a_bundle_that_cannot_be_written_leaves_no_socket(program: Program, bundle: Path) -> None:
     (bundle / "address").mkdir()
     done = program.start(bundle, stdin=_bootstrap(program, bundle))
     (bundle / "address").rmdir()
@@ -368,16 +359,14 @@ def test_a_bundle_that_cannot_be_written_leaves_no_socket(program: Program) -> N
     assert os.listdir(program.sockets) == []
 
 
-def test_more_stdin_than_any_containerd_writes_is_refused(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_more_stdin_than_any_containerd_writes_is_refused(program: Program, bundle: Path) -> None:
     with pytest.raises(BrokenPipeError):
         _feed(program, bundle)
 
 
 def _feed(program: Program, bundle: Path) -> None:
-    words = ["-namespace", "test", "-address", program.address, "-id", "web-1", "start"]
     with subprocess.Popen(
-        [program.path, *words],
+        program.argv(bundle),
         cwd=bundle,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -453,8 +442,9 @@ def test_the_shim_runs_in_the_cgroup_that_its_options_name(cgroup: str, short_pa
         program.close()
 
 
-def test_a_cgroup_that_is_not_there_fails_the_start_and_leaves_no_shim(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_a_cgroup_that_is_not_there_fails_the_start_and_leaves_no_shim(
+    program: Program, bundle: Path
+) -> None:
     params = bootstrap_pb2.BootstrapParams.FromString(_bootstrap(program, bundle))
     options = runc_options_pb2.Options(shim_cgroup="/no/such/cgroup").SerializeToString()
     params.extensions.add(value=AnyMessage(type_url="containerd.runc.v1.Options", value=options))
@@ -464,8 +454,7 @@ def test_a_cgroup_that_is_not_there_fails_the_start_and_leaves_no_shim(program: 
     assert not (bundle / "facts.json").exists()
 
 
-def test_core_scheduling_is_asked_of_the_kernel(program: Program) -> None:
-    bundle = program.bundle("web-1")
+def test_core_scheduling_is_asked_of_the_kernel(program: Program, bundle: Path) -> None:
     done = program.start(bundle, environment={"SCHED_CORE": "1"})
     # A kernel or a machine without it refuses, and so does start: silence would be a lie.
     if done.returncode:

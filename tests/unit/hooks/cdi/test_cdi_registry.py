@@ -1,168 +1,134 @@
-"""Which spec file has which device: directories, priorities, conflicts, files one may not use."""
+"""Which spec file has which device: directories, priorities, conflicts, files one may not use.
+
+``registry.json`` has of each case the file of each device, or the error.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from api.errors import NvshimError
 from hooks.cdi import files, tree
-from hooks.cdi.errors import CdiDeviceConflict, CdiDeviceUnknown, CdiFileUnusable
+from hooks.cdi.errors import CdiFileUnusable
 from hooks.cdi.registry import Registry, resolve
-from hooks.cdi.spec import parse_name
+from tests.unit.hooks.golden import Golden
+from tests.unit.hooks.image.images import Make, fill, to
+
+KIND = "vendor.com/device"
 
 
-def write(path: Path, *devices: str, kind: str = "vendor.com/device", env: str = "A=b") -> Path:
-    path.parent.mkdir(exist_ok=True)
-    file = {
-        "cdiVersion": "0.5.0",
-        "kind": kind,
-        "devices": [{"name": d, "containerEdits": {"env": [env]}} for d in devices],
-    }
-    path.write_text(json.dumps(file))
-    return path
+def of(*devices: str) -> bytes:
+    """A spec file of these devices."""
+    edited = [{"name": name, "containerEdits": {"env": ["A=b"]}} for name in devices]
+    return json.dumps({"cdiVersion": "0.5.0", "kind": KIND, "devices": edited}).encode()
 
 
-def found_in(directories: list[Path], name: str) -> str:
-    (found,) = resolve([name], map(str, directories)).devices
-    return os.path.basename(found.file.path)
+def owned(make: Make, mode: int = 0o644, uid: int = 0) -> Make:
+    """What is made, or was there, of another mode and owner; of a link, the link."""
+
+    def made(path: str) -> None:
+        fill("", {path: make})
+        os.chown(path, uid, 0, follow_symlinks=False)
+        if not os.path.islink(path):
+            os.chmod(path, mode)
+
+    return made
 
 
-def test_devices_are_found_in_both_directories(tmp_path: Path) -> None:
-    etc, run = tmp_path / "etc", tmp_path / "run"
-    write(etc / "a.json", "0")
-    write(run / "b.json", "1")
-    assert found_in([etc, run], "vendor.com/device=0") == "a.json"
-    assert found_in([etc, run], "vendor.com/device=1") == "b.json"
+def there(_: str) -> None:
+    """It is there."""
 
 
-def test_later_directory_wins_device_by_device(tmp_path: Path) -> None:
-    etc, run = tmp_path / "etc", tmp_path / "run"
-    write(etc / "a.json", "0", "1")
-    write(run / "b.json", "1")
-    assert found_in([etc, run], "vendor.com/device=1") == "b.json"
-    assert found_in([etc, run], "vendor.com/device=0") == "a.json"
-    assert found_in([run, etc], "vendor.com/device=1") == "a.json"
-
-
-def test_device_of_two_files_of_one_directory_is_in_conflict(tmp_path: Path) -> None:
-    etc, run = tmp_path / "etc", tmp_path / "run"
-    write(etc / "a.json", "0", "1")
-    write(etc / "b.yaml", "0", "2")
-    with pytest.raises(CdiDeviceConflict, match=r"etc/a\.json and .*etc/b\.yaml both") as caught:
-        resolve(["vendor.com/device=0"], [str(etc), str(run)])
-    assert caught.value.code == "NVSHIM-E0605"
-    assert found_in([etc], "vendor.com/device=1") == "a.json"
-    assert found_in([etc], "vendor.com/device=2") == "b.yaml"
-    # A directory that decides is not in conflict with those that do not.
-    write(run / "c.json", "0")
-    assert found_in([etc, run], "vendor.com/device=0") == "c.json"
-
-
-def test_files_of_other_names_directories_and_missing_places_do_not_count(tmp_path: Path) -> None:
-    write(tmp_path / "a.yml", "0")
-    write(tmp_path / "a.json.bak", "0")
-    write(tmp_path / "below" / "a.json", "0")
-    (tmp_path / "dir.json").mkdir()
-    registry = Registry.of([str(tmp_path), str(tmp_path / "missing")])
-    assert (registry.files, registry.faults) == ([], [])
-
-
-def test_link_to_a_file_counts(tmp_path: Path) -> None:
-    target = write(tmp_path / "elsewhere" / "x", "0")
-    (tmp_path / "a.json").symlink_to(target)
-    assert found_in([tmp_path], "vendor.com/device=0") == "a.json"
-
-
-def test_unknown_device_is_told_which_there_are(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", *"abcdef")
-    with pytest.raises(CdiDeviceUnknown, match="has a, b, c, d and 2 more"):
-        resolve(["vendor.com/device=x"], [str(tmp_path)])
-    with pytest.raises(CdiDeviceUnknown, match=f"no spec of other.com/device in {tmp_path}"):
-        resolve(["other.com/device=x"], [str(tmp_path)])
-
-
-def make_broken(path: Path) -> None:
-    path.write_text('{"cdiVersion": "0.5.0", "kind": "vendor.com/broken", "devices": [], "x": 1}')
-
-
-def make_somebody_elses(path: Path) -> None:
-    write(path, "0")
-    os.chown(path, 12345, 0)
-
-
-def make_writable(path: Path) -> None:
-    write(path, "0")
-    path.chmod(0o666)
-
-
-def make_large(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(5 << 20)
-
-
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no JSON": (lambda p: p.write_text("{"), "no JSON"),
-    "an unknown field": (make_broken, "x: unknown field"),
-    "empty": (lambda p: p.write_text(""), "it is no object"),
-    "a FIFO": (os.mkfifo, "it is no regular file"),
-    "a link to a device": (lambda p: p.symlink_to("/dev/full"), "it is no regular file"),
-    "somebody else's": (make_somebody_elses, "user 12345 owns it"),
-    "writable for others": (make_writable, "everybody may write it"),
-    "too large": (make_large, "longer than 4 MiB"),
-    "a cycle of links": (lambda p: p.symlink_to(p), "symbolic links"),
+BROKEN: dict[str, Make] = {
+    "no JSON": b"{",
+    "an unknown field": (
+        b'{"cdiVersion": "0.5.0", "kind": "vendor.com/broken", "devices": [], "x": 1}'
+    ),
+    "empty": b"",
+    "a FIFO": os.mkfifo,
+    "a link to a device": to("/dev/full"),
+    "somebody else's": owned(of("0"), uid=12345),
+    "writable for others": owned(of("0"), 0o666),
+    "too large": lambda path: fill("", {path: bytes(5 << 20)}),
+    "a cycle of links": lambda path: os.symlink(path, path),
 }
 
 
-@pytest.mark.parametrize("make", list(BROKEN), ids=list(BROKEN))
-def test_broken_file_takes_nothing_from_the_others_and_is_named_to_who_misses_it(
-    tmp_path: Path, make: str
-) -> None:
-    write(tmp_path / "a.json", "0")
-    make_it, fault = BROKEN[make]
-    make_it(tmp_path / "broken.json")
-    assert found_in([tmp_path], "vendor.com/device=0") == "a.json"
-    with pytest.raises(CdiDeviceUnknown) as caught:
-        resolve(["vendor.com/broken=0"], [str(tmp_path)])
-    assert "broken.json cannot be used" in caught.value.found
-    assert fault in caught.value.found
+@dataclass(frozen=True)
+class Case:
+    """Files below /etc and /run, and the devices that are looked for, of KIND unless said."""
+
+    files: Mapping[str, Make]
+    wanted: tuple[str, ...] = ("0",)
+    directories: tuple[str, ...] = ("/etc", "/run")
 
 
-def test_broken_file_of_another_kind_is_not_named(tmp_path: Path) -> None:
-    make_broken(tmp_path / "broken.json")
-    with pytest.raises(CdiDeviceUnknown) as caught:
-        resolve(["vendor.com/another=0"], [str(tmp_path)])
-    assert "broken.json" not in str(caught.value)
+TWO = {"/etc/a.json": of("0", "1"), "/run/b.json": of("1")}
+AT_ODDS = {"/etc/a.json": of("0", "1"), "/etc/b.yaml": of("0", "2")}
+OPEN = {"/etc/a.json": of("0")}
+CASES: dict[str, Case] = {
+    "two directories, the later one first": Case(TWO, ("1", "0")),
+    "two directories, the other way round": Case(TWO, ("1",), ("/run", "/etc")),
+    "two files of one directory": Case(AT_ODDS),
+    "two files of one directory, other devices": Case(AT_ODDS, ("1", "2")),
+    # A directory that decides is not in conflict with those that do not.
+    "two files of one directory, and a later one": Case({**AT_ODDS, "/run/c.json": of("0")}),
+    "other names, a directory, and a missing place": Case(
+        {
+            "/etc/a.yml": of("0"), "/etc/a.json.bak": of("0"), "/etc/below/a.json": of("0"),
+            "/etc/dir.json": os.mkdir,
+        }
+    ),
+    "link to a file": Case({"/elsewhere/x": of("0"), "/etc/a.json": to("../elsewhere/x")}),
+    "dangling link": Case({"/etc/a.json": to("nowhere")}),
+    "unknown device": Case({"/etc/a.json": of(*"abcdef")}, ("x",)),
+    "unknown kind": Case({"/etc/a.json": of("0")}, ("other.com/device=x",)),
+    "devices twice": Case({"/etc/a.json": of("0", "1")}, ("1", "0", "1")),
+    **{
+        f"{looked_for}, and a file that is {what}": Case(
+            {"/etc/a.json": of("0"), "/etc/broken.json": make}, (name,)
+        )
+        for what, make in BROKEN.items()
+        for looked_for, name in (("another's", "0"), ("its own", "vendor.com/broken=0"))
+    },
+    "another kind than that of a broken file": Case(
+        {"/etc/broken.json": BROKEN["an unknown field"]}, ("vendor.com/another=0",)
+    ),
+    "directory that everybody may write": Case({**OPEN, "/etc": owned(there, 0o777)}),
+    "directory that everybody may write, and that is sticky": Case(
+        {**OPEN, "/etc": owned(there, 0o1777)}
+    ),
+    **{
+        f"link of user {uid} in such a directory": Case(
+            {
+                "/image/evil.json": of("0"),
+                "/etc/a.json": owned(to("../image/evil.json"), uid=uid),
+                "/etc": owned(there, 0o1777),
+            }
+        )
+        for uid in (0, 1234)
+    },
+}  # fmt: skip
 
 
-def test_dangling_link_is_a_file_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "a.json").symlink_to("nowhere")
-    assert Registry.of([str(tmp_path)]).faults == []
-
-
-def test_directory_that_everybody_may_write_counts_only_if_it_is_sticky(tmp_path: Path) -> None:
-    write(tmp_path / "specs" / "a.json", "0")
-    directory = tmp_path / "specs"
-    directory.chmod(0o777)
-    with pytest.raises(CdiDeviceUnknown, match="specs cannot be used: everybody may write it"):
-        found_in([directory], "vendor.com/device=0")
-    directory.chmod(0o1777)
-    assert found_in([directory], "vendor.com/device=0") == "a.json"
-
-
-def test_link_of_another_user_counts_for_nothing(tmp_path: Path) -> None:
-    elsewhere = write(tmp_path / "image" / "evil.json", "0")
-    directory = tmp_path / "specs"
-    directory.mkdir(mode=0o1777)
-    (directory / "a.json").symlink_to(elsewhere)
-    assert found_in([directory], "vendor.com/device=0") == "a.json"
-    os.chown(directory / "a.json", 1234, 1234, follow_symlinks=False)
-    with pytest.raises(CdiDeviceUnknown, match="a link of user 1234"):
-        found_in([directory], "vendor.com/device=0")
+@pytest.mark.parametrize("name", CASES)
+def test_device_is_of(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    fill(str(tmp_path), case.files)
+    wanted = [each if "=" in each else f"{KIND}={each}" for each in case.wanted]
+    try:
+        resolved = resolve(wanted, [f"{tmp_path}{each}" for each in case.directories])
+        found = [f"{each.name} {each.file.path}" for each in resolved.devices]
+    except NvshimError as error:
+        found = [str(error)]
+    shown = [each.replace(str(tmp_path), "") for each in found]
+    Golden("registry.json").compare(name, shown)
 
 
 def test_directory_that_is_removed_meanwhile_has_no_files(
@@ -187,14 +153,6 @@ def test_directory_that_is_a_file_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(CdiFileUnusable):
         files.open_directory(str(tmp_path / "specs"))
     assert [f.error.code for f in Registry.of([str(tmp_path / "specs")]).faults] == ["NVSHIM-E0601"]
-
-
-def test_devices_come_in_the_order_of_their_names_and_once(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", "0", "1")
-    wanted = ["vendor.com/device=1", "vendor.com/device=0", "vendor.com/device=1"]
-    resolved = resolve(wanted, [str(tmp_path)])
-    assert [str(found.name) for found in resolved.devices] == wanted[:2]
-    assert resolved.devices[0].name == parse_name(wanted[0])
 
 
 def in_yaml(name: str = "vendor.com/device") -> str:
@@ -274,7 +232,7 @@ def test_state_that_cannot_be_written_is_no_error(tmp_path: Path, state: Path) -
 def test_file_that_mentions_no_wanted_kind_is_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path / "a.json", "0")
+    (tmp_path / "a.json").write_bytes(of("0"))
     (tmp_path / "other.yaml").write_text(in_yaml("other.com/device"))
     (tmp_path / "escaped.yaml").write_text(in_yaml('"hidden.com\\x2fdevice"'))
     read: list[str] = []
@@ -285,6 +243,6 @@ def test_file_that_mentions_no_wanted_kind_is_not_parsed(
         return real(data, path)
 
     monkeypatch.setattr(files, "tree_of", tree_of)
-    assert found_in([tmp_path], "vendor.com/device=0") == "a.json"
+    assert resolve([f"{KIND}=0"], [str(tmp_path)]).devices
     assert sorted(read) == ["a.json", "escaped.yaml"]
-    assert found_in([tmp_path], "hidden.com/device=a") == "escaped.yaml"
+    assert resolve(["hidden.com/device=a"], [str(tmp_path)]).devices

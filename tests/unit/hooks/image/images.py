@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hooks.image.layout import read_layout
@@ -41,6 +41,29 @@ def link(root: str, path: str, target: str) -> None:
     """A link at ``path`` in ``root``, with the directories on the way."""
     os.makedirs(os.path.dirname(root + path), exist_ok=True)
     os.symlink(target, root + path)
+
+
+Make = bytes | Callable[[str], object]
+
+
+def fill(root: str, entries: Mapping[str, Make]) -> None:
+    """Below ``root`` the files of these contents, or what is called with the path makes there."""
+    for path, make in entries.items():
+        if isinstance(make, bytes):
+            put(root, path, make)
+        else:
+            os.makedirs(os.path.dirname(root + path), exist_ok=True)
+            make(root + path)
+
+
+def to(target: str) -> Make:
+    """A link in :func:`fill`."""
+    return lambda path: os.symlink(target, path)
+
+
+def device(path: str) -> None:
+    """A character device in :func:`fill`."""
+    os.mknod(path, 0o20666, os.makedev(1, 5))
 
 
 def put_in(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from hooks.node.gpus import Gpu
 from hooks.plan import CachedLibrary, Plan
 from hooks.words import Arch
 from tests.harness.libcuda import build_libcuda, note
+from tests.unit.hooks.image.images import Make, device, fill, to
 
 H100, A6000 = "NVIDIA H100 80GB HBM3", "NVIDIA RTX A6000"
 GEFORCE, TITAN = "NVIDIA GeForce RTX 4090", "TITAN V"
@@ -257,88 +259,42 @@ def test_volume_over_the_directory_hides_what_was_read(image: Image) -> None:
     assert "mounted over" in found.why
 
 
-def outside(image: Image, tmp_path: Path) -> None:
-    """A link to where the host has a fine one."""
-    image.add(directory="../host/compat")
-    (image.root / "usr/local/cuda").mkdir(parents=True)
-    (image.root / "usr/local/cuda/compat").symlink_to(tmp_path / "host/compat")
+LIBRARY = "/usr/local/cuda/compat/libcuda.so.590.44.01"
+FINE = "../host/compat"  # a good one of the host's, where links of the image lead
 
 
-def upwards(image: Image, tmp_path: Path) -> None:
-    image.add(directory="../host/compat")
-    (image.root / "usr/local/cuda").mkdir(parents=True)
-    (image.root / "usr/local/cuda/compat").symlink_to("../../../../host/compat")
+def to_the_host(below: str) -> Make:
+    return lambda path: os.symlink(f"{path.partition('/rootfs/')[0]}/host{below}", path)
 
 
-def library_outside(image: Image, tmp_path: Path) -> None:
-    image.add(directory="../host")
-    (image.root / "usr/local/cuda/compat").mkdir(parents=True)
-    (image.root / "usr/local/cuda/compat/libcuda.so.590.44.01").symlink_to(
-        tmp_path / "host/libcuda.so.590.44.01"
-    )
+HOSTILE: dict[str, tuple[str | None, dict[str, Make]]] = {
+    "link out of the image": (FINE, {"/usr/local/cuda/compat": to_the_host("/compat")}),
+    "link upwards": (FINE, {"/usr/local/cuda/compat": to("../../../../host/compat")}),
+    "library outside": (FINE, {LIBRARY: to_the_host("/compat/libcuda.so.590.44.01")}),
+    "cycle": (None, {"/usr/local/cuda/compat": to("compat")}),
+    "FIFO": (None, {LIBRARY: os.mkfifo}),
+    "FIFO for a directory": (None, {"/usr/local/cuda/compat": os.mkfifo}),
+    "device": (None, {LIBRARY: device}),
+    "giant": (None, {LIBRARY: lambda path: subprocess.run(["truncate", "-s1T", path], check=True)}),
+    "many names": (
+        "usr/local/cuda/compat",
+        {f"/usr/local/cuda/compat/lib{number}": b"" for number in range(200)},
+    ),
+    "many versions": (
+        None,
+        {f"/usr/local/cuda-{number % 999}.{number // 999}": os.mkdir for number in range(1200)},
+    ),
+    "newline": ("opt/x\n/lib", {"/usr/local/cuda/compat": to("/opt/x\n/lib")}),
+    "into procfs": ("proc/1/compat", {"/usr/local/cuda/compat": to("/proc/1/compat")}),
+}
 
 
-def cycle(image: Image, _: Path) -> None:
-    (image.root / "usr/local/cuda").mkdir(parents=True)
-    (image.root / "usr/local/cuda/compat").symlink_to("compat")
-
-
-def fifo(image: Image, _: Path) -> None:
-    (image.root / "usr/local/cuda/compat").mkdir(parents=True)
-    os.mkfifo(image.root / "usr/local/cuda/compat/libcuda.so.590.44.01")
-
-
-def fifo_for_a_directory(image: Image, _: Path) -> None:
-    (image.root / "usr/local/cuda").mkdir(parents=True)
-    os.mkfifo(image.root / "usr/local/cuda/compat")
-
-
-def device(image: Image, _: Path) -> None:
-    (image.root / "usr/local/cuda/compat").mkdir(parents=True)
-    os.mknod(image.root / "usr/local/cuda/compat/libcuda.so.590.44.01", 0o20666, os.makedev(1, 5))
-
-
-def giant(image: Image, _: Path) -> None:
-    os.truncate(image.add("none"), 1 << 40)
-    os.truncate(image.add("none"), 0)
-    os.truncate(image.root / "usr/local/cuda/compat/libcuda.so.590.44.01", 1 << 40)
-
-
-def many_names(image: Image, _: Path) -> None:
-    image.add()
-    for number in range(200):
-        (image.root / f"usr/local/cuda/compat/lib{number}").touch()
-
-
-def many_versions(image: Image, _: Path) -> None:
-    (image.root / "usr/local").mkdir(parents=True)
-    for number in range(1200):
-        (image.root / f"usr/local/cuda-{number % 999}.{number // 999}").mkdir()
-
-
-def newline(image: Image, _: Path) -> None:
-    image.add(directory="opt/x\n/lib")
-    (image.root / "usr/local/cuda").mkdir(parents=True)
-    (image.root / "usr/local/cuda/compat").symlink_to("/opt/x\n/lib")
-
-
-def into_proc(image: Image, _: Path) -> None:
-    (image.root / "proc/1").mkdir(parents=True)
-    image.add(directory="proc/1/compat")
-    (image.root / "usr/local/cuda").mkdir(parents=True)
-    (image.root / "usr/local/cuda/compat").symlink_to("/proc/1/compat")
-
-
-@pytest.mark.parametrize(
-    "make",
-    [outside, upwards, library_outside, cycle, fifo, fifo_for_a_directory, device, giant,
-     many_names, many_versions, newline, into_proc],
-    ids=lambda make: make.__name__,
-)  # fmt: skip
-def test_hostile_image_gets_the_driver_s_and_nothing_is_followed(
-    image: Image, tmp_path: Path, make: Callable[[Image, Path], None]
-) -> None:
-    make(image, tmp_path)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_image_gets_the_driver_s_and_nothing_is_followed(image: Image, name: str) -> None:
+    fine, files = HOSTILE[name]
+    if fine:
+        image.add(directory=fine)
+    fill(str(image.root), files)
     found = image.find()
     assert (found.directory, found.libraries) == ("", ())
     assert "\n" not in found.why

@@ -1,418 +1,479 @@
-"""A plan's files in a writable image: what is written, what is kept, and what is taken back."""
+"""Golden table: a plan and an image in, what becomes of the image's files out.
+
+``placement.json`` has of each case what is other in the image afterwards, what lies beside it for
+an image that takes no writes, and what is to be mounted; or the error.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from api.errors import NvshimError
 from hooks.image.ldcache import Cache, parse, serialise
-from hooks.image.placement import Placed
-from hooks.image.rootfs_errors import DirectoryInTheWay, FileTooLarge, PathRefused
-from hooks.plan import CachedLibrary, Device, Link, Mount, Plan
+from hooks.image.rootfs_errors import DirectoryInTheWay
+from hooks.plan import CachedLibrary, Device, File, Link, LinkDirectory, Mount, Plan, ProcFile
 from hooks.words import Arch
-from tests.unit.hooks.image.images import alpine, debian, fedora, link, put, put_in, scratch, tree
+from tests.unit.hooks.golden import Golden, mounted
+from tests.unit.hooks.image.images import (
+    Make,
+    alpine,
+    debian,
+    device,
+    fedora,
+    fill,
+    put_in,
+    scratch,
+    to,
+    tree,
+)
 
+GOLDEN = Golden("placement.json")
 HOME = "/usr/lib/x86_64-linux-gnu"
-CACHE = "/etc/ld.so.cache"
+SCRATCH = "/run/containerd-shim-nvidia/x86_64"
+COMPAT = "/usr/local/cuda-13.1/compat"
+CACHE, CONF, MUSL = "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld-musl-x86_64.path"
 DROP_IN = "/etc/ld.so.conf.d/00-containerd-shim-nvidia.conf"
+PROFILE = "/etc/nvidia/rc.d/10-container.conf"
+DEV: dict[str, Any] = {"destination": "/dev", "type": "tmpfs", "options": ["nosuid"]}
+RUN: dict[str, Any] = {"destination": "/run", "type": "tmpfs"}
 
 
-def driver_plan(home: str = HOME, **more: Any) -> Plan:
+def volume(destination: str, **more: Any) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": "/srv", **more}
+
+
+def cached(soname: str, path: str, arch: Arch = Arch.X86_64) -> CachedLibrary:
+    return CachedLibrary(soname, path, arch)
+
+
+def driver(home: str = HOME, **more: Any) -> Plan:
     """One library with its links, as a plan has dozens."""
-    library = f"{home}/libcuda.so.535.1"
     return Plan(
-        mounts=(Mount("/etc/hostname", library),),
+        mounts=(Mount("/etc/hostname", f"{home}/libcuda.so.535.1"), *more.pop("mounts", ())),
         links=(
             Link(f"{home}/libcuda.so.1", "libcuda.so.535.1"),
             Link(f"{home}/libcuda.so", "libcuda.so.1"),
+            *more.pop("links", ()),
         ),
-        libraries=(CachedLibrary("libcuda.so.1", f"{home}/libcuda.so.1", Arch.X86_64),),
+        libraries=(
+            *more.pop("first", ()),
+            cached("libcuda.so.1", f"{home}/libcuda.so.1"),
+        ),
         **more,
     )
 
 
-def cached(root: str) -> dict[str, str]:
-    with open(root + CACHE, "rb") as file:
-        return {e.soname.decode(): e.path.decode() for e in parse(file.read()).entries}
+def compat(home: str = HOME) -> Plan:
+    """The image's own libcuda comes before the driver's."""
+    first = (cached("libcuda.so.1", f"{COMPAT}/libcuda.so.590.1"),)
+    return driver(home, first=first, first_directories=(COMPAT,))
 
 
-def a_cache(*sonames: str) -> bytes:
-    libraries = [CachedLibrary(name, f"/usr/local/lib/{name}", Arch.X86_64) for name in sonames]
-    return serialise(Cache().merge(libraries))
+def searched(*directories: str) -> Plan:
+    return driver(library_directories=directories)
 
 
-@pytest.fixture
-def root(root: str) -> str:
-    """An image with a cache of its own."""
-    put(root, CACHE, a_cache("libown.so.1"))
-    return root
+LINKS = (("pci-0000:07:00.0-card", "../card0"), ("pci-0000:07:00.0-render", "../renderD128"))
 
 
-def test_mount_points_links_and_cache_are_there(root: str) -> None:
-    placed = put_in(root, driver_plan())
-    assert os.lstat(f"{root}{HOME}/libcuda.so.535.1").st_size == 0
-    assert os.readlink(f"{root}{HOME}/libcuda.so.1") == "libcuda.so.535.1"
-    assert os.readlink(f"{root}{HOME}/libcuda.so") == "libcuda.so.1"
-    assert cached(root) == {
-        "libcuda.so.1": f"{HOME}/libcuda.so.1",
-        "libown.so.1": "/usr/local/lib/libown.so.1",
-    }
-    assert placed == Placed(
-        written=(
-            f"{HOME}/libcuda.so.535.1",
-            f"{HOME}/libcuda.so.1",
-            f"{HOME}/libcuda.so",
-            CACHE,
-        )
-    )
+def linked(path: str, links: tuple[tuple[str, str], ...] = LINKS) -> Plan:
+    return Plan(link_directories=(LinkDirectory(path, links),))
 
 
-def test_a_second_time_nothing_is_written(root: str) -> None:
-    plan = driver_plan(library_directories=(f"{HOME}/vdpau",))
-    os.remove(f"{root}/etc/ld.so.conf")
-    put_in(root, plan)
-    before = {path: os.lstat(root + path).st_ctime_ns for path in tree(root)}
-    placed = put_in(root, plan)
-    assert placed.written == ()
-    assert {path: os.lstat(root + path).st_ctime_ns for path in tree(root)} == before
-
-
-def test_an_empty_plan_writes_nothing(root: str) -> None:
-    before = tree(root)
-    assert put_in(root, Plan()) == Placed()
-    assert tree(root) == before
-
-
-def test_a_cache_is_made_if_there_is_none(root: str) -> None:
-    os.remove(root + CACHE)
-    put_in(root, driver_plan())
-    assert cached(root) == {"libcuda.so.1": f"{HOME}/libcuda.so.1"}
-    assert stat.S_IMODE(os.lstat(root + CACHE).st_mode) == 0o644
-
-
-def test_etc_is_made_if_there_is_none(tmp_path: Path) -> None:
-    root = debian(str(tmp_path / "image"))
-    os.rename(f"{root}/etc", f"{tmp_path}/etc")
-    put_in(root, driver_plan())
-    assert cached(root) == {"libcuda.so.1": f"{HOME}/libcuda.so.1"}
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: put(path, "", b"garbage" * 100),
-        os.mkfifo,
-        lambda path: os.mknod(path, 0o20666, os.makedev(1, 5)),
-        lambda path: os.symlink("/nowhere", path),
-        lambda path: os.symlink(path, path),
-        lambda path: os.symlink("/proc/self/exe", path),
-    ],
-    ids=["garbage", "FIFO", "device", "dangling", "cycle", "magic"],
+SMALL = Plan(
+    files=(File(PROFILE, b"profile", reason="profile"),),
+    link_directories=(LinkDirectory("/dev/dri/by-path", LINKS, "by path"),),
+    proc_files=(ProcFile("/proc/driver/nvidia/params", b"ModifyDeviceFiles: 0\n", "no nodes"),),
 )
-def test_a_cache_that_no_loader_can_use_is_made_anew(
-    root: str, make: Callable[[str], object]
-) -> None:
-    os.remove(root + CACHE)
-    make(root + CACHE)
-    put_in(root, driver_plan())
-    assert stat.S_ISREG(os.lstat(root + CACHE).st_mode)
-    assert cached(root) == {"libcuda.so.1": f"{HOME}/libcuda.so.1"}
-    assert sorted(os.listdir(f"{root}/etc")) == ["ld.so.cache", "ld.so.conf", "ld.so.conf.d"]
+NODE = driver(devices=(Device("/dev/nvidia0", 195, 0),))
+UNUSABLE_CACHES: dict[str, Make] = {
+    "garbage": b"garbage" * 100,
+    "a FIFO": os.mkfifo,
+    "a device": device,
+    "a dangling link": to("/nowhere"),
+    "a cycle": to(CACHE),
+    "a magic link": to("/proc/self/exe"),
+}
+OF_A_CONTAINER = serialise(Cache().merge([cached("libown.so.1", "/usr/local/lib/libown.so.1")]))
+BIG = b"x" * (2 << 20)
 
 
-def test_a_cache_that_is_a_link_is_read_inside_and_replaced(root: str) -> None:
-    os.rename(root + CACHE, f"{root}/usr/cache")
-    os.symlink("/usr/cache", root + CACHE)
-    before = tree(f"{root}/usr")["/cache"]
-    put_in(root, driver_plan())
-    assert set(cached(root)) == {"libcuda.so.1", "libown.so.1"}
-    assert stat.S_ISREG(os.lstat(root + CACHE).st_mode)
-    assert tree(f"{root}/usr")["/cache"] == before
+def required(*mounts: tuple[str, str, str]) -> Plan:
+    """Mounts of a CDI file: kind, source, destination."""
+    made = (Mount(source, at, reason="v.com/d=0", kind=kind, required=True)
+            for kind, source, at in mounts)  # fmt: skip
+    return Plan(mounts=tuple(made), links=(Link("/run/a", "b"),))
 
 
-@pytest.mark.parametrize("size", [(8 << 20) + 1, 5 << 30])
-def test_a_cache_of_absurd_size_is_an_error_and_stays(root: str, size: int) -> None:
-    os.truncate(root + CACHE, size)
-    before = tree(root)
-    with pytest.raises(FileTooLarge):
-        put_in(root, driver_plan())
-    assert tree(root) == before
-    assert os.stat(root + CACHE).st_blocks < 1000
+@dataclass(frozen=True)
+class Case:
+    """A Debian with a loader's cache of its own, unless said otherwise."""
+
+    plan: Plan
+    files: Mapping[str, Make] | None = None
+    image: Callable[[str], str] = debian
+    mounts: Sequence[dict[str, Any]] = ()
+    before: Plan | None = None
+    arches: Sequence[Arch] = (Arch.X86_64,)
+    library_path: str = ""
+    read_only: bool = False
+
+    def make(self, root: str) -> str:
+        self.image(root)
+        if self.image is debian and not self.read_only:
+            fill(root, {CACHE: OF_A_CONTAINER})
+        fill(root, self.files or {})
+        if self.before:
+            self.place(root, self.before)
+        return root
+
+    def place(self, root: str, plan: Plan) -> Any:
+        return put_in(root, plan, self.mounts, arches=self.arches, library_path=self.library_path)
 
 
-def test_the_cache_keeps_its_mode_and_owner(root: str) -> None:
-    os.chmod(root + CACHE, 0o640)
-    os.chown(root + CACHE, 5, 6)
-    put_in(root, driver_plan())
-    status = os.lstat(root + CACHE)
-    assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o640, 5, 6)
+def sealed(plan: Plan, files: Mapping[str, Make] | None = None, **more: Any) -> Case:
+    """An image that takes no writes; the container has tmpfs on /dev and /run."""
+    return Case(plan, files, **{"mounts": (DEV, RUN), "read_only": True, **more})
 
 
-def test_a_link_in_the_place_of_a_mount_point_becomes_a_file(root: str) -> None:
-    """A runtime would mount over what the link leads to, which may be anything."""
-    put(root, "/etc/shadow", b"secret")
-    link(root, f"{HOME}/libcuda.so.535.1", "/etc/shadow")
-    put_in(root, driver_plan())
-    assert stat.S_ISREG(os.lstat(f"{root}{HOME}/libcuda.so.535.1").st_mode)
-    with open(f"{root}/etc/shadow", "rb") as file:
-        assert file.read() == b"secret"
+def instead(make: Make) -> Make:
+    """What is there is removed before."""
+
+    def made(path: str) -> None:
+        os.unlink(path)
+        fill("", {path: make})
+
+    return made
 
 
-def test_a_file_in_the_place_of_a_mount_point_stays(root: str) -> None:
-    put(root, f"{HOME}/libcuda.so.535.1", b"the image's own")
-    put_in(root, driver_plan())
-    with open(f"{root}{HOME}/libcuda.so.535.1", "rb") as file:
-        assert file.read() == b"the image's own"
+def sized(size: int) -> Make:
+    return lambda path: os.truncate(path, size)
 
 
-def test_an_empty_directory_in_the_place_of_a_mount_point_becomes_a_file(root: str) -> None:
-    os.mkdir(f"{root}{HOME}/libcuda.so.535.1")
-    put_in(root, driver_plan())
-    assert stat.S_ISREG(os.lstat(f"{root}{HOME}/libcuda.so.535.1").st_mode)
+def given(mode: int, uid: int, gid: int) -> Make:
+    """What is there gets another mode and owner."""
+
+    def make(path: str) -> None:
+        os.chmod(path, mode)
+        os.chown(path, uid, gid)
+
+    return make
 
 
-def test_a_directory_is_mounted_on_a_directory(root: str) -> None:
-    put_in(root, Plan(mounts=(Mount("/etc", "/usr/share/nvidia"),)))
-    assert os.path.isdir(f"{root}/usr/share/nvidia")
+def renamed(to_path: str) -> Make:
+    return lambda path: os.rename(path, f"{path}{to_path}")
 
 
-@pytest.mark.parametrize("name", ["libcuda.so.535.1", "libcuda.so.1", "libcuda.so"])
-def test_a_directory_with_files_is_not_replaced(root: str, name: str) -> None:
-    put(root, f"{HOME}/{name}/file", b"x")
-    before = tree(root)
-    with pytest.raises(DirectoryInTheWay, match=name):
-        put_in(root, driver_plan())
-    assert tree(root) == before
-
-
-def test_what_is_mounted_over_is_left_alone(root: str) -> None:
-    """A tmpfs on /run hides what the image has there, and the runtime makes what it needs."""
-    link(root, "/var/run", "/run")  # dangling, until the runtime makes /run
-    os.mkdir(f"{root}/dev")
-    link(root, "/var/dev", "../dev")
-    plan = Plan(
-        mounts=(
-            Mount("/etc/hostname", "/run/nvidia-persistenced/socket"),
-            Mount("/etc/hostname", "/var/run/nvidia-fabricmanager/socket"),
-            Mount("/etc/hostname", "/dev/nvidia"),
-            Mount("/etc/hostname", "/var/dev/nvidia"),
-        ),
-        links=(Link("/dev/dri/by-path/pci-0-card", "card0"),),
-    )
-    before = tree(root)
-    placed = put_in(root, plan, [{"destination": "/run", "type": "tmpfs"}])
-    assert placed == Placed(omitted=("/dev/dri/by-path/pci-0-card",))
-    assert tree(root) == before
-
-
-def test_directories_that_are_searched_anyway_need_no_drop_in(root: str) -> None:
-    put_in(root, driver_plan(library_directories=(HOME, "/usr/lib64", "/usr/lib")))
-    assert not os.path.exists(root + DROP_IN)
-
-
-def test_other_directories_get_a_drop_in(root: str) -> None:
-    put_in(root, driver_plan(library_directories=(HOME, f"{HOME}/vdpau", "/opt/nvidia")))
-    with open(root + DROP_IN, encoding="utf-8") as file:
-        assert file.read() == f"{HOME}/vdpau\n/opt/nvidia\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (None, f"include {DROP_IN}\n"),
-        ("", f"include {DROP_IN}\n"),
-        ("/opt/lib\n", f"include {DROP_IN}\n/opt/lib\n"),
-        (f"# include {DROP_IN}\n", f"include {DROP_IN}\n# include {DROP_IN}\n"),
-        ("include /etc/ld.so.conf.d/*.conf\n", "include /etc/ld.so.conf.d/*.conf\n"),
-        ("  include ld.so.conf.d/*.conf # all\n", "  include ld.so.conf.d/*.conf # all\n"),
-    ],
-)
-def test_the_drop_in_is_included(root: str, before: str | None, after: str) -> None:
-    os.remove(f"{root}/etc/ld.so.conf")
-    if before is not None:
-        put(root, "/etc/ld.so.conf", before.encode())
-    put_in(root, driver_plan(library_directories=("/opt/nvidia",)))
-    with open(f"{root}/etc/ld.so.conf", encoding="utf-8") as file:
-        assert file.read() == after
-
-
-def test_32_bit_libraries_are_cached_for_32_bit_programs(tmp_path: Path) -> None:
-    root = fedora(str(tmp_path / "image"))
-    plan = Plan(
-        libraries=(
-            CachedLibrary("libcuda.so.1", "/usr/lib64/libcuda.so.1", Arch.X86_64),
-            CachedLibrary("libcuda.so.1", "/usr/lib/libcuda.so.1", Arch.I386),
-        )
-    )
-    put_in(root, plan, arches=(Arch.X86_64, Arch.I386))
-    with open(root + CACHE, "rb") as file:
-        entries = [(entry.path, entry.flags) for entry in parse(file.read()).entries]
-    assert entries == [(b"/usr/lib64/libcuda.so.1", 0x303), (b"/usr/lib/libcuda.so.1", 3)]
-
-
-def test_an_image_without_glibc_gets_no_cache(tmp_path: Path) -> None:
-    for make in (alpine, scratch):
-        root = make(f"{tmp_path}/{make.__name__}")
-        put_in(root, driver_plan("/usr/lib"))
-        assert os.readlink(f"{root}/usr/lib/libcuda.so.1") == "libcuda.so.535.1"
-        assert not os.path.exists(root + CACHE)
-        assert not os.path.exists(root + DROP_IN)
-
-
-MUSL = "/etc/ld-musl-x86_64.path"
-
-
-@pytest.mark.parametrize(
-    ("before", "directories", "after"),
-    [
-        (None, (), None),
-        (None, ("/opt/nvidia",), "/lib\n/usr/local/lib\n/usr/lib\n/opt/nvidia\n"),
-        ("/lib:/usr/lib", (), "/lib:/usr/lib"),
-        ("/lib:/usr/lib\n", ("/opt/nvidia",), "/lib\n/usr/lib\n/opt/nvidia\n"),
-        ("/lib\n/opt/own\n", (), "/lib\n/opt/own\n/usr/lib\n"),
-    ],
-)
-def test_musl_finds_what_it_would_not_search(
-    tmp_path: Path, before: str | None, directories: tuple[str, ...], after: str | None
-) -> None:
-    root = alpine(str(tmp_path / "image"))
-    if before is not None:
-        put(root, MUSL, before.encode())
-    plan = driver_plan("/usr/lib", library_directories=directories)
-    for _ in range(2):  # the second time finds the first one's file
-        put_in(root, plan)
-        found = None
-        if os.path.exists(root + MUSL):
-            with open(root + MUSL, encoding="utf-8") as file:
-                found = file.read()
-        assert found == after
-
-
-def big_file(path: str) -> None:
-    with open(path, "wb") as file:
-        file.write(b"x" * (2 << 20))
-
-
-def _device_plan() -> Plan:
-    return driver_plan(devices=(Device("/dev/nvidia0", 195, 0),))
-
-
-@pytest.mark.parametrize("target", ["/etc", "../../outside", "nowhere", "/proc/self/root"])
-def test_dev_that_is_a_link_becomes_a_directory_if_it_gets_devices(root: str, target: str) -> None:
-    if os.path.lexists(f"{root}/dev"):
-        os.rmdir(f"{root}/dev")
-    os.symlink(target, f"{root}/dev")
-    put_in(root, driver_plan())
-    assert os.readlink(f"{root}/dev") == target, "nothing is made there without devices"
-    assert "/dev" in put_in(root, _device_plan()).written
-    assert stat.S_ISDIR(os.lstat(f"{root}/dev").st_mode)
-    assert put_in(root, _device_plan()).written == ()
-
-
-def test_dev_is_a_link_again_if_placing_fails(root: str) -> None:
-    if os.path.lexists(f"{root}/dev"):
-        os.rmdir(f"{root}/dev")
-    os.symlink("/etc", f"{root}/dev")
-    put(root, f"{HOME}/libcuda.so.1/file", b"a directory in the way")
-    with pytest.raises(DirectoryInTheWay):
-        put_in(root, _device_plan())
-    assert os.readlink(f"{root}/dev") == "/etc"
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda path: put(path, "", b"the image's own"),
-        big_file,
-        lambda path: os.symlink("libcuda.so.1-own", path),
-        os.mkfifo,
-        None,
-    ],
-    ids=["file", "big file", "link", "FIFO", "nothing"],
-)
-def test_a_failure_takes_everything_back(root: str, make: Callable[[str], object] | None) -> None:
-    """The last step fails: a directory is where the cache belongs."""
-    if make is not None:
-        for name in ("libcuda.so.1", "libcuda.so"):
-            make(f"{root}{HOME}/{name}")
-    link(root, f"{HOME}/libcuda.so.535.1", "/etc/ld.so.conf")
-    os.mkdir(f"{root}{HOME}/libnvidia-ml.so.535.1")
-    os.remove(root + CACHE)
-    put(root, f"{CACHE}/file")
-    os.remove(f"{root}/etc/ld.so.conf")
-    plan = driver_plan(library_directories=("/opt/nvidia",))
-    more = (
+OPT = searched("/opt/nvidia")
+# The last step fails: a directory is where the cache belongs.
+FAILING: dict[str, Make] = {CACHE: instead(os.mkdir), f"{CACHE}/file": b"", CONF: os.unlink}
+BEFORE_IT = driver(
+    library_directories=("/opt/nvidia",),
+    mounts=(
         Mount("/etc/hostname", f"{HOME}/libnvidia-ml.so.535.1"),
         Mount("/etc/hostname", "/usr/new/directories/file"),
-    )
-    plan = Plan(
-        mounts=plan.mounts + more,
-        links=plan.links,
-        libraries=plan.libraries,
-        library_directories=plan.library_directories,
-    )
-    before = tree(root)
-    with pytest.raises(DirectoryInTheWay, match=r"ld\.so\.cache"):
-        put_in(root, plan)
-    assert tree(root) == before
+    ),
+)
+CASES: dict[str, Case] = {
+    "nothing": Case(Plan()),
+    "library with its links": Case(driver()),
+    "no cache": Case(driver(), {CACHE: os.unlink}),
+    "no etc": Case(driver(), {"/etc": renamed("-other")}),
+    **{
+        f"cache that is {what}": Case(driver(), {CACHE: instead(make)})
+        for what, make in UNUSABLE_CACHES.items()
+    },
+    "cache that is a link": Case(
+        driver(), {"/usr/cache": OF_A_CONTAINER, CACHE: instead(to("/usr/cache"))}
+    ),
+    "cache of absurd size": Case(driver(), {CACHE: sized((8 << 20) + 1)}),
+    "cache of 5 GiB": Case(driver(), {CACHE: sized(5 << 30)}),
+    "cache of another's": Case(driver(), {CACHE: given(0o640, 5, 6)}),
+    # A runtime would mount over what the link leads to, which may be anything.
+    "link in place of a mount point": Case(
+        driver(), {"/etc/shadow": b"secret", f"{HOME}/libcuda.so.535.1": to("/etc/shadow")}
+    ),
+    "file in place of a mount point": Case(driver(), {f"{HOME}/libcuda.so.535.1": b"its own"}),
+    "directory in place of a mount point": Case(driver(), {f"{HOME}/libcuda.so.535.1": os.mkdir}),
+    "mount of a directory": Case(Plan(mounts=(Mount("/etc", "/usr/share/nvidia"),))),
+    **{
+        f"directory with files in place of {name}": Case(driver(), {f"{HOME}/{name}/file": b"x"})
+        for name in ("libcuda.so.535.1", "libcuda.so.1", "libcuda.so")
+    },
+    "big file and FIFO in place of links": Case(
+        driver(), {f"{HOME}/libcuda.so.1": BIG, f"{HOME}/libcuda.so": os.mkfifo}
+    ),
+    # A tmpfs on /run hides what the image has there, and the runtime makes what it needs.
+    "below what is mounted over": Case(
+        Plan(
+            mounts=(
+                Mount("/etc/hostname", "/run/nvidia-persistenced/socket"),
+                Mount("/etc/hostname", "/var/run/nvidia-fabricmanager/socket"),
+                Mount("/etc/hostname", "/dev/nvidia"),
+                Mount("/etc/hostname", "/var/dev/nvidia"),
+            ),
+            links=(Link("/dev/dri/by-path/pci-0-card", "card0"),),
+        ),
+        {"/var/run": to("/run"), "/dev": os.mkdir, "/var/dev": to("../dev")},
+        mounts=[RUN],
+    ),
+    "directories that are searched anyway": Case(searched(HOME, "/usr/lib64", "/usr/lib")),
+    "other directories": Case(searched(HOME, f"{HOME}/vdpau", "/opt/nvidia")),
+    "no configuration of ldconfig": Case(OPT, {CONF: os.unlink}),
+    **{
+        f"configuration of ldconfig {text!r}": Case(OPT, {CONF: text})
+        for text in (
+            b"", b"/opt/lib\n", f"# include {DROP_IN}\n".encode(),
+            b"include /etc/ld.so.conf.d/*.conf\n", b"  include ld.so.conf.d/*.conf # all\n",
+        )
+    },
+    "32 bits": Case(
+        Plan(
+            libraries=(
+                cached("libcuda.so.1", "/usr/lib64/libcuda.so.1"),
+                cached("libcuda.so.1", "/usr/lib/libcuda.so.1", Arch.I386),
+            )
+        ),
+        image=fedora,
+        arches=(Arch.X86_64, Arch.I386),
+    ),
+    "no loader": Case(driver("/usr/lib"), image=scratch),
+    "musl": Case(driver("/usr/lib"), image=alpine),
+    **{
+        f"musl with the path {text!r} and {', '.join(more) or 'nothing'} more": Case(
+            driver("/usr/lib", library_directories=more), {MUSL: text} if text else {}, alpine
+        )
+        for text, more in (
+            (b"", ("/opt/nvidia",)), (b"/lib:/usr/lib", ()), (b"/lib:/usr/lib\n", ("/opt/nvidia",)),
+            (b"/lib\n/opt/own\n", ()),
+        )
+    },
+    "no devices where dev is a link": Case(driver(), {"/dev": to("/etc")}),
+    **{
+        f"devices where dev is a link to {target}": Case(NODE, {"/dev": to(target)})
+        for target in ("/etc", "../../outside", "nowhere", "/proc/self/root")
+    },
+    "failure where dev is a link": Case(NODE, {"/dev": to("/etc"), f"{HOME}/libcuda.so/file": b""}),
+    **{
+        f"failure at the end, and before it {what}": Case(
+            BEFORE_IT,
+            {
+                **FAILING,
+                f"{HOME}/libcuda.so.535.1": to(CONF),
+                f"{HOME}/libnvidia-ml.so.535.1": os.mkdir,
+                **({f"{HOME}/libcuda.so.1": make, f"{HOME}/libcuda.so": make} if make else {}),
+            },
+        )
+        for what, make in {
+            "files": b"the image's own",
+            "big files": BIG,
+            "links": to("libcuda.so.1-own"),
+            "FIFOs": os.mkfifo,
+            "nothing": None,
+        }.items()
+    },
+    **{
+        f"link {path} to {target!r}": Case(Plan(links=(Link(path, target),)))
+        for path, target in (
+            ("/usr/lib/a", "../../../../etc/shadow"), ("/usr/lib/a", "b/c"), ("/usr/lib/a", ".."),
+            ("/usr/lib/a", ""), ("/usr/lib/a", "/usr/../etc"), ("/usr/lib/a", "a\0b"),
+            ("/usr/lib/a", "\ud800"), ("/usr/../etc/a", "b"), ("usr/lib/a", "b"),
+        )
+    },
+    **{
+        f"directory {directory!r}": Case(searched(directory))
+        for directory in ("relative", "/a b", "/a:b", "/a\nb", "/a/../b", "/", "/a=b")
+    },
+    "first directory with a space": Case(Plan(first_directories=("/usr/local/a b",))),
+    "mount point with a way out": Case(
+        Plan(mounts=(Mount("/etc/hostname", "/usr/../../etc/canary"),))
+    ),
+    "the image's libcuda first": Case(compat()),
+    "the image's libcuda first, and nothing included": Case(compat(), {CONF: b"/opt/lib\n"}),
+    "the image's libcuda first no more": Case(driver(), before=compat()),
+    "the image's libcuda first, with musl": Case(compat("/usr/lib"), image=alpine),
+    "the image's libcuda first, with a path of musl's": Case(
+        compat("/usr/lib"), {MUSL: b"/opt/lib:/usr/lib\n"}, alpine
+    ),
+    "small files": Case(SMALL, mounts=[DEV]),
+    "links outside of any tmpfs": Case(linked("/opt/links"), mounts=[DEV]),
+    "small files below volumes": Case(SMALL, mounts=(volume("/dev"), volume("/etc/nvidia"))),
+    "small files on a read-only tmpfs": Case(SMALL, mounts=[{**DEV, "options": ["ro"]}]),
+    "volume over a tmpfs": Case(SMALL, mounts=(DEV, volume("/dev/dri"))),
+    "tmpfs that is covered later": Case(
+        SMALL, mounts=({**DEV, "destination": "/dev/dri"}, volume("/dev"))
+    ),
+    "tmpfs on a volume": Case(SMALL, mounts=(volume("/dev"), {**DEV, "destination": "/dev/dri"})),
+    "small file on a tmpfs": Case(SMALL, mounts=(DEV, {**DEV, "destination": "/etc/nvidia"})),
+    "link to nowhere on the way": Case(SMALL, {"/etc/nvidia": to("/nowhere")}, mounts=[DEV]),
+    "small file where a directory is": Case(
+        replace(SMALL, files=(File("/etc/first", b"x"), *SMALL.files)),
+        {f"{PROFILE}/in the way": b""},
+        mounts=[DEV],
+    ),
+    **{
+        f"small file {path}": Case(Plan(files=(File(path, b""),))) for path in ("/etc/../x", "/")
+    },
+    "file of procfs that is relative": Case(Plan(proc_files=(ProcFile("relative", b""),))),
+    **{
+        f"directory of links with {name!r} to {target!r}": Case(linked("/dev/x", ((name, target),)))
+        for name, target in (("a/b", "c"), ("..", "c"), ("a", ""), ("a", "b\0"))
+    },
+    "read-only, small files": sealed(
+        replace(
+            SMALL,
+            files=(*SMALL.files, File("/etc/not-there", b"")),
+            link_directories=(
+                *SMALL.link_directories,
+                LinkDirectory("/opt/links", LINKS),
+                LinkDirectory("/opt/other", LINKS),
+            ),
+        ),
+        {PROFILE: b"of the image", "/opt/links": os.mkdir},
+    ),
+    "read-only, with a cache": sealed(driver(SCRATCH), {CACHE: b"anything"}),
+    **{
+        f"read-only, without a cache, {path or 'nothing'} in the environment": sealed(
+            driver(SCRATCH), library_path=path
+        )
+        for path in ("", "/opt/lib", f"::{SCRATCH}:/a")
+    },
+    "read-only, other directories": sealed(
+        driver(SCRATCH, library_directories=(f"{SCRATCH}/vdpau", "/usr/lib"))
+    ),
+    "read-only, musl": sealed(driver(SCRATCH), image=alpine),
+    "read-only, musl with a path": sealed(driver(SCRATCH), {MUSL: b"/lib"}, image=alpine),
+    "read-only, the image's libcuda first": sealed(compat(SCRATCH), library_path="/opt/own"),
+    "read-only, the image's libcuda first in a cache": sealed(compat(SCRATCH), {CACHE: b""}),
+    "read-only, without a tmpfs": sealed(driver(), mounts=()),
+    "read-only, nothing and no tmpfs": sealed(Plan(), mounts=()),
+    "read-only, no mount points": sealed(
+        driver(
+            SCRATCH,
+            mounts=(
+                Mount("/etc/hostname", "/usr/bin/nvidia-smi"),
+                Mount("/etc/hostname", "/usr/bin/nvidia-debugdump"),
+                Mount("/etc", "/usr/share/nvidia"),
+                Mount("/etc/hostname", "/usr/share"),
+                Mount("/etc/hostname", "/run/nvidia-persistenced/socket"),
+            ),
+            links=(Link("/usr/a", "b"), Link("/usr/c", "d")),
+        ),
+        {"/usr/bin/nvidia-smi": b"", "/usr/share/nvidia/file": b"", "/usr/a": to("b")},
+    ),
+    **{
+        f"read-only, required mount {what}": sealed(
+            required(*mounts), {"/opt/vendor": os.mkdir}, image=scratch
+        )
+        for what, mounts in {
+            "below another": (
+                ("bind", "/etc", "/opt/vendor"),
+                ("bind", "/etc/hostname", "/opt/vendor/hostname"),
+            ),
+            "below a tmpfs of its own": (
+                ("tmpfs", "tmpfs", "/opt/vendor"),
+                ("bind", "/etc/hostname", "/opt/vendor/hostname"),
+            ),
+            "on the container's tmpfs": (("bind", "/etc/hostname", "/run/vendor/x"),),
+            "without a mount point": (("bind", "/etc/hostname", "/opt/vendor/hostname"),),
+            "that another has no place for": (
+                ("bind", "/usr", "/opt/vendor"),
+                ("bind", "/etc/hostname", "/opt/vendor/hostname"),
+            ),
+            "of a file on a directory": (("bind", "/etc/hostname", "/opt/vendor"),),
+        }.items()
+    },
+}  # fmt: skip
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 
 
-def test_success_leaves_no_spare_names(root: str) -> None:
-    big_file(f"{root}{HOME}/libcuda.so.1")
-    os.mkfifo(f"{root}{HOME}/libcuda.so")
-    put_in(root, driver_plan())
-    assert [name for name in os.listdir(root + HOME) if "nvshim" in name] == []
-    assert os.readlink(f"{root}{HOME}/libcuda.so.1") == "libcuda.so.535.1"
+@contextmanager
+def taking_no_writes(root: str) -> Iterator[None]:
+    subprocess.run(["mount", "--bind", "-o", "ro", root, root], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", root], check=True)
 
 
-def test_no_descriptor_is_left_open(root: str) -> None:
-    before = os.listdir("/proc/self/fd")
-    put_in(root, driver_plan())
-    put(root, f"{HOME}/libother.so/file")
-    with pytest.raises(DirectoryInTheWay):
-        put_in(root, Plan(links=(Link(f"{HOME}/libother.so", "x"),)))
-    assert os.listdir("/proc/self/fd") == before
+def looks(path: str) -> str:
+    """What is at a path, and of whom if not of root."""
+    status = os.lstat(path)
+    mode = stat.S_IMODE(status.st_mode)
+    owner = f" {status.st_uid}:{status.st_gid}" if status.st_uid or status.st_gid else ""
+    if stat.S_ISLNK(status.st_mode):
+        return f"-> {os.readlink(path)}{owner}"
+    if not stat.S_ISREG(status.st_mode):
+        return f"{stat.S_IFMT(status.st_mode):o} {mode:o}{owner}"
+    with open(path, "rb") as file:
+        content = file.read()
+    text = repr(content.decode(errors="replace"))
+    if path.endswith(CACHE):
+        entries = parse(content).entries
+        text = ", ".join(f"{e.soname.decode()} {e.path.decode()} {e.flags:x}" for e in entries)
+    return f"{mode:o}{owner}: {text}"
+
+
+def changed(before: Mapping[str, Any], root: str) -> dict[str, str]:
+    after = tree(root)
+    paths = sorted(path for path in {**before, **after} if before.get(path) != after.get(path))
+    return {path: looks(root + path) if path in after else "removed" for path in paths}
+
+
+def times(root: str) -> dict[str, int]:
+    return {path: os.lstat(root + path).st_ctime_ns for path in tree(root)}
+
+
+def outcome(case: Case, root: str) -> dict[str, Any]:
+    before, descriptors = tree(root), os.listdir("/proc/self/fd")
+    try:
+        placed = case.place(root, case.plan)
+    except NvshimError as error:
+        assert tree(root) == before, "a failure takes everything back"
+        assert not tree(f"{root}-staging"), "also what lies beside the image"
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        assert os.listdir("/proc/self/fd") == descriptors
+    shown = {
+        "image": changed(before, root),
+        "beside": changed({}, f"{root}-staging"),
+        "mounts": [f"{mounted(mount)}: {mount.reason}" for mount in placed.mounts],
+        "environment": [f"{name}={value}" for name, value in placed.environment],
+        **{name: list(getattr(placed, name)) for name in ("written", "omitted", "proc_files")},
+    }
+    written = times(root)
+    again = case.place(root, case.plan)
+    assert again == replace(placed, written=()), "a second time nothing is written"
+    assert times(root) == written
+    return {name: value for name, value in shown.items() if value}
 
 
 @pytest.mark.parametrize(
-    ("path", "target"),
-    [
-        ("/usr/lib/a", "../../../../etc/shadow"),
-        ("/usr/lib/a", "b/c"),
-        ("/usr/lib/a", ".."),
-        ("/usr/lib/a", ""),
-        ("/usr/lib/a", "/usr/../etc"),
-        ("/usr/lib/a", "a\0b"),
-        ("/usr/lib/a", "\ud800"),
-        ("/usr/../etc/a", "b"),
-        ("usr/lib/a", "b"),
-    ],
+    "name",
+    [pytest.param(name, marks=as_root if CASES[name].read_only else ()) for name in CASES],
 )
-def test_links_that_are_no_plain_names_are_refused(root: str, path: str, target: str) -> None:
-    before = tree(root)
-    with pytest.raises(PathRefused):
-        put_in(root, Plan(links=(Link(path, target),)))
-    assert tree(root) == before
+def test_plan_in_an_image(name: str, tmp_path: Path) -> None:
+    case, root = CASES[name], f"{tmp_path}/image"
+    case.make(root)
+    with taking_no_writes(root) if case.read_only else nullcontext():
+        found = outcome(case, root)
+    GOLDEN.compare(name, json.loads(json.dumps(found).replace(root, "IMAGE")))
 
 
-@pytest.mark.parametrize("directory", ["relative", "/a b", "/a:b", "/a\nb", "/a/../b", "/", "/a=b"])
-def test_directories_that_a_loader_would_read_otherwise_are_refused(
-    root: str, directory: str
-) -> None:
-    with pytest.raises(PathRefused):
-        put_in(root, driver_plan(library_directories=(directory,)))
-
-
-def test_a_mount_point_with_a_way_out_is_refused(root: str) -> None:
-    with pytest.raises(PathRefused):
-        put_in(root, Plan(mounts=(Mount("/etc/hostname", "/usr/../../etc/canary"),)))
+def test_staging_is_private_and_what_is_mounted_from_it_is_readable_to_all(root: str) -> None:
+    put_in(root, SMALL, [DEV])
+    modes = [stat.S_IMODE(os.stat(f"{root}-staging{path}").st_mode) for path in ("", "/file-0")]
+    assert modes == [0o700, 0o755]
 
 
 @contextmanager
@@ -430,26 +491,24 @@ def overlay(root: str) -> Iterator[tuple[str, str]]:
         subprocess.run(["umount", merged], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+@as_root
 def test_on_an_overlay_the_container_s_layer_gets_only_what_is_written(root: str) -> None:
-    put(root, f"{HOME}/libcuda.so.1", b"x" * 4096)
+    fill(root, {f"{HOME}/libcuda.so.1": b"x" * 4096})
     image = tree(root)
     with overlay(root) as (merged, upper):
-        placed = put_in(merged, driver_plan())
+        placed = put_in(merged, driver())
         files = {path for path in tree(upper) if not os.path.isdir(upper + path)}
         assert files == set(placed.written)
-        assert set(cached(merged)) == {"libcuda.so.1", "libown.so.1"}
+        assert CACHE in files
     assert tree(root) == image
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+@as_root
 def test_on_an_overlay_a_failure_takes_everything_back(root: str) -> None:
-    big_file(f"{root}{HOME}/libcuda.so.1")
-    os.mkfifo(f"{root}{HOME}/libcuda.so")
-    os.remove(root + CACHE)
-    put(root, f"{CACHE}/file")
+    blocked: dict[str, Make] = {f"{CACHE}/file": b""}
+    fill(root, {f"{HOME}/libcuda.so.1": BIG, f"{HOME}/libcuda.so": os.mkfifo, **blocked})
     with overlay(root) as (merged, _):
         before = tree(merged)
         with pytest.raises(DirectoryInTheWay):
-            put_in(merged, driver_plan())
+            put_in(merged, driver())
         assert tree(merged) == before

@@ -1,26 +1,35 @@
-"""Where a driver is found when nobody says where it is; each way to install one, by hand."""
+"""Where the driver is and what of it is found; each way to install one, by hand.
+
+``drivers.json`` has of each case the driver that is found, or the error.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from hooks.errors import DriverMismatch, DriverNotFound
+from api.errors import NvshimError
 from hooks.node.capabilities import Program
-from hooks.node.driver import Driver, find_driver, places
+from hooks.node.driver import Driver, find_driver, find_sockets, places
 from hooks.node.driver_layouts import LAYOUTS, LOADER, layout_named, prefix
 from hooks.node.inventory import load_inventory, take_inventory
 from hooks.node.witness import Witness
+from integration.simulated.driver import DriverFiles
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node
+from tests.unit.hooks.golden import Golden
+from tests.unit.hooks.image.images import Make, fill, to
 
-OTHER = "550.54.14"
+OTHER, NEWEST = "550.54.14", "560.35.03"
 CONTAINER = "run/nvidia/driver"
+GOOGLE = "usr/local/nvidia/lib64"
+OURS = {MULTIARCH: (VERSION,)}
 
 
 @pytest.fixture
@@ -33,11 +42,6 @@ def host(bare_node: Node) -> Node:
 
 def found(node: Node) -> Driver:
     return find_driver(Witness("/"), node.config)
-
-
-def library(driver: Driver) -> str:
-    (source,) = (file.source for file in driver.libraries if file.row == "libcuda.so.{v}")
-    return source
 
 
 # Where each way to install the driver has its libraries and its programs.
@@ -72,72 +76,236 @@ def test_every_layout_of_the_table_is_tried_here() -> None:
     assert set(PLACES) == {layout.name for layout in LAYOUTS}
 
 
-@pytest.mark.parametrize(
-    ("layout", "libraries", "programs"),
-    [(layout, *each) for layout, several in PLACES.items() for each in several],
-)
-def test_driver_is_found_by_looking(host: Node, layout: str, libraries: str, programs: str) -> None:
-    host.add_driver(directory=libraries)
-    smi = host.write(host.driver / programs / "nvidia-smi", "x")
-    driver = found(host)
-    assert (driver.layout, driver.root) == (layout, str(host.driver))
-    assert library(driver) == f"{host.driver}/{libraries}/libcuda.so.{VERSION}"
-    assert [file.source for file in driver.files] == [str(smi)]
-    assert "found by looking" in driver.why
-    assert VERSION in driver.why
+X = b"x"
 
 
-def test_all_of_google_s_driver_is_below_its_directory(host: Node) -> None:
-    home = host.driver / "usr/local/nvidia"
-    host.add_driver(directory="usr/local/nvidia/lib64")
-    wanted = {
-        host.write(home / path, "x")
-        for path in (
-            "bin/nvidia-smi",
-            f"firmware/nvidia/{VERSION}/gsp_ga10x.bin",
-            "vulkan/icd.d/nvidia_icd.json",
-            "share/glvnd/egl_vendor.d/10_nvidia.json",
+@dataclass(frozen=True)
+class Case:
+    """A host's root: where which versions of the driver lie, and files beside them."""
+
+    drivers: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: OURS)
+    files: Mapping[str, Make] = field(default_factory=dict)
+    module: str = VERSION  # "": none is loaded
+    banner: str = ""  # instead of the module's
+    narrow: str = ""  # where a 32-bit libcuda lies
+    configured: str | None = None  # the root, below the host's
+
+
+def given(uid: int, gid: int, mode: int) -> Make:
+    """What is there gets another owner and mode."""
+
+    def make(path: str) -> None:
+        os.chown(path, uid, gid)
+        os.chmod(path, mode)
+
+    return make
+
+
+def in_loader_cache(path: str) -> None:
+    """The loader's cache has the directory that its configuration names, and that is gone."""
+    root = path.removesuffix("/etc/ld.so.cache")
+    fill(root, {"/etc/ld.so.conf": b"/srv/vendor/driver\n"})
+    subprocess.run(["/sbin/ldconfig", "-X", "-r", root], check=True)
+    os.unlink(f"{root}/etc/ld.so.conf")
+
+
+def named_soname(path: str) -> None:
+    os.symlink(f"libcuda.so.{VERSION}", path)
+
+
+STORE = f"nix/store/0c4v-nvidia-x11-{VERSION}"
+VENDOR = {"srv/vendor/driver": (VERSION,)}
+FOUND = "home/kubernetes/bin/nvidia/lib64"
+SPOILT = {
+    "is another's": given(1000, 1000, 0o755),
+    "others may write": given(0, 0, 0o777),
+    "a group of users may write": given(0, 1000, 0o775),
+}
+BANNER = "NVRM version: NVIDIA UNIX"
+VERSIONS = {MULTIARCH: (NEWEST, "580.65", OTHER)}
+CASES: dict[str, Case] = {
+    **{
+        f"{layout}: {libraries}": Case({libraries: (VERSION,)}, {f"/{programs}/nvidia-smi": X})
+        for layout, several in PLACES.items()
+        for libraries, programs in several
+    },
+    **{f"in {directory}": Case({directory: (VERSION,)}) for directory in ("lib64", "usr/lib")},
+    "all of Google's": Case(
+        {GOOGLE: (VERSION,)},
+        {
+            f"/usr/local/nvidia/{path}": X
+            for path in (
+                "bin/nvidia-smi", f"firmware/nvidia/{VERSION}/gsp_ga10x.bin",
+                "vulkan/icd.d/nvidia_icd.json", "share/glvnd/egl_vendor.d/10_nvidia.json",
+                "etc/OpenCL/vendors/nvidia.icd",
+            )
+        },
+    ),
+    # Links lead out of the directory to real files, and to programs as NVIDIA built them.
+    "NixOS": Case(
+        {f"{STORE}/lib": (VERSION,)},
+        {
+            **{
+                f"/run/opengl-driver/lib/{name}": to(f"/{STORE}/lib/{name}")
+                for name in (f"libcuda.so.{VERSION}", f"libnvidia-ml.so.{VERSION}")
+            },
+            f"/{STORE}-bin/bin/nvidia-smi": b"patched",
+            f"/{STORE}-bin/origBin/nvidia-smi": b"as NVIDIA built it",
+            f"/{STORE}-bin/bin/nvidia-debugdump": b"has no other",
+            **{
+                f"/run/current-system/sw/bin/{name}": to(f"/{STORE}-bin/bin/{name}")
+                for name in ("nvidia-smi", "nvidia-debugdump")
+            },
+        },
+    ),
+    # Absolute in the container: on the host a link would lead elsewhere.
+    "driver container": Case(
+        {f"{CONTAINER}/{MULTIARCH}/nvidia/current": (VERSION,)},
+        {
+            f"/{CONTAINER}/usr/lib/nvidia/current/nvidia-smi": X,
+            f"/{CONTAINER}/etc/alternatives/smi": to("/usr/lib/nvidia/current/nvidia-smi"),
+            f"/{CONTAINER}/usr/bin/nvidia-smi": to("/etc/alternatives/smi"),
+            f"/{CONTAINER}/usr/bin/nvidia-debugdump": to("/etc/hostname"),
+        },
+    ),
+    "programs, configuration, firmware and modules": Case(
+        OURS,
+        dict.fromkeys(
+            (
+                "/usr/bin/nvidia-smi", "/usr/sbin/nvidia-cuda-mps-server", "/usr/bin/bash",
+                "/usr/lib/nvidia/current/nvidia-debugdump", "/etc/vulkan/icd.d/nvidia_icd.json",
+                "/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/etc/OpenCL/vendors/nvidia.icd",
+                f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
+                f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin",
+                "/lib/firmware/nvidia/470.1.1/gsp.bin",
+                "/usr/lib/xorg/modules/drivers/nvidia_drv.so",
+                f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}",
+            ),
+            X,
+        ),
+    ),
+    "Xorg's modules as on Fedora": Case(
+        {"usr/lib64": (VERSION,)}, {"/usr/lib64/xorg/modules/drivers/nvidia_drv.so": X}
+    ),
+    "the module's version in a container": Case(
+        {MULTIARCH: (OTHER,), f"{CONTAINER}/{MULTIARCH}": (VERSION,)}
+    ),
+    "the module's version at Google's place": Case({MULTIARCH: (OTHER,), GOOGLE: (VERSION,)}),
+    "the module's version in opt": Case(
+        {f"{CONTAINER}/{MULTIARCH}": (OTHER,), "opt/nvidia/lib64": (VERSION,)}
+    ),
+    "the module's version beside another": Case({MULTIARCH: (VERSION, OTHER)}),
+    "another module's version beside it": Case({MULTIARCH: (VERSION, OTHER)}, module=OTHER),
+    "a container's before Google's place": Case(
+        {GOOGLE: (VERSION,), f"{CONTAINER}/{MULTIARCH}": (VERSION,)}
+    ),
+    "the host's own first": Case(
+        {GOOGLE: (VERSION,), f"{CONTAINER}/{MULTIARCH}": (VERSION,), MULTIARCH: (VERSION,)}
+    ),
+    "no module, a container": Case({f"{CONTAINER}/{MULTIARCH}": (NEWEST,)}, module=""),
+    "no module, the first root and its newest": Case(
+        {f"{CONTAINER}/{MULTIARCH}": (NEWEST,), MULTIARCH: (VERSION, OTHER)}, module=""
+    ),
+    "no module, numbers by value": Case({MULTIARCH: ("535.9.1", "535.104.05")}, module=""),
+    "open module": Case(VERSIONS, banner=f"{BANNER} Open Kernel Module for x86_64  {NEWEST}  Rel"),
+    "module of two numbers": Case(VERSIONS, banner=f"{BANNER} x86_64 Kernel Module  580.65  Thu"),
+    "no banner": Case(VERSIONS, banner="\n"),
+    "banner of nonsense": Case(VERSIONS, banner="nonsense 1.8.1"),
+    "mismatch": Case({MULTIARCH: (OTHER,), f"{CONTAINER}/{MULTIARCH}": (NEWEST,)}),
+    "nothing": Case({}),
+    "file of a library's name": Case(
+        {}, {f"/{MULTIARCH}/libcuda.so.{VERSION}": b"not an ELF file"}
+    ),
+    **{
+        f"32 bits in {directory}": Case(narrow=directory)
+        for directory in ("usr/lib32", "usr/lib/i386-linux-gnu", "usr/lib")
+    },
+    "lib by two names": Case(OURS, {"/lib": to("usr/lib")}),
+    # A driver that anybody could have put there is none, but whoever configures it means it.
+    **{
+        f"below /home/kubernetes/{place}, which {what}": Case(
+            {FOUND: (VERSION,)}, {f"/home/kubernetes/{place}".rstrip("/"): spoil}
         )
+        for place in ("", "bin", "bin/nvidia/lib64")
+        for what, spoil in SPOILT.items()
+    },
+    **{
+        f"configured, although it {what}": Case(
+            {FOUND: (VERSION,)}, {f"/{FOUND}": spoil}, configured="/home/kubernetes/bin/nvidia"
+        )
+        for what, spoil in SPOILT.items()
+    },
+    "a system group may write": Case(
+        {GOOGLE: (VERSION,)}, {"/usr/local": given(0, 50, 0o2775)}
+    ),
+    "in the loader's cache": Case(
+        VENDOR,
+        {"/srv/vendor/driver/libcuda.so.1": named_soname, "/etc/ld.so.cache": in_loader_cache},
+    ),
+    "in the loader's configuration": Case(
+        VENDOR, {"/etc/ld.so.conf.d/nvidia.conf": b"# ours\n/srv/vendor/driver # here\n"}
+    ),
+    **{
+        f"loader's cache of {len(damage)} bytes": Case(
+            {}, {"/etc/ld.so.cache": damage, "/etc/ld.so.conf": os.mkfifo}
+        )
+        for damage in (b"", b"garbage", b"glibc-ld.so.cache1.1" + b"\xff" * 40)
+    },
+    "configured, with the driver itself": Case(
+        {"srv/nvidia/lib64": (VERSION,)},
+        {"/srv/nvidia/bin/nvidia-smi": X},
+        configured="/srv/nvidia",
+    ),
+    "configured, with links of the host's": Case(
+        {"nix/store/x/lib": (VERSION,)}, {"/srv/lib": to("/nix/store/x/lib")}, configured="/srv"
+    ),
+    "configured, and empty": Case(OURS, configured=f"/{CONTAINER}"),
+    "configured, of any layout": Case(
+        {f"{CONTAINER}/{GOOGLE}": (VERSION,)}, configured=f"/{CONTAINER}"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_driver_that_is_found(host: Node, name: str) -> None:
+    case = CASES[name]
+    (host.proc / "driver/nvidia/version").unlink()
+    if case.module:
+        host.add_kernel_version(case.module)
+    if case.banner:
+        host.write(host.proc / "driver/nvidia/version", case.banner)
+        host.write(host.sys / "module/nvidia/version", f"{OTHER}\n")
+    for directory, versions in case.drivers.items():
+        for version in versions:
+            host.add_driver(version, directory)
+    if case.narrow:
+        host.add_library(f"libcuda.so.{VERSION}", "libcuda.so.1", case.narrow, bits=32)
+    fill(str(host.driver), case.files)
+    if case.configured is not None:
+        host.config = replace(host.config, driver_root=f"{host.driver}{case.configured}")
+    shown = json.dumps(outcome(host)).replace(str(host.driver), "HOST")
+    Golden("drivers.json").compare(name, json.loads(shown.replace(str(host.base), "NODE")))
+
+
+def outcome(host: Node) -> dict[str, Any]:
+    try:
+        driver = found(host)
+    except NvshimError as error:
+        return {"error": str(error)}
+    directories = driver.library_directories
+    assert len(directories) == len(set(directories)), "none is searched twice"
+    return {
+        "version": driver.version,
+        "architectures": [arch and arch.value for arch in (driver.arch, driver.arch32)],
+        "layout": driver.layout,
+        "root": driver.root,
+        "why": driver.why,
+        "libraries": [
+            f"{lib.name} {lib.soname} {lib.arch.value}: {lib.source}" for lib in driver.libraries
+        ],
+        "files": sorted(file.source for file in driver.files),
+        "sought first": next(iter(places(Program("nvidia-smi"), driver))),
     }
-    assert {file.source for file in found(host).files} == set(map(str, wanted))
-
-
-def test_links_of_nixos_lead_out_of_the_directory_to_real_files(host: Node) -> None:
-    store = f"nix/store/0c4v-nvidia-x11-{VERSION}"
-    host.add_driver(directory=f"{store}/lib")
-    for name in os.listdir(host.driver / store / "lib"):
-        link = host.driver / "run/opengl-driver/lib" / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(f"/{store}/lib/{name}")
-    host.write(host.driver / f"{store}-bin/bin/nvidia-smi", "patched")
-    real = host.write(host.driver / f"{store}-bin/origBin/nvidia-smi", "as NVIDIA built it")
-    host.write(host.driver / f"{store}-bin/bin/nvidia-debugdump", "has no other")
-    programs = host.driver / "run/current-system/sw/bin"
-    programs.mkdir(parents=True)
-    for name in ("nvidia-smi", "nvidia-debugdump"):
-        (programs / name).symlink_to(f"/{store}-bin/bin/{name}")
-    driver = found(host)
-    assert driver.layout == "nixos"
-    assert library(driver) == f"{host.driver}/{store}/lib/libcuda.so.{VERSION}"
-    assert {file.name: file.source for file in driver.files} == {
-        "nvidia-smi": str(real),
-        "nvidia-debugdump": f"{host.driver}/{store}-bin/bin/nvidia-debugdump",
-    }
-
-
-def test_driver_container_is_a_root_of_its_own(host: Node) -> None:
-    host.add_driver(directory=f"{CONTAINER}/{MULTIARCH}/nvidia/current")
-    # Absolute in the container: on the host it would lead elsewhere.
-    (host.driver / CONTAINER / "etc/alternatives").mkdir(parents=True)
-    real = host.write(host.driver / CONTAINER / "usr/lib/nvidia/current/nvidia-smi", "x")
-    (host.driver / CONTAINER / "etc/alternatives/smi").symlink_to(
-        "/usr/lib/nvidia/current/nvidia-smi"
-    )
-    (host.driver / CONTAINER / "usr/bin").mkdir()
-    (host.driver / CONTAINER / "usr/bin/nvidia-smi").symlink_to("/etc/alternatives/smi")
-    driver = found(host)
-    assert (driver.layout, driver.root) == ("distribution", f"{host.driver}/{CONTAINER}")
-    assert [file.source for file in driver.files] == [str(real)]
 
 
 def test_sockets_are_those_of_the_root_that_was_found(host: Node) -> None:
@@ -149,155 +317,59 @@ def test_sockets_are_those_of_the_root_that_was_found(host: Node) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "places",
-    [
-        {MULTIARCH: OTHER, f"{CONTAINER}/{MULTIARCH}": VERSION},
-        {MULTIARCH: OTHER, "usr/local/nvidia/lib64": VERSION},
-        {f"{CONTAINER}/{MULTIARCH}": OTHER, "opt/nvidia/lib64": VERSION},
-    ],
-)
-def test_the_root_of_the_module_s_version_wins(host: Node, places: dict[str, str]) -> None:
-    for directory, version in places.items():
-        host.add_driver(version, directory)
-    driver = found(host)
-    ours = next(directory for directory, version in places.items() if version == VERSION)
-    assert library(driver) == f"{host.driver}/{ours}/libcuda.so.{VERSION}"
-    assert f"not {OTHER} below" in driver.why
-
-
-def test_of_several_with_the_version_the_host_s_own_wins(host: Node) -> None:
-    host.add_driver(directory="usr/local/nvidia/lib64")
-    host.add_driver(directory=f"{CONTAINER}/{MULTIARCH}")
-    assert found(host).root == f"{host.driver}/{CONTAINER}"
-    host.add_driver()
-    assert (found(host).root, found(host).layout) == (str(host.driver), "distribution")
-
-
-def test_without_a_module_the_first_root_counts_and_its_newest(host: Node) -> None:
-    (host.proc / "driver/nvidia/version").unlink()
-    host.add_driver("560.35.03", f"{CONTAINER}/{MULTIARCH}")
-    assert found(host).version == "560.35.03"
-    host.add_driver(VERSION)
-    host.add_driver(OTHER)
-    assert (found(host).version, found(host).root) == (OTHER, str(host.driver))
-
-
-def test_mismatch_names_every_place(host: Node) -> None:
-    host.add_driver(OTHER)
-    host.add_driver("560.35.03", f"{CONTAINER}/{MULTIARCH}")
-    with pytest.raises(DriverMismatch) as caught:
-        found(host)
-    assert f"{OTHER} below {host.driver} (distribution)" in caught.value.found
-    assert f"560.35.03 below {host.driver}/{CONTAINER}" in caught.value.found
-    assert "\n" not in str(caught.value)
-
-
-def test_nothing_anywhere_is_said_with_both_roots(host: Node) -> None:
-    with pytest.raises(DriverNotFound) as caught:
-        found(host)
-    assert f"{host.driver}/{CONTAINER}" in caught.value.found
-
-
-def owned_by_another(path: Path) -> None:
-    os.chown(path, 1000, 1000)
-
-
-def writable_by_others(path: Path) -> None:
-    path.chmod(0o777)
-
-
-def writable_by_a_group_of_users(path: Path) -> None:
-    os.chown(path, 0, 1000)
-    path.chmod(0o775)
-
-
-@pytest.mark.parametrize(
-    "spoil", [owned_by_another, writable_by_others, writable_by_a_group_of_users]
-)
-@pytest.mark.parametrize("place", ["", "bin", "bin/nvidia/lib64"])
-def test_driver_that_anybody_could_have_put_there_is_none(
-    host: Node, spoil: Callable[[Path], None], place: str
+def test_sockets_count_only_while_they_are_sockets(
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.add_driver(directory="home/kubernetes/bin/nvidia/lib64")
-    assert found(host).layout == "google"
-    spoil(host.driver / "home/kubernetes" / place)
-    with pytest.raises(DriverNotFound, match="not root's alone"):
-        found(host)
-    host.config = replace(host.config, driver_root=f"{host.driver}/home/kubernetes/bin/nvidia")
-    assert VERSION in found(host).why, "whoever configures it means it"
+    place = node.driver / "run/nvidia-persistenced/socket"
+    node.write(place, "a file")
+    assert find_sockets(str(node.driver)) == {}
+    place.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        monkeypatch.chdir(place.parent)  # the path is too long for an address
+        listener.bind("socket")
+        assert find_sockets(str(node.driver)) == {"/run/nvidia-persistenced/socket": str(place)}
 
 
-def test_directory_of_a_system_group_is_as_good_as_root_s(host: Node) -> None:
-    host.add_driver(directory="usr/local/nvidia/lib64")
-    os.chown(host.driver / "usr/local", 0, 50)
-    (host.driver / "usr/local").chmod(0o2775)
-    assert found(host).layout == "google"
+def test_directory_of_pipes_counts_only_if_root_made_it(node: Node) -> None:
+    pipes = node.driver / "tmp/nvidia-mps"
+    pipes.mkdir(parents=True)
+    assert find_sockets(str(node.driver)) == {"/tmp/nvidia-mps": str(pipes)}
+    os.chown(pipes, 1000, 1000)
+    assert find_sockets(str(node.driver)) == {}
+    pipes.rmdir()
+    (node.driver / "tmp/evil").mkdir()
+    os.chown(node.driver / "tmp/evil", 1000, 1000)
+    pipes.symlink_to("evil")
+    assert find_sockets(str(node.driver)) == {}
 
 
-def in_loader_cache(host: Node, directory: str) -> None:
-    host.write(host.driver / "etc/ld.so.conf", f"{directory}\n")
-    subprocess.run(["/sbin/ldconfig", "-X", "-r", str(host.driver)], check=True)
-    (host.driver / "etc/ld.so.conf").unlink()
-
-
-def in_drop_in(host: Node, directory: str) -> None:
-    host.write(host.driver / "etc/ld.so.conf.d/nvidia.conf", f"# ours\n{directory} # here\n")
-
-
-@pytest.mark.parametrize("told", [in_loader_cache, in_drop_in])
-def test_directories_that_no_table_has_are_those_of_the_loader(
-    host: Node, told: Callable[[Node, str], None]
+def test_firmware_that_goes_while_it_is_looked_at_is_none(
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host.add_driver(directory="srv/vendor/driver")
-    (host.driver / "srv/vendor/driver/libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
-    told(host, "/srv/vendor/driver")
-    driver = found(host)
-    assert driver.layout == "loader"
-    assert library(driver) == f"{host.driver}/srv/vendor/driver/libcuda.so.{VERSION}"
+    firmware = node.write(node.driver / f"lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", "x")
+    listdir = os.listdir
+
+    def removed(path: str) -> list[str]:
+        if path == str(firmware.parent):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", removed)
+    assert str(firmware) not in {file.source for file in found(node).files}
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", b"glibc-ld.so.cache1.1" + b"\xff" * 40])
-def test_loader_cache_that_is_none_is_passed_over(host: Node, damage: bytes) -> None:
-    (host.driver / "etc").mkdir()
-    (host.driver / "etc/ld.so.cache").write_bytes(damage)
-    os.mkfifo(host.driver / "etc/ld.so.conf")
-    with pytest.raises(DriverNotFound):
-        found(host)
+def test_longest_name_of_a_pattern_wins(node: Node) -> None:
+    node.add_library("libnvidia-egl-gbm.so.1.1.0", "libnvidia-egl-gbm.so.1")
+    (node.driver / MULTIARCH / "libnvidia-egl-gbm.so.1").symlink_to("libnvidia-egl-gbm.so.1.1.0")
+    assert "libnvidia-egl-gbm.so.1.1.0" in {lib.name for lib in found(node).libraries}
 
 
-def test_configured_directory_may_hold_the_driver_itself(host: Node) -> None:
-    host.add_driver(directory="srv/nvidia/lib64")
-    smi = host.write(host.driver / "srv/nvidia/bin/nvidia-smi", "x")
-    host.config = replace(host.config, driver_root=f"{host.driver}/srv/nvidia")
-    driver = found(host)
-    assert library(driver) == f"{host.driver}/srv/nvidia/lib64/libcuda.so.{VERSION}"
-    assert [file.source for file in driver.files] == [str(smi)]
-    assert "configured" in driver.why
-
-
-def test_links_of_a_configured_directory_may_be_the_host_s(host: Node) -> None:
-    host.add_driver(directory="nix/store/x/lib")
-    (host.driver / "srv").mkdir()
-    (host.driver / "srv/lib").symlink_to("/nix/store/x/lib")
-    host.config = replace(host.config, driver_root=f"{host.driver}/srv")
-    driver = found(host)
-    assert library(driver) == f"{host.driver}/nix/store/x/lib/libcuda.so.{VERSION}"
-    assert (driver.root, driver.layout) == (str(host.driver), "prefix /srv")
-    assert next(iter(places(Program("nvidia-smi"), driver))) == "/srv/bin/nvidia-smi"
-
-
-def test_configured_root_is_the_only_one(host: Node) -> None:
-    host.add_driver()
-    host.config = replace(host.config, driver_root=f"{host.driver}/{CONTAINER}")
-    with pytest.raises(DriverNotFound, match=CONTAINER):
-        found(host)
-
-
-def test_configured_root_may_have_any_layout(host: Node) -> None:
-    host.add_driver(directory=f"{CONTAINER}/usr/local/nvidia/lib64")
-    host.config = replace(host.config, driver_root=f"{host.driver}/{CONTAINER}")
-    assert found(host).layout == "google"
+def test_real_driver_has_what_cuda_and_nvidia_smi_need(bare_node: Node) -> None:
+    config = replace(bare_node.config, driver_root=DriverFiles.fetch().directory)
+    driver = find_driver(Witness("/"), config)
+    sonames = {lib.soname for lib in driver.libraries}
+    assert {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"} <= sonames
+    assert "nvidia-smi" in {file.name for file in driver.files}
 
 
 def test_driver_in_a_better_place_makes_the_inventory_stale(host: Node) -> None:
@@ -318,12 +390,16 @@ def test_driver_container_that_goes_makes_the_inventory_stale(host: Node) -> Non
     assert take_inventory(host.config, None).driver.layout == "google"
 
 
+def drop_in(host: Node, directory: str) -> None:
+    host.write(host.driver / "etc/ld.so.conf.d/nvidia.conf", f"{directory}\n")
+
+
 def test_drop_in_that_changes_makes_the_inventory_stale(host: Node) -> None:
     host.add_driver(directory="srv/vendor/driver")
-    in_drop_in(host, "/srv/vendor/driver")
+    drop_in(host, "/srv/vendor/driver")
     take_inventory(host.config, None)
     assert load_inventory(host.config) is not None
-    in_drop_in(host, "/srv/nowhere")
+    drop_in(host, "/srv/nowhere")
     assert load_inventory(host.config) is None
 
 

@@ -14,7 +14,7 @@ from integration.node.components import Context
 from integration.node.dra import answering
 from integration.node.dra.answering import Answering, Ended
 from integration.node.dra.values import Claim, Health
-from integration.node.errors import ResourceClaimUnusable
+from integration.node.errors import ClaimUnfinished, ResourceClaimUnusable
 from integration.node.options import Options
 
 if TYPE_CHECKING:
@@ -71,6 +71,31 @@ async def test_the_claims_of_one_call_do_not_wait_for_each_other() -> None:
         taken = await at_work.unprepare(pb.NodeUnprepareResourcesRequest(claims=CLAIMS))
         assert ResourceClaimUnusable.code in taken.claims["uid-1"].error
         assert not taken.claims["uid-2"].error
+
+
+@pytest.mark.parametrize("what", ["prepare", "unprepare"])
+async def test_what_takes_longer_than_a_kubelet_waits_is_said_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(answering, "_TO_ANSWER", 0.05)
+    slow = Slow(100)
+
+    async def ask() -> str:
+        if what == "unprepare":
+            taken = await at_work.unprepare(pb.NodeUnprepareResourcesRequest(claims=CLAIMS[:1]))
+            return taken.claims["uid-0"].error
+        request = pb.NodePrepareResourcesRequest(claims=CLAIMS[:1])
+        return (await at_work.prepare(request, knows_shares=True)).claims["uid-0"].error
+
+    async with anyio.create_task_group() as tasks:
+        at_work = Answering(context(), slow, tasks)
+        with anyio.fail_after(10):
+            late = await ask()
+        assert late.startswith(ClaimUnfinished.code)
+        assert f"cannot {what} the claim default/claim-0" in late
+        slow.goes_on.set()
+        assert await ask() == ""
+        assert slow.asked == ["uid-0"] * 2
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

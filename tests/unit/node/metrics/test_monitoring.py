@@ -14,8 +14,7 @@ from integration.node.metrics.text import FAMILIES, PLAIN, collect, write
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.pages import anchors, read_page
 from tests.harness.prometheus import Programs, Promtool
-from tests.harness.promql import metrics_in
-from tests.tools.reference.dashboard import dashboard, queries
+from tests.harness.promql import dashboard, metrics_in, queries
 from tests.tools.reference.dcgm import NAMES
 from tests.tools.reference.metrics import MONITORING, alerts
 from tests.tools.reference.pages import FILES
@@ -383,7 +382,7 @@ def test_the_operator_is_given_the_same_rules() -> None:
 
 
 def test_the_dashboard_names_no_grafana_and_its_panels_do_not_overlap() -> None:
-    document = json.loads(dashboard())
+    document = dashboard()
     assert document["templating"]["list"][0]["type"] == "datasource"
     taken = set[tuple[int, int]]()
     for panel in document["panels"]:
@@ -402,5 +401,5 @@ def test_the_dashboard_names_no_grafana_and_its_panels_do_not_overlap() -> None:
     ids = [panel["id"] for panel in document["panels"]]
     assert len(ids) == len(set(ids))
     variables = {each["name"] for each in document["templating"]["list"]}
-    used = set(re.findall(r"\$\{?([a-z]+)", dashboard()))
+    used = set(re.findall(r"\$\{?([a-z]+)", json.dumps(document)))
     assert used - variables == set()

@@ -1,0 +1,60 @@
+"""What tests of containerd's configuration share."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.engines import dump, programs
+from integration.engines.programs import run
+from tests.harness.etc_containerd import Etc
+from tests.tools.parts import Parts
+
+
+@pytest.fixture(scope="module")
+def asked_once() -> Iterator[None]:
+    """Plans do not ask a containerd twice for its version, or about the same files.
+
+    What is in place is asked anew.
+    """
+    answers: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
+
+    def ask(argv: list[str]) -> subprocess.CompletedProcess[str]:
+        directory = os.path.dirname(argv[2]) if "dump" in argv else "/nowhere"
+        texts = []
+        for path in sorted(glob.glob(f"{directory}/*")):
+            with open(path, newline="") as file:
+                texts.append(file.read())
+        key = tuple(text.replace(directory, "{directory}") for text in (*argv, *texts))
+        if key not in answers:
+            done = run(argv)
+            done.stdout, done.stderr = (
+                said.replace(directory, "{directory}") for said in (done.stdout, done.stderr)
+            )
+            answers[key] = done
+        found = answers[key]
+        out, error = (
+            said.replace("{directory}", directory) for said in (found.stdout, found.stderr)
+        )
+        return subprocess.CompletedProcess(argv, found.returncode, out, error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (dump, programs):
+            patch.setattr(module, "run", ask)
+        yield
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[str, str | None], Etc]:
+    def make(release: str, root: str | None) -> Etc:
+        node = Etc(str(tmp_path), Parts.named(release).containerd)
+        if root is not None:
+            node.write(root.replace("{directory}", node.directory))
+        return node
+
+    return make

@@ -1,0 +1,294 @@
+"""``nvshim configure containerd`` where somebody else has written, too."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+
+import pytest
+
+from integration.engines import apply, dump, plan, plan_removal
+from integration.engines.dump import differences, handlers, pruned
+from integration.engines.errors import (
+    ChangedByHand,
+    ConfigGenerated,
+    ConfigIgnored,
+    ConfigRefused,
+    CriDisabled,
+    EditImpossible,
+    HandlerInUse,
+    HandlerTaken,
+    NotOurs,
+)
+from tests.harness.etc_containerd import (
+    CRI,
+    DEBIAN,
+    GKE,
+    K3S,
+    RELEASES,
+    VERSION_1,
+    VERSION_3,
+    Etc,
+    MakeEtc,
+    refused,
+)
+from tests.harness.releases import UNSTABLE, of_releases
+
+pytestmark = pytest.mark.usefixtures("asked_once")
+
+
+def test_handler_goes_where_the_section_is_in_force(make: MakeEtc) -> None:
+    """With containerd 1, a drop-in of NVIDIA's has a copy of the section: it is what counts."""
+    node = make("trixie", GKE)
+    copy = GKE[GKE.index("[plugins") :].replace("runtimes.runc", "runtimes.nvidia")
+    copy = copy.replace(
+        "SystemdCgroup", 'BinaryName = "/usr/bin/nvidia-container-runtime"\nSystemdCgroup'
+    )
+    theirs = node.write(f"version = 2\n{copy}\n{GKE[GKE.index('[plugins') :]}".replace(
+        GKE[GKE.index("[plugins") : GKE.index("  [plugins")], "", 1
+    ), "runtimes.d/99-nvidia.toml")  # fmt: skip
+    files = node.files()
+    with pytest.raises(HandlerTaken, match=r"99-nvidia\.toml has one that calls .*--replace"):
+        plan(node.options())
+    change = plan(node.options(runtime_name="gpu"))
+    assert [file.path for file in change.files] == [node.options().record, theirs]
+    assert "99-nvidia.toml" in change.notes[0]
+    apply(change)
+    assert set(handlers(node.dump())) == {"runc", "nvidia", "gpu"}
+    apply(plan_removal(node.options()))
+    assert node.files() == files
+
+
+def nvidias(version: int, *, plugin: str = "", default: bool = False) -> str:
+    """What NVIDIA's tool writes: handlers, and a copy of what the root file says of the plugin."""
+    cri = f'plugins."{CRI[version]}"'
+    lines = [f"version = {version}\n", f"[{cri}]", plugin, f"  [{cri}.containerd]"]
+    lines += ['    default_runtime_name = "nvidia"'] if default else []
+    for name in ("nvidia", "nvidia-cdi", "runc"):
+        program = "/usr/bin/nvidia-container-runtime" + name.removeprefix("nvidia").replace(
+            "-", "."
+        )
+        lines += [
+            f"    [{cri}.containerd.runtimes.{name}]",
+            '      runtime_type = "io.containerd.runc.v2"',
+            "      privileged_without_host_devices = false",
+            f"      [{cri}.containerd.runtimes.{name}.options]",
+            *([] if name == "runc" else [f'        BinaryName = "{program}"']),
+            "        SystemdCgroup = true",
+        ]
+    return "\n".join([*lines, ""])
+
+
+PAUSE: Final = '  sandbox_image = "registry.k8s.io/pause:3.9"'
+
+
+@pytest.fixture(params=of_releases(*RELEASES))
+def moving(request: pytest.FixtureRequest, make: MakeEtc) -> Etc:
+    """A node on which NVIDIA's toolkit has configured containerd, in a drop-in of its own."""
+    release = request.param
+    root = "version = 2\nimports = ['{directory}/conf.d/*.toml'] # by their tool\n"
+    node = make(release, root)
+    plugin = "" if release == UNSTABLE else PAUSE
+    node.write(nvidias(2, plugin=plugin, default=True), "conf.d/99-nvidia.toml")
+    return node
+
+
+def test_place_of_nvidias_handler_is_taken_and_given_back_to_the_byte(
+    moving: Etc,
+) -> None:
+    node, before, files = moving, moving.dump(), moving.files()
+    refused(node, HandlerTaken, r"99-nvidia\.toml has one that calls \S+-runtime.* Add --replace")
+    change = plan(node.options(replace=True))
+    assert [note for note in change.notes if "nvidia-cdi still calls" in note]
+    apply(change)
+    after = node.dump()
+    for difference in differences(pruned(before), pruned(after)):
+        assert difference[2:5] == ("containerd", "runtimes", "nvidia"), difference
+    ours = handlers(after)["nvidia"]
+    assert ours["runtime_type"] == "io.containerd.nvidia.v1"
+    assert "BinaryName" not in str(pruned(ours))
+    assert dump.cri(after)["containerd"]["default_runtime_name"] == "nvidia"
+    # Whoever comes by again says less, and undoes nothing.
+    assert plan(node.options()).files == ()
+    apply(plan(node.options(set_default=True, pod_annotations=("a/*",))))
+    apply(plan_removal(node.options()))
+    assert node.files() == files
+
+
+def test_file_of_nvidias_that_somebody_edits_meanwhile_keeps_the_edit(
+    moving: Etc,
+) -> None:
+    node, name = moving, "conf.d/99-nvidia.toml"
+    before = node.read(name)
+    apply(plan(node.options(replace=True, set_default=True)))
+    node.write("# mine\n" + node.read(name).replace("pause:3.9", "pause:3.10"), name)
+    apply(plan_removal(node.options()))
+    assert node.read(name) == "# mine\n" + before.replace("pause:3.9", "pause:3.10")
+
+
+def test_handler_that_stood_where_nobody_can_tell_any_more_is_not_lost_silently(
+    moving: Etc,
+) -> None:
+    node, name = moving, "conf.d/99-nvidia.toml"
+    before = node.read(name)
+    apply(plan(node.options(replace=True)))
+    node.write(re.sub(r"(?m)^# nvshim: the handler.*\n", "", node.read(name)), name)
+    with pytest.raises(ChangedByHand, match=r"99-nvidia\.toml"):
+        plan_removal(node.options())
+    # Their tool has written it anew: it is there, and stays.
+    node.write(before.replace("SystemdCgroup = true", "SystemdCgroup = false"), name)
+    theirs = node.read(name)
+    refused(node, HandlerTaken, "has one that calls", replace=False)
+    apply(plan_removal(node.options()))
+    assert node.read(name) == theirs
+
+
+def test_crash_while_a_place_is_taken_leaves_what_starts_and_can_be_gone_on_with(
+    moving: Etc,
+) -> None:
+    node, files = moving, moving.files()
+    for act in (plan, plan_removal):
+        for reached in range(len(act(node.options(replace=True)).files)):
+            change = act(node.options(replace=True))
+            for file in change.files[:reached]:
+                apply(type(change)("containerd", (file,), change.need, "", change.lock))
+            assert "nvidia" in handlers(node.dump()) or act is plan_removal
+            apply(plan_removal(node.options()))
+            assert node.files() == files
+            if act is plan_removal:
+                apply(plan(node.options(replace=True)))
+        if act is plan:
+            # Also from one configuration to another.
+            apply(plan(node.options(replace=True)))
+            other = plan(node.options(replace=True, set_default=True, shim="/opt/x"))
+            for file in other.files[:1]:
+                apply(type(other)("containerd", (file,), other.need, "", other.lock))
+            apply(plan(node.options(shim="/opt/x")))
+            assert handlers(node.dump())["nvidia"].get("runtime_path", "/opt/x") == "/opt/x"
+    apply(plan_removal(node.options()))
+    assert node.files() == files
+
+
+@pytest.mark.newest
+def test_handler_in_an_inline_table_is_not_taken_out(make: MakeEtc) -> None:
+    runtimes = '{ nvidia = { runtime_type = "io.containerd.runc.v2" } }'
+    node = make(UNSTABLE, f"version = 3\n[plugins.'{CRI[3]}'.containerd]\nruntimes = {runtimes}\n")
+    refused(node, EditImpossible, "inline tables", replace=True)
+    node.write(
+        f"# File generated by k3s. DO NOT EDIT. Use config-v3.toml.tmpl instead.\n"
+        f"imports = ['{node.directory}/x.d/*.toml']\n{nvidias(3)}"
+    )
+    refused(node, ConfigGenerated, "writes it anew.*--runtime-name", replace=True)
+
+
+@pytest.mark.newest
+def test_what_stands_in_the_way_of_containerd_2_is_one_line_that_says_what_to_do(
+    make: MakeEtc,
+) -> None:
+    node = make(UNSTABLE, VERSION_1)
+    which = rf"containerd 2\.1\.\S+ \({re.escape(node.program)}\) does not read it .* version 1"
+    refused(node, ConfigIgnored, which)
+    node.write("version = 2\nimports = ['/nowhere/at-all.toml']\n")
+    refused(node, ConfigRefused, r"/nowhere/at-all\.toml, which is not there")
+    node.write("version = 3\n[grpc]\naddress = 7\n")
+    refused(node, ConfigRefused, r"config\.toml")
+    node.write('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
+    refused(node, CriDisabled, "disabled_plugins")
+    node.write("version = 3\n")
+    node.write("theirs = true\n", "conf.d/99-nvshim.toml")
+    refused(node, NotOurs, "somebody else")
+    os.unlink(f"{node.directory}/conf.d/99-nvshim.toml")
+    refused(node, HandlerTaken, "containerd itself has one", runtime_name="runc", replace=True)
+
+
+def test_what_stands_in_the_way_of_containerd_1_is_one_line_that_says_what_to_do(
+    make: MakeEtc,
+) -> None:
+    node = make("trixie", "version = 2\nimports = ['/nowhere/at-all.toml']\n")
+    refused(node, ConfigRefused, r"/nowhere/at-all\.toml, which is not there")
+    node.write(VERSION_3)
+    refused(node, ConfigRefused, "unsupported config version")
+    node.write('disabled_plugins = ["cri"]\n')
+    refused(node, CriDisabled, "disabled_plugins")
+    node.write(f'version = 2\n[plugins]\n"{CRI[2]}" = {{ sandbox_image = "x" }}\n')
+    refused(node, EditImpossible, "inline tables")
+
+    node = make("installed", DEBIAN)
+    refused(node, ConfigIgnored, "enable_cdi", enable_cdi=True)
+
+
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+def test_what_somebody_changed_of_ours_is_kept_until_forced(make: MakeEtc, release: str) -> None:
+    name = "conf.d/99-nvshim.toml" if release == UNSTABLE else "config.toml"
+    node = make(release, GKE.replace("imports", "# imports"))
+    before = node.read()
+    apply(plan(node.options()))
+    node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
+    refused(node, ChangedByHand, "--force")
+    with pytest.raises(ChangedByHand):
+        plan_removal(node.options())
+    apply(plan(node.options(force=True)))
+    assert "mine" not in node.read(name)
+    node.write(node.read(name).replace('["cdi.k8s.io/*"]', '["mine/*"]'), name)
+    apply(plan_removal(node.options(force=True)))
+    assert node.files() == {"config.toml": before}
+
+
+@pytest.mark.newest
+def test_import_that_somebody_has_written_otherwise_goes_with_what_it_imports(
+    make: MakeEtc,
+) -> None:
+    """containerd does not start without a file that is imported by its name."""
+    node = make(UNSTABLE, VERSION_3)
+    apply(plan(node.options()))
+    path = f"{node.directory}/conf.d/99-nvshim.toml"
+    for imports, left in (
+        (f"['{path}', \"conf.d/99-nvshim.toml\"]", ""),
+        (f'[\n  "{node.directory}/mine.toml", # mine\n  \'{path}\',\n]',
+         f'imports = [\n  "{node.directory}/mine.toml",\n] # by nvshim\n'),
+    ):  # fmt: skip
+        node.write("version = 3\n", "mine.toml")
+        node.write(node.read().replace(f'["{path}"]', imports))
+        apply(plan_removal(node.options()))
+        text = VERSION_3.replace("version = 3\n", f"version = 3\n{left}")
+        assert node.read().replace(", # mine", "") == text
+        node.dump()
+        node.write(VERSION_3)
+        apply(plan(node.options()))
+
+
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+def test_handler_that_somebody_made_the_default_is_not_taken_away(
+    make: MakeEtc, release: str
+) -> None:
+    node = make(release, GKE)
+    apply(plan(node.options()))
+    node.write(node.read().replace('name = "runc"', 'name = "nvidia"'))
+    files = node.files()
+    refused(node, HandlerInUse, "default_runtime_name = nvidia.*such as runc", runtime_name="gpu")
+    with pytest.raises(HandlerInUse):
+        plan_removal(node.options())
+    assert node.files() == files
+    apply(plan_removal(node.options(force=True)))
+    assert "nvidia" not in handlers(node.dump())
+
+
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+def test_file_that_k3s_writes_names_its_template_unless_it_imports_drop_ins(
+    make: MakeEtc, release: str
+) -> None:
+    version = 3 if release == UNSTABLE else 2
+    name = "config.toml" if version == 2 else "config-v3.toml"
+    words = {"template": f"{name}.tmpl", "version": version, "cri": CRI[version]}
+    node = make(release, K3S.format(imports="", **words))
+    refused(node, ConfigGenerated, rf"{name}\.tmpl: a first line .*template .base")
+    node.write("", f"{name}.tmpl")
+    refused(node, ConfigGenerated, rf"{name}\.tmpl: \[plugins.*runtimes\.nvidia\]")
+    imports = f'imports = ["{node.directory}/{name}.d/*.toml"]'
+    node.write(K3S.format(imports=imports, **words))
+    if release == UNSTABLE:
+        _, file = plan(node.options()).files
+        assert file.path == f"{node.directory}/{name}.d/99-nvshim.toml"
+    else:
+        refused(node, ConfigGenerated, "anew")

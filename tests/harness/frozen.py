@@ -1,0 +1,47 @@
+"""A program that no signal reaches once it has begun, as one that a driver holds in the kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.harness.waiting import eventually
+
+_FREEZER: Final = Path("/sys/fs/cgroup/freezer")
+
+
+@contextmanager
+def frozen_program(directory: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Its path, and what lets signals reach it again; it has ended at the end.
+
+    Args:
+        directory: where it is made.
+    """
+    if not (_FREEZER / "tasks").exists():
+        pytest.skip("no freezer of cgroup v1, whose processes no signal reaches")
+    cgroup = _FREEZER / f"nvshim-frozen-{os.getpid()}"
+    processes, state = cgroup / "cgroup.procs", cgroup / "freezer.state"
+    cgroup.mkdir()
+    program = directory / "frozen"
+    program.write_text(
+        f"#!/bin/sh\necho $$ > {processes}\necho FROZEN > {state}\nexec sleep 1000\n"
+    )
+    program.chmod(0o755)
+
+    def thaw() -> None:
+        state.write_text("THAWED")
+
+    try:
+        yield str(program), thaw
+    finally:
+        thaw()
+        for pid in processes.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        eventually(lambda: not processes.read_text(), "it has ended")
+        cgroup.rmdir()

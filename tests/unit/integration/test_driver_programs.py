@@ -1,0 +1,111 @@
+"""Programs that may hang in the kernel, where no signal reaches them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hooks.config import Config
+from hooks.node.driver import Driver, DriverFile
+from hooks.words import Arch
+from integration import driver_programs
+from integration.driver_programs import run_for
+from integration.node.errors import MpsDaemonFailed
+from integration.node.mps import daemon
+from integration.node.mps.daemon import Daemon
+from integration.node.mps.places import Places
+from integration.node.mps.plan import Programs
+from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
+from tests.harness.frozen import frozen_program
+from tests.harness.waiting import eventually
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    with frozen_program(tmp_path) as made:
+        yield made
+    for each in driver_programs._left:
+        each.wait()
+    driver_programs._left.clear()
+
+
+def outcome_of(do: Callable[[], object]) -> BaseException:
+    """What something raises, in time: it may never return."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            do()
+        except BaseException as error:  # noqa: BLE001 - it is what is asked for
+            raised.append(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return eventually(lambda: raised, "it is given up", timeout=20)[0]
+
+
+def test_what_a_program_says_is_told_with_its_status() -> None:
+    script = "read line; echo $line $WHO; echo error >&2; exit 3"
+    env = {**ENVIRONMENT, "WHO": "you"}
+    done = run_for(["sh", "-c", script], 10, env=env, given=b"hello\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"hello you\n", b"error\n")
+    done = run_for(["sh", "-c", script], 10, env=env, merged=True)
+    assert (done.stdout, done.stderr) == (b"you\nerror\n", b"")
+    assert run_for(["true"], 10, env=ENVIRONMENT, given=b"unread\n").returncode == 0
+    with pytest.raises(FileNotFoundError):
+        run_for(["/nowhere"], 10, env={})
+
+
+def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    done = run_for(["sh", "-c", f"sleep 1000 & echo $! > {pid}; echo said"], 10, env=ENVIRONMENT)
+    os.kill(int(pid.read_text()), 9)
+    assert done.stdout == b"said\n"
+
+
+def test_one_that_takes_too_long_is_killed() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_for(["sleep", "1000"], 0.1, env=ENVIRONMENT)
+    assert not driver_programs._left
+
+
+def driver(program: str) -> Driver:
+    smi = DriverFile("nvidia-smi", "nvidia-smi", program)
+    return Driver("535", Arch.X86_64, (), (smi,), ())
+
+
+def test_one_that_no_signal_reaches_is_left_alone(
+    frozen: tuple[str, Callable[[], object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_programs, "_TO_DIE", 0.1)
+    program, thaw = frozen
+    config = Config(state=str(tmp_path / "state"))
+    raised = outcome_of(lambda: run_nvidia_smi(driver(program), config, ["-L"], 0.5))
+    assert isinstance(raised, SmiFailed)
+    assert "has not ended after 0.5 s" in raised.found
+    (left,) = driver_programs._left
+    thaw()
+
+    def is_reaped() -> bool:
+        run_for(["true"], 10, env=ENVIRONMENT)
+        return not driver_programs._left
+
+    eventually(is_reaped, "it is reaped once it has ended")
+    assert left.returncode == -signal.SIGKILL
+
+
+def test_an_mps_daemon_whose_program_hangs_is_one_that_does_not_answer(
+    frozen: tuple[str, Callable[[], object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_programs, "_TO_DIE", 0.1)
+    monkeypatch.setattr(daemon, "TIMEOUT", 0.5)
+    mps = Daemon(Config(), Places(str(tmp_path), "a"))
+    programs = Programs(root="", control=frozen[0], search=ENVIRONMENT["PATH"], libraries="")
+    assert isinstance(outcome_of(lambda: mps.ask(programs, "get_server_list")), MpsDaemonFailed)
