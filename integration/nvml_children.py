@@ -124,7 +124,7 @@ class _Server:
         """Have a program be forked.
 
         Raises:
-            OSError: there is no server, or it does not know the program.
+            OSError: there is no server, it does not know the program, or it cannot fork.
         """
         _, _, _, program, *words = command
         call = json.dumps({"program": program, "words": words}).encode()
@@ -145,9 +145,9 @@ class _Server:
         finally:
             os.close(nothing)
             os.close(its)
-        if not (pid := int(told)):
+        if (pid := int(told)) < 0:
             os.close(mine)
-            raise FileNotFoundError(f"{program}: not known to the server that forks")
+            raise OSError(-pid, os.strerror(-pid), program)
         return _Forked(self, pid, mine)
 
     def kill(self, pid: int) -> None:

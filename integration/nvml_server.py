@@ -13,16 +13,17 @@ MODULES is the directory where pynvml is. A call is a message on stdin, which is
     {"program": PATH, "words": [WORD, …]}     with descriptors: stdin, stdout, status, and a lock
     {"kill": PID}
 
-The first is answered with the pid of the program, 0 if it is none of :data:`_PROGRAMS`. It has
-those two descriptors, the lock if there is one, and nothing else. When it has ended, its exit
-status is written to ``status`` as a number, negative for a signal; nobody else reaps it, so that a
-pid means nobody else until then. With the socket's other end the server ends, and with that all
-that it has forked.
+The first is answered with the pid of the program, or the negative errno of why there is none:
+ENOENT if it is none of :data:`_PROGRAMS`. It has those two descriptors, the lock if there is one,
+and nothing else. When it has ended, its exit status is written to ``status`` as a number, negative
+for a signal; nobody else reaps it, so that a pid means nobody else until then. With the socket's
+other end the server ends, and with that all that it has forked.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -100,10 +101,13 @@ def _load(modules: str) -> dict[str, Any]:
 def _fork(
     programs: dict[str, Any], call: dict[str, Any], descriptors: list[int], statuses: dict[int, int]
 ) -> int:
-    """Fork for a call, and remember where the exit status is to be told; returns the pid."""
+    """Fork for a call, and remember where the exit status is to be told; returns the answer."""
     run = programs.get(call["program"])
     server = os.getpid()
-    pid = os.fork() if run is not None else 0
+    try:
+        pid = os.fork() if run is not None else -errno.ENOENT
+    except OSError as error:
+        pid = -(error.errno or errno.EAGAIN)
     if run is not None and not pid:
         try:
             _become(server, descriptors)
@@ -113,7 +117,7 @@ def _fork(
     stdin, stdout, status, *lock = descriptors
     for descriptor in (stdin, stdout, *lock):
         os.close(descriptor)
-    if pid:
+    if pid > 0:
         statuses[pid] = status
     else:
         os.close(status)

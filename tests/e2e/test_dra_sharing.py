@@ -214,31 +214,29 @@ def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -
     assert place.called() == [call(place.uuid(one), 3), call(place.uuid(one), 0)]
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent waits longer for what hangs than anybody does for its end."""
+def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The agent waits longer for what hangs than anybody does for its end.
     monkeypatch.setenv("NVSHIM_PATIENCE", "20")
+    with sharing_node(0) as place:
+        pid = Path(place.node.state, "smi-pid")
+        smi = Path(place.node.driver_root, "usr/bin/nvidia-smi")
+        smi.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 1000\n", encoding="ascii")
+        driver, claim = place.driver, place.shared("one", place.gpus[0], timeSlice="Long")
 
+        def ask() -> None:
+            with pytest.raises(grpc.RpcError):
+                driver.prepare(claim)
 
-@pytest.mark.usefixtures("patient")
-def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(place: Sharing) -> None:
-    pid = Path(place.node.state, "smi-pid")
-    smi = Path(place.node.driver_root, "usr/bin/nvidia-smi")
-    smi.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 1000\n", encoding="ascii")
-    driver, claim = place.driver, place.shared("one", place.gpus[0], timeSlice="Long")
-
-    def ask() -> None:
-        with pytest.raises(grpc.RpcError):
-            driver.prepare(claim)
-
-    call = threading.Thread(target=ask)
-    call.start()
-    hangs = int(eventually(lambda: pid.exists() and pid.read_text("ascii"), "nvidia-smi hangs"))
-    assert place.agent.process is not None
-    place.agent.process.terminate()
-    assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
-    call.join()
-    eventually(lambda: not is_alive(hangs), "it has ended, too")
+        call = threading.Thread(target=ask)
+        call.start()
+        hangs = int(eventually(lambda: pid.exists() and pid.read_text("ascii"), "nvidia-smi hangs"))
+        assert place.agent.process is not None
+        place.agent.process.terminate()
+        assert place.agent.process.wait(13) == 0, "a pod has 15 seconds"
+        call.join()
+        eventually(lambda: not is_alive(hangs), "it has ended, too")
 
 
 def test_a_time_slice_that_cannot_be_set_is_said_and_nothing_is_prepared(place: Sharing) -> None:

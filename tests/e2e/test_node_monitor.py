@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -453,8 +453,16 @@ def test_nothing_keeps_the_driver_once_the_agent_ends(gpus: SimulatedNode, numbe
                 assert line
             # It ends at once, whatever NVML does.
             write(gpus, "faults", "any=hang")
-        children = children_of(process.pid)
-        assert all(os.getsid(child) == child for child in children)
+        children: list[int] = []
+
+        def are_on_their_own() -> bool:
+            """One that was forked just now has the server's session yet."""
+            children[:] = children_of(process.pid)
+            with suppress(ProcessLookupError):
+                return all(os.getsid(child) == child for child in children)
+            return False
+
+        eventually(are_on_their_own, "each child has its own session")
         process.send_signal(number)
         process.wait(timeout=20)
         eventually(lambda: not any(map(is_alive, children)), "they end with the agent")

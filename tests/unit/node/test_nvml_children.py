@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from hooks.config import Config
 
 pytestmark = pytest.mark.anyio
+
+_PIDS: Final = Path("/sys/fs/cgroup/pids")
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +132,32 @@ async def test_it_has_two_pipes_and_the_lock_until_it_ends(config: Config) -> No
         with alone(config.state, 0) as lock:
             assert lock is None
         await children.end(child)
-        assert child.process.poll() == -signal.SIGKILL
+        assert child.process.poll() is not None
         with alone(config.state, 0) as lock:
             assert lock is not None
+
+
+async def test_a_server_that_cannot_fork_keeps_what_it_has_forked(config: Config) -> None:
+    if not (_PIDS / "tasks").exists():
+        pytest.skip("no limit of processes of cgroup v1")
+    children, library = samples_of(config)
+    cgroup = _PIDS / f"nvshim-fork-{os.getpid()}"
+    cgroup.mkdir()
+    try:
+        with forking():
+            child = children.start("samples", library)
+            await child.word(20)
+            (server,) = servers()
+            (cgroup / "cgroup.procs").write_text(str(server))
+            (cgroup / "pids.max").write_text("1")
+            assert not ask_nvml(config, "persistence")
+            assert servers() == [server]
+            assert child.process.poll() is None
+            (cgroup / "pids.max").write_text("max")
+            assert ask_nvml(config, "persistence")
+            await children.end(child)
+    finally:
+        cgroup.rmdir()
 
 
 async def test_a_server_that_is_killed_takes_its_own_along_and_another_begins(
