@@ -22,6 +22,7 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
+from integration.timeouts import PATIENCE
 from shim.children import Reaper
 from shim.context import ShimContext
 from shim.errors import StdioTimeout, StdioUnavailable
@@ -342,7 +343,7 @@ async def test_a_daemon_that_keeps_the_output_does_not_hold_the_drain(
     daemon = _write_end(stdio)
     await stdio.started()
     os.write(daemon, b"all of it" * 1000)
-    with anyio.fail_after(2):
+    with anyio.fail_after(5 * PATIENCE):
         await stdio.drain()
     stdio.close()
     assert _read_all(client) == b"all of it" * 1000
@@ -560,7 +561,7 @@ async def test_a_daemon_that_keeps_a_terminal_does_not_hold_the_drain(
     client = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
     slave = await _begin(stdio)
     os.write(slave, b"x" * 3000 + b"end")
-    with anyio.fail_after(2):
+    with anyio.fail_after(5 * PATIENCE):
         await stdio.drain()
     stdio.close()
     assert _read_all(client) == b"x" * 3000 + b"end"
