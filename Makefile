@@ -43,18 +43,21 @@ demo: setup ## Run a GPU container through the shim on a private containerd
 # What fails once fails again: examples are the same in each run, and so is the order of sets.
 test test-thorough: export PYTHONHASHSEED := 0
 # Each module is compiled once, and not by each worker and program, whatever the environment says.
-test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
+$(CACHE)/.collected test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that run side by side. Those end to end wait for others half of their time.
 WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 BESIDE  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# The first tests need no tree: it is made beside them. Whoever needs it waits for it. And modules
-# of tests are compiled once, by looking for them, before all workers would.
+# Modules of tests are compiled once, by looking for them, before all workers would; and again when
+# one has changed.
+$(CACHE)/.collected: $(VENV)/.ready $(shell find tests -name '*.py')
+	@$(VENV)/bin/python -m pytest --collect-only -q >/dev/null && touch $@ || true
+
+# The first tests need no tree: it is made beside them. Whoever needs it waits for it.
 .PHONY: test
-test: setup $(CACHE)/.parts ## Run all tests: unit, security and end to end against a real containerd
+test: setup $(CACHE)/.parts $(CACHE)/.collected ## Run all tests: unit, security and end to end against a real containerd
 	@$(VENV)/bin/python -m tests.harness.dist & \
-	$(VENV)/bin/python -m pytest --collect-only -q >/dev/null || true; \
 	status=0; \
 	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest and not thorough' || status=$$?; \
 	$(VENV)/bin/python -m pytest -m 'serial and not newest' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \
@@ -94,11 +97,8 @@ fuzz: setup $(CACHE)/.fuzz #- Fuzz every parser of what an image has a say in; M
 	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),5)
 
 .PHONY: test-chaos
-test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way; CHAOS="--fault hangs"
+test-chaos: setup #- Let GPUs and NVML die at every moment of a pod's way, and the agent at each step of a claim
 	@$(VENV)/bin/python -m tests.chaos $(CHAOS)
-
-.PHONY: test-chaos-claims
-test-chaos-claims: setup #- Prepare claims while the agent is killed at each step; CLAIMS="--only storm"
 	@$(VENV)/bin/python -m tests.chaos.claims $(CLAIMS)
 
 .PHONY: soak

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from hooks import engine
 from hooks.config import Config
 from hooks.node.inventory import Inventory, survey
-from integration.nvml_lock import NONE, is_alone, opening
+from integration.nvml_children import Process, start
+from integration.nvml_lock import is_alone, opening
 
 if TYPE_CHECKING:
     from threading import Event
@@ -107,13 +108,15 @@ def _ask(command: Sequence[str], seconds: float, lock: int) -> bytes | None:
     # A pipe would have to be emptied meanwhile.
     with open(os.memfd_create("answer"), "w+b") as answer:
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL, env={},
-                pass_fds=() if lock == NONE else (lock,),
-            )  # fmt: skip
+            process = start(command, stdin=subprocess.DEVNULL, stdout=answer.fileno(), lock=lock)
         except OSError:
             return None
-        if not _ends(process, seconds, stop):
+        try:
+            ended = _ends(process, seconds, stop)
+        except BaseException:  # as by a signal that a terminal's other processes get
+            process.kill()
+            raise
+        if not ended:
             process.kill()
             _ends(process, _TO_DIE)
             if stop is not None and stop.is_set():
@@ -123,8 +126,8 @@ def _ask(command: Sequence[str], seconds: float, lock: int) -> bytes | None:
         return answer.read()
 
 
-def _ends(process: subprocess.Popen[bytes], seconds: float, stop: Event | None = None) -> bool:
-    """Whether it ends in time. ``Popen.wait`` would do, but it sleeps for 50 ms at a time."""
+def _ends(process: Process, seconds: float, stop: Event | None = None) -> bool:
+    """Whether it ends in time."""
     deadline = time.monotonic() + seconds
     while process.poll() is None:
         if time.monotonic() > deadline or (stop is not None and stop.is_set()):

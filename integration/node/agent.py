@@ -56,6 +56,7 @@ from integration.node.lock import NodeLock
 from integration.node.readiness import status_path
 from integration.node.refresh import Made, Seen, keep_spec, look
 from integration.node.watcher import ANY, Interest, Watcher, first_of
+from integration.nvml_children import forking
 from integration.tree import own_tree
 from shim import VERSION
 
@@ -92,7 +93,10 @@ async def serve(
         AgentStateUnusable: its directory cannot be used.
     """
     seen, in_effect = Seen(), _is_in_effect()
-    with NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced:
+    with (
+        NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced,
+        forking(),
+    ):  # fmt: skip
         if not (is_ours := lock.take()) and (once or not _may_wait(options)):
             raise lock.held()
         context = Context(config, options, say)

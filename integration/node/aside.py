@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import copy_context
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -56,5 +57,6 @@ async def aside(
             if failed is None:
                 drop(found)  # type: ignore[arg-type] # it is what was returned
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
+    context = copy_context()
+    threading.Thread(target=context.run, args=(run,), name="aside", daemon=True).start()
     return await future

@@ -135,8 +135,8 @@ class Container:
                 raise WrongProcessState(
                     asked, found=f"it is {process.state.name.lower()}", do="start a process once"
                 )
-            if process.kills != kills:
-                raise KilledWhileStarting(asked, found="it was killed while another start hung")
+            if process.kills != kills or (not exec_id and self._exits.init_reaped):
+                raise KilledWhileStarting(asked, found="it was killed or has ended", do="delete it")
             if isinstance(process, Exec):
                 await self._start_exec(process)
             else:

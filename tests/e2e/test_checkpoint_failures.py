@@ -119,7 +119,7 @@ async def test_restore_that_hangs_is_ended_by_kill_and_may_be_deleted(
                 await shim.call("Kill", id="c2", signal=signal.SIGKILL)
                 await shim.call("Delete", id="c2")
         assert "exit status 137" in refused[0]
-        assert "it was killed while another start hung" in refused[1]
+        assert "NVSHIM-E1310" in refused[1]
         assert not is_alive(pid)
 
 

@@ -26,7 +26,7 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvidia_smi import nvidia_smi
 from tests.harness.nvshim import Answer, nvshim
-from tests.harness.processes import family
+from tests.harness.processes import with_nvml
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -212,10 +212,10 @@ def test_the_driver_out_of_service_is_left_alone_by_the_agent(place: Place, tmp_
         NodeAgent(place.node, str(tmp_path), kubelet.socket) as agent,
     ):
         kubelet.wait_for(GPU, 2)
-        eventually(lambda: len(family(agent.pid)) > 1, "it has NVML open")
+        eventually(lambda: with_nvml(agent.pid), "it has NVML open")
         place.call("drain", "--driver", "--reason", "570 comes")
         kubelet.wait_for(GPU, 0)
-        eventually(lambda: len(family(agent.pid)) == 1, "it has let go")
+        eventually(lambda: not with_nvml(agent.pid), "it has let go")
         asked.touch()
         # The driver's files go, and come back: nobody asks NVML for that, nor makes a node.
         root, node = Path(place.node.driver_root), Path(place.node.dev, f"nvidia{_MINORS + 1}")
@@ -271,7 +271,7 @@ def test_a_mig_mode_that_a_person_switches_is_seen(tmp_path: Path, *, agent_runs
             for mode, count in (("1", 1), ("0", 2)):
                 if agent_runs:
                     let_go.touch()
-                    eventually(lambda: len(family(agent.pid)) == 1, "the agent lets go")
+                    eventually(lambda: not with_nvml(agent.pid), "the agent lets go")
                 else:
                     agent.stop()
                 assert "MIG Mode" in nvidia_smi(node, "-i", "0", "-mig", mode)
@@ -296,7 +296,7 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
         reset = place.spawn("reset", "1", "--reason", "Xid 79")
         eventually(place.called, "nvidia-smi runs")
         assert place.called() == [f"--gpu-reset -i {place.node.scenario.gpus[1].pci}"]
-        eventually(lambda: len(family(agent.pid)) == 1, "the agent lets go meanwhile")
+        eventually(lambda: not with_nvml(agent.pid), "the agent lets go meanwhile")
         mark = place.mark(1)
         assert mark is not None
         assert (mark["reset"], mark["reason"]) == ("nvidia-smi resets it", "Xid 79")
@@ -313,7 +313,7 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
         ), err  # fmt: skip
         assert place.mark(1) is None
         kubelet.wait_for(GPU, 2, timeout=60)
-        eventually(lambda: len(family(agent.pid)) > 1, "it watches again")
+        eventually(lambda: with_nvml(agent.pid), "it watches again")
 
 
 def test_the_agent_does_not_ask_nvml_while_a_gpu_is_reset(place: Place, tmp_path: Path) -> None:

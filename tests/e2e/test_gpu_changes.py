@@ -155,7 +155,7 @@ def test_container_is_not_started_with_another_driver_than_it_was_made_with(
         assert word in str(refused.value)
     assert "\n" not in str(refused.value)
     assert container.status == "CREATED"
-    container.delete_task(force=True)
+    api.remove_task(ours.containerd, container.name)
     assert not os.path.exists(ours.containerd.bundle(container.name))
     # Made again, it is made with the driver that there is now.
     api.create_task(ours.containerd, container.name, mounts=rootfs)

@@ -16,6 +16,7 @@ from integration.node.refresh import MARK
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.node_agent import agent_process
 from tests.harness.nvshim import Answer, nvshim
+from tests.harness.processes import with_nvml
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 from tests.tools.nodes import changed_node
@@ -130,15 +131,6 @@ def configured(node: SimulatedNode, line: str) -> None:
         file.write(f"{line}\n")
 
 
-def children_of(pid: int) -> list[int]:
-    """Of all its threads."""
-    found: list[int] = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-            found += map(int, file.read().split())
-    return found
-
-
 def test_a_driver_that_hangs_does_not_keep_the_agent(
     own_gpus: SimulatedNode, tmp_path: Path
 ) -> None:
@@ -147,10 +139,10 @@ def test_a_driver_that_hangs_does_not_keep_the_agent(
         file.write("nvmlInit=hang\n")
     spec = tmp_path / "nvidia.yaml"
     with agent(own_gpus, str(spec)) as process:
-        (asking,) = eventually(lambda: children_of(process.pid), "a child that asks NVML")
+        asking = eventually(lambda: with_nvml(process.pid), "a child that asks NVML")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
-        assert not is_alive(asking)
+        eventually(lambda: not any(map(is_alive, asking)), "nobody holds a GPU")
     assert not spec.exists()
 
 

@@ -28,6 +28,7 @@ from integration.node.refresh import Seen, look
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.node_agent import agent_process
+from tests.harness.processes import family
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, until
 
@@ -68,17 +69,17 @@ def gpus(node: SimulatedNode) -> Iterator[SimulatedNode]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Those of its children that talk with NVML."""
+    """Those of its children that talk with NVML, whether it has started or a server forked them."""
     found = []
-    for entry in filter(str.isdecimal, os.listdir("/proc")):
+    for entry in family(pid)[1:]:
         try:
-            status = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-            words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
+            parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]
+            words = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        ours = any(word.endswith(b"/monitor/child.py") for word in words)
-        if ours and int(status[1]) == pid and status[0] != "Z":
-            found.append(int(entry))
+        is_forked = b"/nvml_server.py" in words and int(parent) != pid
+        if (b"/monitor/child.py" in words or is_forked) and is_alive(entry):
+            found.append(entry)
     return found
 
 
@@ -435,7 +436,7 @@ async def test_a_child_that_no_signal_reaches_is_left_alone(
     finally:
         (cgroup / "freezer.state").write_text("THAWED")
         child.process.kill()
-        child.process.wait()
+        await until(lambda: child.process.poll() is not None, "it has ended")
         cgroup.rmdir()
 
 

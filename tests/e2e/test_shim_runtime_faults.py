@@ -183,6 +183,26 @@ async def test_an_exec_that_hangs_in_its_start_is_ended_by_its_kill_alone(
     await shim.call("Delete", id="c1", exec_id="e1")
 
 
+async def test_starts_that_wait_for_one_that_hangs_end_with_the_container(shim: ShimByHand) -> None:
+    """None of them calls the runtime once init has ended, where it could hang as well."""
+    await shim.create("c1", options=shim.options(before=_hang_in("start")))
+    failed: list[RemoteError] = []
+
+    async def start() -> None:
+        failed.append(await _error(shim.call("Start", id="c1")))
+
+    with anyio.fail_after(30 * PATIENCE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            await _until_it_hangs(shim)
+            tasks.start_soon(start)
+            await anyio.wait_all_tasks_blocked()
+            assert await shim.end("c1") == 128 + signal.SIGKILL
+    assert len(failed) == 2
+    assert "NVSHIM-E1310" in str(failed[1])
+    await gone(shim, "c1")
+
+
 # -- it fails ---------------------------------------------------------------------------------
 
 

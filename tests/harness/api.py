@@ -11,15 +11,21 @@ api/services/snapshots/v1/snapshots.proto, api/types/mount.proto; protobuf's enc
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from signal import SIGKILL
 from typing import Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 
+from api.proto.task_types_pb2 import Process
 from tests.tools.containerd import PrivateContainerd
 
 SPEC: Final = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 _SNAPSHOTTER: Final = b"overlayfs"  # as ctr takes if none is named
+_GET_CONTAINER: Final = "containers.v1.Containers/Get"
 LINUX_RESOURCES: Final = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
 
 
@@ -58,6 +64,17 @@ def containers(containerd: PrivateContainerd, namespace: str) -> list[str]:
     """
     answer = _call(containerd, "containers.v1.Containers/List", b"", namespace=namespace)
     return [_first(container) for _, container in _fields(answer)]
+
+
+def tasks(containerd: PrivateContainerd) -> dict[str, Process]:
+    """The tasks of its namespace, by the ids of their containers.
+
+    Raises:
+        ApiRefused: containerd does not answer.
+    """
+    answer = _call(containerd, "tasks.v1.Tasks/List", b"")
+    found = [Process.FromString(task) for _, task in _fields(answer)]
+    return {task.id: task for task in found}
 
 
 def snapshots(containerd: PrivateContainerd, namespace: str) -> list[str]:
@@ -128,13 +145,54 @@ def wait_for_task(containerd: PrivateContainerd, name: str) -> None:
     _call(containerd, "tasks.v1.Tasks/Wait", _field(1, name.encode()))
 
 
-def delete_task(containerd: PrivateContainerd, name: str) -> None:
-    """Delete a task whose process has ended, or was not started.
+def delete_task(containerd: PrivateContainerd, name: str) -> int:
+    """Delete a task whose process has ended, and the fifos of its client, as ctr does.
+
+    Returns:
+        Its exit code.
 
     Raises:
-        ApiRefused: it runs.
+        ApiRefused: it has not ended, or there is none.
     """
-    _call(containerd, "tasks.v1.Tasks/Delete", _field(1, name.encode()))
+    task = _task(containerd, name)
+    answer = _call(containerd, "tasks.v1.Tasks/Delete", _field(1, name.encode()))
+    for path in {task.stdin, task.stdout, task.stderr}:
+        with suppress(OSError):  # it has none, or others removed it
+            if stat.S_ISFIFO(os.stat(path).st_mode):
+                os.unlink(path)
+                os.rmdir(os.path.dirname(path))
+    return _number(answer, 3)
+
+
+def remove_task(containerd: PrivateContainerd, name: str) -> None:
+    """Kill a task, and delete it.
+
+    Raises:
+        ApiRefused: it does not end, or there is none.
+    """
+    every = _varint(3 << 3) + _varint(SIGKILL) + _varint(4 << 3) + _varint(1)
+    with suppress(ApiRefused):  # it has ended
+        _call(containerd, "tasks.v1.Tasks/Kill", _field(1, name.encode()) + every)
+    wait_for_task(containerd, name)
+    delete_task(containerd, name)
+
+
+def remove_container(containerd: PrivateContainerd, name: str) -> None:
+    """Kill a container's task, and have containerd forget both, and its snapshot.
+
+    What is not there is no error, nor is it one that something cannot be removed: it stays.
+    """
+    only = _field(1, name.encode())
+    with suppress(ApiRefused):
+        if name in tasks(containerd):
+            remove_task(containerd, name)
+        (container,) = (each for _, each in _fields(_call(containerd, _GET_CONTAINER, only)))
+        told = dict(_fields(container))
+        if key := told.get(7):
+            with suppress(ApiRefused):  # somebody has removed it
+                snapshot = _field(1, told[6]) + _field(2, key)
+                _call(containerd, "snapshots.v1.Snapshots/Remove", snapshot)
+        delete_container(containerd, name)
 
 
 def delete_container(containerd: PrivateContainerd, name: str) -> None:
@@ -193,6 +251,11 @@ def runc_options(*, binary: str = "", root: str = "") -> bytes:
     return any_message("containerd.runc.v1.Options", value)
 
 
+def _task(containerd: PrivateContainerd, name: str) -> Process:
+    answer = _call(containerd, "tasks.v1.Tasks/Get", _field(1, name.encode()))
+    return Process.FromString(dict(_fields(answer))[1])
+
+
 def _call(
     containerd: PrivateContainerd, method: str, request: bytes, *, namespace: str = ""
 ) -> bytes:
@@ -230,6 +293,19 @@ def _varint(value: int) -> bytes:
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
+
+
+def _number(message: bytes, wanted: int) -> int:
+    """A field that is a number; one that is left out is 0."""
+    rest = message
+    while rest:
+        tag, rest = _read_varint(rest)
+        value, rest = _read_varint(rest)
+        if tag & 7:
+            rest = rest[value:]
+        elif tag >> 3 == wanted:
+            return value
+    return 0
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:

@@ -24,6 +24,16 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def with_nvml(pid: int) -> list[int]:
+    """Of a family, those that have NVML's library loaded."""
+    found = []
+    for each in family(pid):
+        with suppress(OSError), open(f"/proc/{each}/maps", encoding="utf-8") as file:
+            if "libnvidia-ml" in file.read():
+                found.append(each)
+    return found
+
+
 def sockets_of(pid: int) -> list[str]:
     """The inodes of the sockets that a process has open; none once it has ended."""
     found = []

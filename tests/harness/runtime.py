@@ -16,7 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from api.proto.task_types_pb2 import Status
 from integration import traces
+from tests.harness import api
 from tests.harness.waiting import eventually
 from tests.tools.containerd import Completed, PrivateContainerd
 from tests.tools.images import BUSYBOX
@@ -35,8 +37,6 @@ _numbers = itertools.count(1)
 
 # The flags of ``ctr`` that choose a low-level runtime, or its place.
 _CHOOSE_LOW_LEVEL: Final = frozenset({"--runtime-config-path", "--runc-binary", "--runc-root"})
-
-_EXIT_CODE: Final = re.compile(r"exit with non-zero exit code (\d+)")
 
 
 def new_name(kind: str = "c") -> str:
@@ -91,13 +91,9 @@ class Container:
         """Wait until containerd says that it is in that state."""
         eventually(lambda: self.status == status, f"{self.name} is {status}", timeout=timeout)
 
-    def delete_task(self, *, force: bool = False) -> int:
+    def delete_task(self) -> int:
         """Delete the task, and return the exit code that containerd knew of it."""
-        done = self.runtime.containerd.ctr(
-            "tasks", "rm", *(["--force"] if force else []), self.name
-        )
-        found = _EXIT_CODE.search(done.stderr)
-        return int(found[1]) if found else 0
+        return api.delete_task(self.runtime.containerd, self.name)
 
     def exit_code(self, *, timeout: float = 30) -> int:
         """Wait for its end, delete the task, and return its exit code."""
@@ -120,16 +116,11 @@ class Container:
 
     def remove(self) -> None:
         """Kill it, delete its task, remove it. What is gone already is no error."""
-        containerd = self.runtime.containerd
-        containerd.ctr("tasks", "rm", "--force", self.name, check=False)
-        containerd.ctr("containers", "rm", self.name, check=False)
+        api.remove_container(self.runtime.containerd, self.name)
 
     def _task(self) -> tuple[int, str]:
-        for line in self.runtime.containerd.ctr("tasks", "ls").lines[1:]:
-            name, pid, status = line.split()
-            if name == self.name:
-                return int(pid), status
-        return 0, ""
+        task = api.tasks(self.runtime.containerd).get(self.name)
+        return (task.pid, Status.Name(task.status)) if task is not None else (0, "")
 
 
 class Runtime:

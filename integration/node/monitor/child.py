@@ -2,9 +2,9 @@
 
     python3 -I -S child.py EVENTS|SAMPLES LIBRARY MODULES PARENT
 
-It ends with the agent, whose process id PARENT is, however that ends. It says one JSON object a
-line; the last one may be ``{"error": …}``. What else it says, and what it is asked, is in
-:mod:`.watching` (EVENTS) and :mod:`.answering` (SAMPLES).
+It ends with its parent, whose process id PARENT is, and so with the agent, however that ends. It
+says one JSON object a line; the last one may be ``{"error": …}``. What else it says, and what it is
+asked, is in :mod:`.watching` (EVENTS) and :mod:`.answering` (SAMPLES).
 
 LIBRARY is the driver root's libnvidia-ml, and is loaded by its path. glibc then answers
 pynvml's request for "libnvidia-ml.so.1" with it, for it has that soname. MODULES is the directory
@@ -69,7 +69,7 @@ def main(what: str, library: str, modules: str, parent: str) -> None:
 
 
 def die_with(parent: int) -> None:
-    """End when the agent does.
+    """End when another process does.
 
     Args:
         parent: its process id. If that is not our parent's any more, it has ended already.

@@ -4,9 +4,10 @@ Rules
 - NVML is never loaded into the agent. A driver that hangs leaves a child that no signal reaches; it
   is left alone after a second, counted, and reaped if it ever ends. With so many of them nobody
   asks any more until one has ended: a driver that hangs for days does not fill the node.
-- A child dies with the agent (PR_SET_PDEATHSIG, which goes by the *thread* that started it: so
-  children are started by the event loop's, which is the process's first), gets no environment, no
-  terminal, and nothing of the agent's but two pipes.
+- A child dies with the agent, or with the server that has forked it and does so
+  (:mod:`integration.nvml_children`; PR_SET_PDEATHSIG goes by the *thread* that started it: so
+  children are started by the event loop's, which is the process's first). It gets no environment,
+  no terminal, and nothing of the agent's but two pipes.
 - While a child runs, the kernel module is in use: it cannot be removed, a GPU cannot be reset, and
   MIG mode cannot be switched. So children are killed, not asked, when the agent is told to end or
   when the driver or the GPUs change; nobody waits for NVML then.
@@ -20,18 +21,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from hooks.node.nvml import library_path, modules_directory
 from integration.node.errors import ChildFailed
 from integration.node.monitor import child as program
-from integration.nvml_lock import NONE, opening
+from integration.nvml_children import Process, parent, start
+from integration.nvml_lock import opening
 
 if TYPE_CHECKING:
     from integration.node.refresh import Seen
@@ -85,7 +86,7 @@ class Children:
 
     def __init__(self, say: Callable[..., None], state: str) -> None:
         self._say, self._state = say, state
-        self._abandoned: list[subprocess.Popen[bytes]] = []
+        self._abandoned: list[Process] = []
 
     @property
     def abandoned(self) -> int:
@@ -110,24 +111,15 @@ class Children:
                 found=f"the driver holds {held} processes that asked before: no other is started",
                 do="look at the kernel's log; the node may have to be rebooted",
             )
-        argv = [
-            *(sys.executable, "-I", "-S", program.__file__),
-            *(what, library, modules_directory(), str(os.getpid())),
-        ]
         with opening(self._state, 0) as lock:
             if lock is None:
                 raise ChildFailed(f"{what} of NVML", found=_CLOSED)
             try:
-                process = subprocess.Popen(
-                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                    env={}, cwd="/", bufsize=0, start_new_session=True,
-                    pass_fds=() if lock == NONE else (lock,),
-                )  # fmt: skip
+                return _started(what, library, lock)
             except OSError as error:
                 raise ChildFailed(
                     f"{what} of NVML", found=f"no process can be started: {error.strerror}"
                 ) from error
-        return Child(what, process)
 
     async def end(self, child: Child) -> None:
         """End one at once, or leave it alone.
@@ -150,16 +142,40 @@ class Children:
                 )  # fmt: skip
 
 
-class Child:
-    """One of them."""
+def _started(what: str, library: str, lock: int) -> Child:
+    """One that has been started.
 
-    def __init__(self, what: str, process: subprocess.Popen[bytes]) -> None:
+    Raises:
+        OSError: it cannot be.
+    """
+    (stdin, to), (from_, stdout) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    try:
+        words = (what, library, modules_directory(), str(parent()))
+        command = (sys.executable, "-I", "-S", program.__file__, *words)
+        return Child(what, start(command, stdin=stdin, stdout=stdout, lock=lock), to, from_)
+    except OSError:
+        os.close(to)
+        os.close(from_)
+        raise
+    finally:
+        os.close(stdin)
+        os.close(stdout)
+
+
+class Child:
+    """One of them.
+
+    Args:
+        to: a pipe's end, which is its own from now on, as is ``from_``.
+    """
+
+    def __init__(self, what: str, process: Process, to: int, from_: int) -> None:
         self.process: Final = process
         self._what = what
-        self._to, self._from = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        self._to, self._from = os.fdopen(to, "wb", buffering=0), os.fdopen(from_, "rb", buffering=0)
         self._heard = bytearray()
-        os.set_blocking(self._to.fileno(), False)
-        os.set_blocking(self._from.fileno(), False)
+        os.set_blocking(to, False)
+        os.set_blocking(from_, False)
 
     def ask(self, question: Mapping[Any, Any]) -> None:
         """Send it a line.

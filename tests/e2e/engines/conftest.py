@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from integration.engines import dump
+from integration.engines import dump, programs
 from integration.engines.programs import run
-from tests.harness.etc_containerd import (
-    Etc,
-)
+from tests.harness.etc_containerd import Etc
 from tests.tools.parts import Parts
 
 
 @pytest.fixture(scope="module")
 def asked_once() -> Iterator[None]:
-    """Plans do not ask a containerd twice about the same files; what is in place is asked anew."""
+    """Plans do not ask a containerd twice for its version, or about the same files.
+
+    What is in place is asked anew.
+    """
     answers: dict[tuple[str, ...], subprocess.CompletedProcess[str]] = {}
 
     def ask(argv: list[str]) -> subprocess.CompletedProcess[str]:
@@ -43,7 +44,8 @@ def asked_once() -> Iterator[None]:
         return subprocess.CompletedProcess(argv, found.returncode, out, error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dump, "run", ask)
+        for module in (dump, programs):
+            patch.setattr(module, "run", ask)
         yield
 
 

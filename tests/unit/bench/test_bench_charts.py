@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -51,6 +52,10 @@ def test_a_ratio_is_told_beside_what_it_has_to_be_and_one_far_off_in_full() -> N
 
     assert {"0.50", "0.95", "a container, warm"} <= seen(1.0)
     assert "18.00" in seen(36.0)
+
+
+def test_modules_are_imported_without_a_warning_after_it() -> None:
+    assert importlib.util.find_spec("no_module_has_this_name") is None
 
 
 def test_charts_are_files_by_their_keys(tmp_path: Path) -> None:

@@ -104,6 +104,13 @@ def put(bundle: Path, record: str) -> Path:
     return bundle
 
 
+def put_of_pod(bundle: Path, record: dict[str, Any], pod: str) -> None:
+    named = {"namespace": "team", "name": pod}
+    words = {f"io.kubernetes.cri.sandbox-{key}": word for key, word in named.items()}
+    put(bundle, json.dumps(record))
+    (bundle / "config.json").write_text(json.dumps({"annotations": words}))
+
+
 CAPS_1: Final = ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
 
 
@@ -202,25 +209,26 @@ def test_orphans_are_told_from_those_that_somebody_knows(
     ],
 )
 async def test_a_pod_that_comes_or_goes_meanwhile_is_no_orphan(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    before: list[str],
-    later: list[str] | None,
-    orphan: str,
+    tmp_path: Path, before: list[str], later: list[str] | None, orphan: str
 ) -> None:
-    bundle = put(tmp_path / TASKS / "ns" / "one", json.dumps(granted("GPU-b")))
-    pod = {
-        f"io.kubernetes.cri.sandbox-{key}": word
-        for key, word in (("namespace", "team"), ("name", "web"))
-    }
-    (bundle / "config.json").write_text(json.dumps({"annotations": pod}))
+    for pod in ("gone", "web"):
+        put_of_pod(tmp_path / TASKS / "ns" / pod, granted("GPU-b"), pod)
 
     async def says() -> Allocated | None:
         return None if later is None else {("team", name): {} for name in later}
 
-    said: Allocated = {("team", name): {} for name in before}
+    said: Allocated = {("team", name): {} for name in ("gone", *before)}
     ledger = await component.look_and_ask([str(tmp_path)], None, said, says)
-    assert [each.orphan for each in ledger.holdings] == [orphan]
+    assert {each.container.id: each.orphan for each in ledger.holdings} == {
+        "gone": "", "web": orphan,
+    }  # fmt: skip
+
+
+def test_what_a_container_of_a_pod_was_denied_is_told(tmp_path: Path) -> None:
+    put_of_pod(tmp_path / TASKS / "ns" / "one", {"policy": {"denied": ["all:\nnobody"]}}, "web")
+    put(tmp_path / TASKS / "ns" / "no-pod", json.dumps({"policy": {"denied": ["all"]}}))
+    (denied,) = component.look([str(tmp_path)], None).denied
+    assert (denied.namespace, denied.pod, denied.why) == ("team", "web", "all: nobody")
 
 
 def test_a_driver_that_is_another_makes_a_holding_stale(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -19,6 +20,13 @@ def running(script: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(line, stdin=pipe, stdout=pipe, bufsize=0)
 
 
+def child_of(process: subprocess.Popen[bytes]) -> Child:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin as to, process.stdout as from_:
+        return Child("samples", process, os.dup(to.fileno()), os.dup(from_.fileno()))
+
+
 async def test_a_driver_that_holds_children_is_given_no_more_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -29,7 +37,7 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
     kill = process.kill
     monkeypatch.setattr(process, "kill", lambda: None)  # as if no signal reached it
     try:
-        await children.end(Child("samples", process))
+        await children.end(child_of(process))
         with pytest.raises(ChildFailed, match="holds 1 processes"):
             children.start("samples", "/nowhere/libnvidia-ml.so.1")
     finally:
@@ -42,7 +50,7 @@ async def test_a_driver_that_holds_children_is_given_no_more_of_them(
 
 async def test_how_one_ended_is_told_though_it_lets_go_of_its_pipes_before() -> None:
     process = running("import os, time; os.close(1); os.close(0); time.sleep(0.3); os.abort()")
-    child = Child("samples", process)
+    child = child_of(process)
     try:
         with pytest.raises(ChildFailed, match="NVML crashed: SIGABRT"):
             await child.word(20)

@@ -89,9 +89,10 @@ def ground(told: Settings, **more: Any) -> Ground:
     names = [*GPUS, PART, "0", "1", "2", "1:0"]
     specs = {f"{VENDOR}/gpu={name}" for name in names} | {f"{VENDOR}/gds=all"}
     usual: dict[str, Any] = {
-        "config": Config(accept_mounts=True), "cdi_devices": frozenset(specs), "channels": (0, 1),
+        "inventory": NODE, "config": Config(accept_mounts=True), "cdi_devices": frozenset(specs),
+        "channels": (0, 1),
     }  # fmt: skip
-    return Ground(told, NODE, **usual | more)
+    return Ground(told, **usual | more)
 
 
 def resource(told: Settings, name: str = "nvidia.com/gpu") -> Resource:
@@ -277,31 +278,34 @@ ONE_EACH = Sharing(
 
 
 @pytest.mark.parametrize(
-    ("told", "ids", "more", "error"),
+    ("told", "ids", "more", "error", "words"),
     [
-        (settings(), ["GPU-none"], {}, DeviceUnknown),
-        (settings(sharing=SHARED), [GPUS[0]], {}, DeviceUnknown),  # that is no share
-        (settings(), [GPUS[0]], {"inventory": None}, DeviceGone),
-        (settings(), [GPUS[0], GPUS[2]], {"gpus": NODE.gpus[1:]}, DeviceGone),
-        (settings(), [GPUS[0]], {"cdi_devices": frozenset()}, CdiDeviceUnwritten),
-        (settings(imex_channels=(0, 5), imex_required=True), [GPUS[0]], {}, ChannelsMissing),
+        (settings(), ["GPU-none"], {}, DeviceUnknown, "GPU-none"),
+        (settings(sharing=SHARED), [GPUS[0]], {}, DeviceUnknown, "there are 8 devices"),
+        (settings(), [GPUS[0]], {"inventory": None}, DeviceGone, GPUS[0]),
         (
-            settings(sharing=ONE_EACH),
-            [f"{GPUS[0]}::0", f"{GPUS[2]}::0"],
-            {},
-            TooManyShares,
+            settings(), [GPUS[0], GPUS[2]], {"inventory": replace(NODE, gpus=NODE.gpus[1:])},
+            DeviceGone, GPUS[0],
+        ),
+        (
+            settings(), [GPUS[0]], {"cdi_devices": frozenset()}, CdiDeviceUnwritten,
+            f"the CDI device {VENDOR}/gpu={GPUS[0]}: no spec",
+        ),
+        (
+            settings(imex_channels=(0, 5), imex_required=True), [GPUS[0]], {}, ChannelsMissing,
+            "the IMEX channels 0, 5: the node lacks 5",
+        ),
+        (
+            settings(sharing=ONE_EACH), [f"{GPUS[0]}::0", f"{GPUS[2]}::0"], {}, TooManyShares,
+            "2",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_given_is_refused(
-    told: Settings, ids: list[str], more: dict[str, Any], error: type[NvshimError]
+    told: Settings, ids: list[str], more: dict[str, Any], error: type[NvshimError], words: str
 ) -> None:
-    known = ground(told)
-    if "gpus" in more:
-        left = Inventory(cast("Any", None), more.pop("gpus"), (), NODE.nodes, {})
-        more["inventory"] = left
-    with pytest.raises(error):
-        allocate(resource(told), ids, replace(known, **more), token="token")
+    with pytest.raises(error, match=words):
+        allocate(resource(told), ids, ground(told, **more), token="token")
 
 
 def test_a_device_that_has_become_unhealthy_is_given_as_nvidias_plugin_does() -> None:

@@ -248,6 +248,7 @@ def test_usage_has_energy_where_nvml_tells_who_computed() -> None:
         )
         uses = usage_of(sample, ledger, {11: A}, meter)
     assert [use.energy_joules for use in uses] == [20.0, None]
+    assert [each.container for each in ledger.holders("MIG-1")] == [B]
     gone = Ledger(containers=(B,))
     usage_of(Sample(3.0), gone, {}, meter)
     assert meter.joules(A.bundle, GPU) == 0

@@ -295,14 +295,25 @@ async def test_a_log_that_is_no_file_is_refused_at_once(
         await plain(stdout=f"file://{path}")
 
 
-async def test_what_a_full_disk_does_not_take_is_forgotten_and_said_once(
-    open_fds: None, plain: Open, log: Log, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("killed", [False, True])
+async def test_what_a_file_does_not_take_is_forgotten_and_said_once(
+    tmp_path: Path,
+    open_fds: None,
+    plain: Open,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    killed: bool,
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(log, "error", lambda event, **fields: said.append(event))
-    stdio = await plain(stdout="file:///dev/full")
+    children = set(_children())
+    stdio = await plain(stdout=f"file://{tmp_path}/log" if killed else "file:///dev/full")
     process = _write_end(stdio)
     await stdio.started()
+    if killed:
+        (child,) = set(_children()) - children
+        os.kill(child, signal.SIGKILL)
     os.set_blocking(process, False)
     for _ in range(40):
         with anyio.fail_after(5):
@@ -312,7 +323,13 @@ async def test_what_a_full_disk_does_not_take_is_forgotten_and_said_once(
     os.close(process)
     await stdio.drain()
     stdio.close()
-    assert said == ["output is lost: its file cannot be written"]
+    why = "what writes its file was killed" if killed else "its file cannot be written"
+    assert said == [f"output is lost: {why}"]
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return [int(pid) for pid in file.read().split()]
 
 
 @pytest.mark.parametrize("uri", ["fifo", "file"])
@@ -401,34 +418,6 @@ async def test_an_end_may_be_closed_while_a_reader_is_waited_for(
             # Its number is another file's from now on, which nobody may close or ask.
             another = os.open("/dev/null", os.O_RDONLY)
     os.close(another)
-
-
-async def test_what_is_written_after_the_child_of_a_log_was_killed_is_dropped(
-    tmp_path: Path, plain: Open, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(log, "error", lambda event, **fields: said.append(event))
-    children = set(_children())
-    stdio = await plain(stdout=f"file://{tmp_path}/log")
-    process = _write_end(stdio)
-    await stdio.started()
-    (child,) = set(_children()) - children
-    os.kill(child, signal.SIGKILL)
-    os.set_blocking(process, False)
-    for _ in range(40):
-        with anyio.fail_after(5):
-            await anyio.wait_writable(process)
-        with suppress(BlockingIOError):
-            os.write(process, b"line\n" * 2000)
-    os.close(process)
-    await stdio.drain()
-    stdio.close()
-    assert said == ["output is lost: what writes its file was killed"]
-
-
-def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        return [int(pid) for pid in file.read().split()]
 
 
 # -- with a terminal ------------------------------------------------------------------------

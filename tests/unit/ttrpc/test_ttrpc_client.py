@@ -28,6 +28,7 @@ from api.ttrpc import (
 from api.ttrpc.client import Client, connect, dial
 from api.ttrpc.frames import DATA, DATA_MAX, REQUEST, RESPONSE, FrameReader, encode
 from shim.pod import ttrpc
+from tests.unit.ttrpc.calls import Caller, echo
 
 pytestmark = pytest.mark.anyio
 
@@ -36,20 +37,8 @@ on_anyio = pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 """What the shim's client does not have: a task group of one's own."""
 
 
-async def echo(_: Context, request: StringValue) -> StringValue:
-    return request
-
-
-async def hang(_: Context, request: StringValue) -> StringValue:
-    await anyio.sleep_forever()
-    return request
-
-
 async def _say(client: Any, text: str = "hi", **options: Any) -> str:
-    answer = await client.call(
-        "nvshim.test.Echo", "Say", StringValue(value=text), StringValue, **options
-    )
-    return str(answer.value)
+    return await Caller(client).say(text, **options)
 
 
 @contextlib.asynccontextmanager
@@ -80,6 +69,28 @@ def connected(anyio_backend: str) -> Any:
             yield client
 
     return connect if anyio_backend == "asyncio" else shims
+
+
+@contextlib.asynccontextmanager
+async def _asked(
+    pair: Any, error: type[Exception] | None = None, match: str = ""
+) -> AsyncIterator[tuple[Any, anyio.abc.SocketStream]]:
+    """A client that has asked once and, in place of a server, the other end, which has read it.
+
+    By the end of the block the call has its answer, which is "in time", or fails like this.
+    """
+    async with pair() as (client, peer), anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            if error is None:
+                assert await _say(client) == "in time"
+            else:
+                with pytest.raises(error, match=match or None):
+                    await _say(client)
+
+        tasks.start_soon(ask)
+        await peer.receive()
+        yield client, peer
 
 
 def _response(stream_id: int, text: str = "", **fields: Any) -> bytes:
@@ -165,13 +176,7 @@ async def test_all_calls_fail_at_once_when_the_connection_is_lost(pair: Any, unt
 
 
 async def test_an_answer_before_the_loss_counts(pair: Any) -> None:
-    async with pair() as (client, peer), anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            assert await _say(client) == "in time"
-
-        tasks.start_soon(ask)
-        await peer.receive()
+    async with _asked(pair) as (_, peer):
         await peer.send(_response(1, "in time"))
         await peer.aclose()
 
@@ -184,19 +189,8 @@ async def test_a_call_after_the_loss_fails_without_waiting(pair: Any, until: Any
             await _say(client)
 
 
-async def test_closing_it_ourselves_fails_the_calls_too(serve: Any, connected: Any) -> None:
-    async with (
-        serve({"Say": hang}) as served,
-        connected(served.path) as client,
-        anyio.create_task_group() as tasks,
-    ):
-
-        async def ask() -> None:
-            with pytest.raises(ConnectionClosed, match="closed on this side"):
-                await _say(client)
-
-        tasks.start_soon(ask)
-        await served.until_calls(1)
+async def test_closing_it_ourselves_fails_the_calls_too(pair: Any) -> None:
+    async with _asked(pair, ConnectionClosed, "closed on this side") as (client, _):
         client.close()
         client.close()
 
@@ -309,28 +303,15 @@ async def test_a_request_that_is_too_large_is_not_sent(serve: Any, connected: An
 async def test_a_wrong_answer_fails_its_call(
     answer: bytes, error: type[Exception], pair: Any
 ) -> None:
-    async with pair() as (client, peer), anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            with pytest.raises(error):
-                await _say(client)
-            assert not client.closed
-
-        tasks.start_soon(ask)
-        await peer.receive()
+    async with _asked(pair, error) as (client, peer):
         await peer.send(answer)
+        await anyio.wait_all_tasks_blocked()
+        assert not client.closed
 
 
 @pytest.mark.parametrize("answer", [_response(99), encode(1, REQUEST, 0)])
 async def test_an_answer_to_no_question_ends_the_connection(answer: bytes, pair: Any) -> None:
-    async with pair() as (client, peer), anyio.create_task_group() as tasks:
-
-        async def ask() -> None:
-            with pytest.raises(ConnectionClosed, match="NVSHIM-E0003"):
-                await _say(client)
-
-        tasks.start_soon(ask)
-        await peer.receive()
+    async with _asked(pair, ConnectionClosed, "NVSHIM-E0003") as (_, peer):
         await peer.send(answer)
 
 

@@ -67,7 +67,8 @@ def shown(spec: SpecFile) -> dict[str, Any]:
 
 
 def numbered(node: DeviceNode) -> str:
-    return f"{node.path}:{node.major}:{node.minor}" + (node.host_path and f"<{node.host_path}")
+    values = (getattr(node, name) for name in node.__match_args__)
+    return ":".join(str(value) for value in values if value not in {"", None})
 
 
 PLAIN: dict[str, Any] = {"capabilities": frozenset({Capability.COMPUTE})}

@@ -137,6 +137,7 @@ CASES: dict[str, Case] = {
             for path in (
                 "bin/nvidia-smi", f"firmware/nvidia/{VERSION}/gsp_ga10x.bin",
                 "vulkan/icd.d/nvidia_icd.json", "share/glvnd/egl_vendor.d/10_nvidia.json",
+                "etc/OpenCL/vendors/nvidia.icd",
             )
         },
     ),
@@ -182,6 +183,9 @@ CASES: dict[str, Case] = {
             ),
             X,
         ),
+    ),
+    "Xorg's modules as on Fedora": Case(
+        {"usr/lib64": (VERSION,)}, {"/usr/lib64/xorg/modules/drivers/nvidia_drv.so": X}
     ),
     "the module's version in a container": Case(
         {MULTIARCH: (OTHER,), f"{CONTAINER}/{MULTIARCH}": (VERSION,)}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,104 +19,86 @@ from tests.unit.hooks.fake_node import (
     put_link,
     uuid_of,
 )
+from tests.unit.hooks.golden import Golden
 
 
-def seen(node: Node, *told: dict[str, Any]) -> tuple[tuple[Gpu, ...], list[str]]:
-    report = parse_report(nvml_report(*told)) if told else None
-    found = find_gpus(Witness(str(node.driver)), node.config, report)
-    return found.gpus, [*found.notes, *found.conflicts]
+@dataclass(frozen=True)
+class Case:
+    """GPUs of procfs, as :meth:`Node.add_gpu` takes them, and what NVML tells; None: nothing."""
+
+    gpus: tuple[dict[str, Any], ...]
+    told: tuple[dict[str, Any], ...] | None = None
+    mig: tuple[tuple[int, int, int, tuple[int, int]], ...] = ()
+    beside: str = ""  # a directory of sysfs that is no GPU's node
 
 
-def test_index_is_the_place_in_bus_order_and_minor_is_the_nodes(bare_node: Node) -> None:
-    bare_node.add_gpu(2, "0000:07:00.0")
-    bare_node.add_gpu(0, "10000:01:00.0")
-    bare_node.add_gpu(1, "0000:0a:00.0")
-    gpus, notes = seen(bare_node)
-    assert [(g.index, g.minor, g.bus_id) for g in gpus] == [
-        (0, 2, "0000:07:00.0"),
-        (1, 1, "0000:0a:00.0"),
-        (2, 0, "10000:01:00.0"),
-    ]
-    assert gpus[0].path == "/dev/nvidia2"
-    assert notes == []
+def gpus(*minors: int) -> tuple[dict[str, Any], ...]:
+    return tuple({"minor": minor} for minor in minors)
 
 
-def test_index_is_nvmls_where_it_counts_fewer(bare_node: Node) -> None:
-    """As in a node that is itself a container with one of the machine's GPUs."""
-    for number in range(4):
-        bare_node.add_gpu(number)
-    gpus, _ = seen(bare_node, {**nvml_gpu(2), "index": 0})
-    assert [(g.index, g.minor) for g in gpus] == [(0, 2), (1, 0), (2, 1), (3, 3)]
+UNKNOWN = "GPU-????????-????-????-????-????????????"
+FOUR = gpus(0, 1, 2, 3)
+IN_MIG_MODE = nvml_gpu(
+    3, "0000:01:00.0", mig=True,
+    # Of the last NVML tells, and the kernel does not list it.
+    mig_devices=[nvml_mig(0, 1, 0), nvml_mig(1, 2, 0), nvml_mig(2, 7, 0)],
+)  # fmt: skip
+CASES: dict[str, Case] = {
+    "in bus order": Case(
+        (
+            {"minor": 2, "bus": "0000:07:00.0"}, {"minor": 0, "bus": "10000:01:00.0"},
+            {"minor": 1, "bus": "0000:0a:00.0"},
+        )
+    ),
+    # As in a node that is itself a container with one of the machine's GPUs.
+    "NVML counts fewer": Case(FOUR, ({**nvml_gpu(2), "index": 0},)),
     # A lost one keeps the number that NVML does not give to another.
-    gpus, _ = seen(bare_node, nvml_gpu(0), nvml_gpu(1), nvml_gpu(3))
-    assert [(g.index, g.minor) for g in gpus] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    "NVML leaves one out": Case(FOUR, (nvml_gpu(0), nvml_gpu(1), nvml_gpu(3))),
     # Numbers that cannot be true are nobody's.
-    for told in ({**nvml_gpu(2), "index": 4}, {**nvml_gpu(2), "index": 1}):
-        gpus, _ = seen(bare_node, nvml_gpu(1), told)
-        assert [(g.index, g.minor) for g in gpus] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    "NVML counts more than there are": Case(FOUR, (nvml_gpu(1), {**nvml_gpu(2), "index": 4})),
+    "NVML counts one twice": Case(FOUR, (nvml_gpu(1), {**nvml_gpu(2), "index": 1})),
+    "excluded": Case(({"minor": 0, "excluded": "Yes"}, {"minor": 1})),
+    "UUID unknown": Case(({"minor": 0, "uuid": UNKNOWN},)),
+    "UUID that NVML knows": Case(({"minor": 0, "uuid": UNKNOWN},), (nvml_gpu(0),)),
+    # Procfs holds where NVML says otherwise.
+    "UUID that NVML has otherwise": Case(
+        gpus(0), (nvml_gpu(0, uuid=uuid_of(9), mig=True), nvml_gpu(5))
+    ),
+    "memory and MIG mode": Case(gpus(0), (nvml_gpu(0, memory=7, mig=True),)),
+    "instances without NVML": Case(gpus(0, 1), mig=((1, 9, 0, (84, 85)),)),
+    "MIG devices": Case(
+        ({"minor": 3, "bus": "0000:01:00.0"}, {"minor": 0, "bus": "0000:02:00.0"}),
+        (IN_MIG_MODE,),
+        ((3, 1, 0, (12, 13)), (3, 2, 0, (21, 22))),
+    ),
+    "DRM nodes": Case(
+        ({"minor": 1, "drm": True},), beside="bus/pci/devices/0000:11:00.0/drm/controlD65"
+    ),
+}  # fmt: skip
 
 
-def test_excluded_gpu_has_no_index(bare_node: Node) -> None:
-    bare_node.add_gpu(0, excluded="Yes")
-    bare_node.add_gpu(1)
-    gpus, notes = seen(bare_node)
-    assert [(g.index, g.minor) for g in gpus] == [(0, 1)]
-    assert "excluded" in notes[0]
-
-
-def test_uuid_unknown_to_procfs_is_nvmls(bare_node: Node) -> None:
-    bare_node.add_gpu(0, uuid="GPU-????????-????-????-????-????????????")
-    assert seen(bare_node)[0][0].uuid == ""
-    assert seen(bare_node, nvml_gpu(0))[0][0].uuid == uuid_of(0)
-
-
-def test_procfs_holds_where_nvml_says_otherwise(bare_node: Node) -> None:
-    bare_node.add_gpu(0)
-    gpus, notes = seen(bare_node, nvml_gpu(0, uuid=uuid_of(9), mig=True), nvml_gpu(5))
-    assert [(g.uuid, g.mig, g.memory) for g in gpus] == [(uuid_of(0), False, None)]
-    assert len(notes) == 2
-
-
-def test_nvml_adds_memory_and_mig_mode(bare_node: Node) -> None:
-    bare_node.add_gpu(0)
-    gpu = seen(bare_node, nvml_gpu(0, memory=7, mig=True))[0][0]
-    assert (gpu.memory, gpu.mig) == (7, True)
-
-
-def test_gpu_with_instances_in_procfs_is_in_mig_mode_without_nvml(bare_node: Node) -> None:
-    bare_node.add_gpu(0)
-    bare_node.add_gpu(1)
-    bare_node.add_mig(1, 9, 0, (84, 85))
-    assert [g.mig for g in seen(bare_node)[0]] == [False, True]
-
-
-def test_mig_devices_have_the_capability_nodes_of_their_gpus_minor(bare_node: Node) -> None:
-    bare_node.add_gpu(3, "0000:01:00.0")
-    bare_node.add_gpu(0, "0000:02:00.0")
-    bare_node.add_mig(3, 1, 0, (12, 13))
-    bare_node.add_mig(3, 2, 0, (21, 22))
-    told = nvml_gpu(
-        3,
-        "0000:01:00.0",
-        mig=True,
-        mig_devices=[nvml_mig(0, 1, 0), nvml_mig(1, 2, 0), nvml_mig(2, 7, 0)],
-    )
-    report = parse_report(nvml_report(told))
+@pytest.mark.parametrize("name", CASES)
+def test_gpus_of_a_node(bare_node: Node, name: str) -> None:
+    case = CASES[name]
+    for gpu in case.gpus:
+        bare_node.add_gpu(**gpu)
+    for instance in case.mig:
+        bare_node.add_mig(*instance)
+    (bare_node.sys / case.beside).mkdir(exist_ok=True)
+    report = None if case.told is None else parse_report(nvml_report(*case.told))
     found = find_gpus(Witness(str(bare_node.driver)), bare_node.config, report)
-    devices = find_mig_devices(bare_node.config, found)
-    assert [(d.gpu, d.index, d.caps, d.profile) for d in devices] == [
-        (0, 0, (12, 13), "1g.10gb"),
-        (0, 1, (21, 22), "1g.10gb"),
-        (0, 2, (), "1g.10gb"),  # NVML tells of an instance that the kernel does not list
-    ]
-    assert devices[0].paths == ("/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
+    parts = find_mig_devices(bare_node.config, found)
+    shown = {
+        "gpus": [f"{g.index} {g.path} {g.bus_id} {g.uuid} {g.memory} {g.mig}" for g in found.gpus],
+        "drm": [path for gpu in found.gpus for path in gpu.drm_paths],
+        "mig": [f"{d.gpu}:{d.index} {d.uuid} {d.profile} {' '.join(d.paths)}" for d in parts],
+        "notes": [*found.notes, *found.conflicts],
+    }
+    Golden("gpus.json").compare(name, {key: value for key, value in shown.items() if value})
 
 
-def test_drm_nodes_are_those_of_the_gpus_bus_address(bare_node: Node) -> None:
-    bare_node.add_gpu(1, drm=True)
-    (bare_node.sys / "bus/pci/devices/0000:11:00.0/drm/controlD65").mkdir()
-    gpu = seen(bare_node)[0][0]
-    assert gpu.drm_paths == ("/dev/dri/card1", "/dev/dri/renderD129")
+def seen(node: Node) -> tuple[Gpu, ...]:
+    return find_gpus(Witness(str(node.driver)), node.config, None).gpus
 
 
 def nodes(node: Node, *gpus: Gpu, mig: tuple[MigDevice, ...] = ()) -> Nodes:
@@ -124,8 +107,7 @@ def nodes(node: Node, *gpus: Gpu, mig: tuple[MigDevice, ...] = ()) -> Nodes:
 
 def test_nodes_are_found_with_numbers_owner_and_mode(node: Node) -> None:
     node.add_gpu(2, drm=True)
-    gpus, _ = seen(node)
-    usable = nodes(node, *gpus).usable
+    usable = nodes(node, *seen(node)).usable
     assert (usable["/dev/nvidia2"].major, usable["/dev/nvidia2"].minor) == (NVIDIA, 2)
     assert (usable["/dev/nvidia-uvm"].major, usable["/dev/nvidia-uvm"].minor) == (UVM, 0)
     render = usable["/dev/dri/renderD130"]

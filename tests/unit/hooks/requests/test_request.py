@@ -21,6 +21,7 @@ from hooks.requests.glance import Places, may_ask
 from hooks.requests.request import Request, read_more, read_request
 from hooks.words import (
     CAPABILITIES,
+    DEFAULT_CAPABILITIES,
     AllDevices,
     GpuIndex,
     NamedDevices,
@@ -329,6 +330,12 @@ def test_devices_that_the_spec_has_already_are_a_request_of_these() -> None:
         frozenset({"video"}),
         origin=Origin.SPEC,
         source="nodes that the spec lists, NVIDIA_DRIVER_CAPABILITIES=video",
+    )
+    assert read_more(env().made(), ["0"]) == Request(
+        NamedDevices((GpuIndex(0),)),
+        DEFAULT_CAPABILITIES,
+        origin=Origin.SPEC,
+        source="nodes that the spec lists, NVIDIA_DRIVER_CAPABILITIES=",
     )
 
 

@@ -193,6 +193,18 @@ def test_counters_that_went_back_are_a_reset(
     assert (states(known)["GPU-0"] == State.RECOVERING) == reset
 
 
+@pytest.mark.parametrize(
+    ("action", "state"),
+    [(None, State.HEALTHY), (0, State.HEALTHY), (1, State.UNHEALTHY), (2, State.UNHEALTHY),
+     (3, State.HEALTHY)],  # of the last one, what its users do is theirs
+)  # fmt: skip
+def test_what_nvml_says_has_to_be_done_with_a_gpu_makes_it_unhealthy(
+    action: int | None, state: State
+) -> None:
+    known = sampled(book(), answers(5, recovery_action=action), moment(5), RULES)
+    assert states(known)["GPU-0"] == state
+
+
 def test_a_driver_that_was_loaded_anew_is_a_reset_and_one_that_is_gone_is_a_loss() -> None:
     known = after(after(book(), xid(79)), xid(79, "GPU-1"))
     known = saw(known, None, {}, moment(2), RULES, why="no libcuda.so")

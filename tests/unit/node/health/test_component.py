@@ -167,8 +167,10 @@ async def test_a_gpu_that_falls_off_the_bus_and_comes_back(config: Config) -> No
         assert it.board.health["GPU-0"].state == State.UNHEALTHY
         it.nvml.lost = ""
         await it.becomes("GPU-0", State.HEALTHY)
-        told = [line["state"] for line in it.said("a device is") if line["device"] == "GPU-0"]
-        assert told == ["unhealthy", "recovering", "healthy"]
+        lines = [line for line in it.said("a device is") if line["device"] == "GPU-0"]
+        assert [(line["state"], line.get("xid")) for line in lines] == [
+            ("unhealthy", 79), ("recovering", 79), ("healthy", None),
+        ]  # fmt: skip
 
 
 async def test_all_that_is_well_is_left_alone(config: Config) -> None:
