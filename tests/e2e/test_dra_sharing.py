@@ -67,14 +67,11 @@ def test_a_time_slice_is_set_for_a_claim_and_set_back_after_it(place: Sharing) -
     assert place.called() == [call(place.uuid(one), 3), call(place.uuid(one), 0)]
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent waits longer for what hangs than anybody does for its end."""
+def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The agent waits longer for what hangs than anybody does for its end.
     monkeypatch.setenv("NVSHIM_PATIENCE", "20")
-
-
-@pytest.mark.usefixtures("patient")
-def test_an_nvidia_smi_that_hangs_keeps_no_agent_from_ending() -> None:
     with sharing_node(0) as place, ThreadPoolExecutor(1) as executor:
         pid = Path(place.node.state, "smi-pid")
         smi = Path(place.node.driver_root, "usr/bin/nvidia-smi")

@@ -86,8 +86,9 @@ def test_each_share_has_an_equal_part_and_devices_their_places() -> None:
     assert unknown.commands(unknown.devices) == ("set_default_active_thread_percentage 33",)
 
 
-def test_a_gpu_that_cannot_be_opened_is_left_to_the_others() -> None:
-    plan = plan_of(shared(0, 1), inventory_of("", gpu(0, lost="GPU is lost"), gpu(1)))
+@pytest.mark.parametrize("facts", [{"lost": "GPU is lost"}, {"drained": "since noon"}])
+def test_a_gpu_that_cannot_be_opened_is_left_to_the_others(facts: dict[str, str]) -> None:
+    plan = plan_of(shared(0, 1), inventory_of("", gpu(0, **facts), gpu(1)))
     assert plan.devices == (uuid(1),)
     assert plan.limits.keys() == {uuid(0), uuid(1)}
 

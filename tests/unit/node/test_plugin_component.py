@@ -283,16 +283,22 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
         assert "CUDA_MPS_PIPE_DIRECTORY" in (await world.allocate(f"{GPUS[0]}::0")).envs
 
 
-async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_for_more(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds, once = [], component._Plugin._round
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What each round of the part has returned."""
+    done, once = list[float](), component._Plugin._round
 
     async def counted(plugin: component._Plugin) -> float:
-        rounds.append(plugin)
-        return await once(plugin)
+        done.append(await once(plugin))
+        return done[-1]
 
     monkeypatch.setattr(component._Plugin, "_round", counted)
+    return done
+
+
+async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_for_more(
+    world: World, tmp_path: Path, rounds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(component, "_SWARM", 0)
     specs = tmp_path / "nowhere"  # as the configuration has it
     specs.mkdir()
@@ -360,7 +366,9 @@ async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(
         await world.has(GPUS[0], GPUS[2])
 
 
-async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(world: World) -> None:
+async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
+    world: World, rounds: list[float]
+) -> None:
     wanted = PARTS["plugin"].is_wanted
     modes = [bool(wanted(Options("", 60, device_plugin=mode))) for mode in (NO, AUTO)]
     assert modes == [False, True]
@@ -368,9 +376,12 @@ async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(world: World) -
     os.makedirs(directory)
     settings = replace(BY_VARIABLE, mig_strategy=Mig.NONE)
     async with world.running(settings, AUTO) as context:
-        await anyio.sleep(0.2)
+        await until(lambda: context.board.settings is not None)
+        see(context, notes=("something is new",))
+        before = len(rounds)
+        await until(lambda: len(rounds) > before)
+        assert (context.board.resources, context.board.faults) == ((), {})
         assert os.listdir(directory) == []
-        assert context.board.faults == {}
     async with world.running(settings, YES) as context:
         await until(lambda: os.listdir(directory) == ["nvidia-gpu.sock"])
         assert "NVSHIM-E2709" in context.board.faults["plugin kubelet"]
