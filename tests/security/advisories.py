@@ -40,7 +40,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "CVE-2024-0134": (
         *LINKS,
-        "unit/hooks/image/test_placement.py::test_links_that_are_no_plain_names_are_refused",
+        "unit/hooks/image/test_placement.py::test_plan_in_an_image",
     ),
     "CVE-2024-0135": (
         f"{CONTAINERS}::test_programs_of_the_host_cannot_be_overwritten",
@@ -113,7 +113,7 @@ COVERED: Final[dict[str, tuple[str, ...]]] = {
     ),
     "CVE-2026-53492": (f"{HERE}::test_nothing_in_a_checkpoint_is_a_request",),
     "CVE-2026-53489, -50195": (
-        "unit/shim/test_criu.py::test_checkpoint_with_anything_but_files_in_it_is_refused",
+        "unit/shim/test_criu.py::test_checkpoint_that_is_none_is_refused",
         "unit/shim/test_criu.py::test_parent_elsewhere_is_followed_only_if_it_is_named",
     ),
     "CVE-2026-47262, -46680": (f"{CONTAINERS}::test_a_huge_list_of_users_costs_nothing",),

@@ -1,0 +1,165 @@
+"""A node whose agent shares GPUs as claims ask: by time slices, MPS and shares."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from integration.node.dra.sharing import OURS
+from integration.node.options import DRA_DRIVER
+from integration.simulated import Scenario, SimulatedNode
+from tests.harness.cluster import Cluster
+from tests.harness.dra_node import NODE, Place
+from tests.harness.mps_agent import PROGRAM, end_daemons, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.harness.kubelet_dra import Reference
+
+
+__all__ = ["Sharing", "sharing_node", "tidy"]
+
+# Notes how it is called, and does not know GPUs that a file names.
+NVIDIA_SMI: Final = """#!/bin/sh
+echo "$@" >> {state}/smi-calls
+if grep -q "$3" {state}/smi-refuses 2>/dev/null; then echo "Not Supported"; exit 3; fi
+"""
+
+
+class ShareCluster(Cluster):
+    """An API server, whose gate of consumable capacity may be off: it drops what it says."""
+
+    gate = True
+
+    def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
+        if not self.gate:
+            for device in body["spec"].get("devices", ()):
+                device.pop("allowMultipleAllocations", None)
+                for each in device.get("capacity", {}).values():
+                    each.pop("requestPolicy", None)
+        return super()._kept(code, kind, body)
+
+
+class Sharing(Place):
+    """A node whose agent shares GPUs as claims ask."""
+
+    cluster: ShareCluster
+    mps: Path
+
+    def part(self, name: str, device: str, memory: str, shares: int = 1, **more: Any) -> Reference:
+        """A claim with a share of a GPU."""
+        capacity = {"gpu.nvidia.com/memory": memory, "gpu.nvidia.com/shares": str(shares)}
+        share = {"shareID": str(uuid4()), "consumedCapacity": capacity}
+        result = {"request": "gpu", **self.result(device, **share)}
+        config = []
+        if more:
+            parameters = {"apiVersion": OURS, "kind": "DeviceSharing", **more}
+            config = [{"opaque": {"driver": DRA_DRIVER, "parameters": parameters}}]
+        return "default", self.cluster.claim(name, [result], config=config), name
+
+    def status(self) -> list[dict[str, Any]]:
+        """What the agent's status file says that claims have."""
+        with open(f"{self.node.state}/node.json", encoding="utf-8") as file:
+            found: list[dict[str, Any]] = json.load(file)["claims"]
+        return found
+
+    def end_agent(self) -> None:
+        """Tell the agent to end, as an update of it does."""
+        assert self.agent.process is not None
+        self.agent.process.terminate()
+        self.agent.process.wait()
+
+    def called(self) -> list[str]:
+        """How nvidia-smi was called."""
+        with suppress(FileNotFoundError):
+            return Path(self.node.state, "smi-calls").read_text("ascii").splitlines()
+        return []
+
+    def shared(self, name: str, *devices: str, **parameters: Any) -> Reference:
+        """A claim with a configuration."""
+        parameters = {"apiVersion": OURS, "kind": "DeviceSharing", **parameters}
+        opaque = {"driver": DRA_DRIVER, "parameters": parameters}
+        config = [{"source": "FromClaim", "requests": [], "opaque": opaque}]
+        return self.claim(name, *devices, config=config)
+
+    def modes(self) -> set[str]:
+        """The GPUs that one process alone may open."""
+        found = set()
+        for gpu in self.node.scenario.gpus:
+            with suppress(FileNotFoundError):
+                path = Path(self.node.state, f"nvml-compute-mode-{gpu.uuid}")
+                if path.read_text("ascii") == "3":
+                    found.add(gpu.uuid)
+        return found
+
+    def daemons(self) -> dict[str, int]:
+        """The control daemons of claims, by what they are called; each with its pid."""
+        found = {}
+        for lock in self.mps.glob("*/*/.lock"):
+            told = {"pid": 0}
+            with suppress(ValueError, FileNotFoundError):  # it is just being written, or removed
+                told = json.loads(lock.read_text("ascii"))
+            if told["pid"] in processes(self.mps):
+                found[str(lock.parent.relative_to(self.mps))] = int(told["pid"])
+        return found
+
+    def log(self, name: str) -> str:
+        return (self.mps / name / "log/control.log").read_text("utf-8")
+
+    def environment(self, claim: Reference) -> set[str]:
+        """All variables that the devices of a claim set."""
+        with open(self.spec(claim), encoding="utf-8") as file:
+            devices = json.load(file)["devices"]
+        return {word for each in devices for word in each["containerEdits"].get("env", ())}
+
+
+@contextmanager
+def sharing_node(shares: int) -> Iterator[Sharing]:
+    """A node; of so many shares is a GPU."""
+    cut = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
+    scenario = Scenario.parse({"gpus": 3, "model": "a100", "gpu": [cut]})
+    with (
+        tempfile.TemporaryDirectory(prefix="node-") as directory,
+        tempfile.TemporaryDirectory(prefix="kubelet-") as root,
+        tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as mps,
+        SimulatedNode.create(f"{directory}/node", scenario) as node,
+    ):
+        os.mkdir(f"{directory}/cdi")
+        with open(node.config_path, encoding="utf-8") as file:
+            text = file.read()
+        with open(node.config_path, "w", encoding="utf-8") as file:
+            file.write(text.replace("[node]\n", f'[node]\nkubelet-root = "{root}"\n', 1))
+            file.write(f'\n[cdi]\nspec-dirs = ["{directory}/cdi"]\n')
+        smi = Path(node.driver_root, "usr/bin/nvidia-smi")
+        smi.unlink()  # it is a link to what other nodes have as well
+        smi.write_text(NVIDIA_SMI.format(state=node.state), encoding="ascii")
+        smi.chmod(0o755)
+        with ShareCluster(f"{directory}/account", node=NODE) as cluster:
+            place = Sharing(directory, root, node, cluster)
+            place.mps = Path(mps)
+            place.agent = place.new_agent("--dra-shares", str(shares))
+            place.agent.configure(flags={"mpsRoot": mps})
+            try:
+                with place.kubelet, place.plugins, place.agent:
+                    found = place.published(4)
+                    place.gpus = sorted(each for each in found if each.startswith("gpu-"))
+                    place.parts = sorted(each for each in found if each.startswith("mig-"))
+                    yield place
+            finally:
+                end_daemons(place.mps, node)
+
+
+def tidy(place: Sharing) -> None:
+    """Have it be as it was, for another test."""
+    program = Path(place.node.driver_root, PROGRAM)
+    if (own := Path(f"{program}.own")).exists():
+        own.rename(program)
+    place.tidy(4)
+    for name in ("smi-calls", "smi-refuses"):
+        Path(place.node.state, name).unlink(missing_ok=True)
