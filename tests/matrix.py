@@ -42,7 +42,7 @@ RECORD: Final = os.path.join(REPOSITORY, "tests", "support.json")
 # and neither with the other, so nothing else can differ.
 _LOW_LEVEL_TESTS: Final = tuple(
     f"tests/e2e/test_{name}.py"
-    for name in ("crash", "errors", "exec", "gpu", "lifecycle", "options", "task_service")
+    for name in ("crash", "errors", "gpu", "lifecycle", "options", "task_service")
 )
 _ALL_TESTS: Final = ("tests/e2e",)
 # What is marked newest has a run of its own; the rest goes side by side where it can.

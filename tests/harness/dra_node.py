@@ -69,7 +69,7 @@ class Place:
 
     def start_again(self) -> None:
         """Start the agent after it was killed, and wait until the kubelet knows it."""
-        before = self.driver
+        before = self.kubelet.drivers.get(DRA_DRIVER)  # none, if it was killed before it was seen
         self.agent.start()
         eventually(
             lambda: self.kubelet.drivers.get(DRA_DRIVER) not in {None, before},
