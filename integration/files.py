@@ -117,7 +117,9 @@ def replace_file(
                 os.fsync(fd)
         os.rename(aside, path)
     except BaseException:
-        os.unlink(aside)
+        # A signal may come when it is in its place already.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
         raise
     if durable:
         sync_directory(directory)

@@ -60,6 +60,21 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert (tmp_path / "a").read_bytes() == b"one"
 
 
+def test_a_signal_that_comes_when_it_is_replaced_is_what_is_raised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rename = os.rename
+
+    def interrupted(source: str, target: str) -> None:
+        rename(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(str(tmp_path / "file"), b"new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
     assert read_file(str(tmp_path / "a")) is None
 
