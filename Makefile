@@ -46,7 +46,7 @@ test test-thorough: export PYTHONHASHSEED := 0
 $(CACHE)/.collected test test-thorough test-matrix: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that run side by side. Those end to end wait for others half of their time.
-WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
+WORKERS ?= $(shell n=$$((3 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 BESIDE  := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Modules of tests are compiled once, by looking for them, before all workers would; and again when
@@ -60,7 +60,7 @@ test: setup $(CACHE)/.parts $(CACHE)/.collected ## Run all tests: unit, security
 	@$(VENV)/bin/python -m tests.harness.dist & \
 	status=0; \
 	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest and not thorough' || status=$$?; \
-	$(VENV)/bin/python -m pytest -m 'serial and not newest' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \
+	$(VENV)/bin/python -m pytest -m 'serial and not newest and not thorough' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \
 	exit $$status
 
 .PHONY: check-more
@@ -69,7 +69,9 @@ check-more: setup ## Run everything beyond make test, one after another, and pri
 
 .PHONY: test-thorough
 test-thorough: setup $(CACHE)/.parts #- Run rare combinations of what make test proves
-	@$(VENV)/bin/python -m pytest $(BESIDE) -m 'thorough and not newest' $$(grep -rl --include='test_*.py' 'mark\.thorough' tests)
+	@files=$$(grep -rl --include='test_*.py' 'mark\.thorough' tests); \
+	$(VENV)/bin/python -m pytest $(BESIDE) -m 'thorough and not newest and not serial' $$files; \
+	$(VENV)/bin/python -m pytest -m 'thorough and serial' $$files
 
 .PHONY: test-examples
 test-examples: export NVSHIM_TEST_EXAMPLES := random

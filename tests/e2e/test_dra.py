@@ -209,31 +209,32 @@ def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:
     assert sum("NVSHIM-E2774" in error for error in errors) == 9 - errors.count("")
 
 
-def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(place: Place) -> None:
-    place.plugins.wait_for(GPU, 3)
-    claim = place.claim("one", place.gpus[0])
-    place.have(claim)
-    uuid = place.uuid(place.gpus[0])
-    eventually(lambda: uuid not in place.plugins.healthy(GPU), "the plugin does not offer it")
+# What the plugin has answered stays given for a while.
+def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(fresh: Place) -> None:
+    fresh.plugins.wait_for(GPU, 3)
+    claim = fresh.claim("one", fresh.gpus[0])
+    fresh.have(claim)
+    uuid = fresh.uuid(fresh.gpus[0])
+    eventually(lambda: uuid not in fresh.plugins.healthy(GPU), "the plugin does not offer it")
     with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
-        place.plugins.plugins[GPU].allocate(uuid)
-    with open(f"{place.node.state}/node.json", encoding="utf-8") as file:
+        fresh.plugins.plugins[GPU].allocate(uuid)
+    with open(f"{fresh.node.state}/node.json", encoding="utf-8") as file:
         told = json.load(file)["resources"][GPU]
     assert told == {"devices": 3, "healthy": 3}, "the device itself is well"
     # The GPU that is cut into parts, which is a GPU for this plugin.
-    part = place.claim("part", place.parts[0])
-    place.have(part)
-    whole = place.node.scenario.gpus[2].uuid
+    part = fresh.claim("part", fresh.parts[0])
+    fresh.have(part)
+    whole = fresh.node.scenario.gpus[2].uuid
     with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
-        place.plugins.plugins[GPU].allocate(whole)
-    place.driver.unprepare(part)
-    place.driver.unprepare(claim)
-    eventually(lambda: len(place.plugins.healthy(GPU)) == 3, "it is offered again")
+        fresh.plugins.plugins[GPU].allocate(whole)
+    fresh.driver.unprepare(part)
+    fresh.driver.unprepare(claim)
+    eventually(lambda: len(fresh.plugins.healthy(GPU)) == 3, "it is offered again")
 
     # The other way round.
-    place.plugins.allocate(GPU, 3, pod="plain")
-    place.published(0)
-    error = place.refusal(claim)
+    fresh.plugins.allocate(GPU, 3, pod="plain")
+    fresh.published(0)
+    error = fresh.refusal(claim)
     assert "NVSHIM-E2774" in error
     assert "pod" in error
 
@@ -318,7 +319,7 @@ def test_slices_are_kept_whatever_becomes_of_the_watch(place: Place) -> None:
     eventually(lambda: not place.agent.faults(), "it is over")
 
 
-def test_a_conflict_is_no_fault(place: Place) -> None:
+def test_a_conflict_is_no_fault(fresh: Place) -> None:
     refused: list[str] = []
 
     def once(method: str, path: str) -> int | None:
@@ -327,12 +328,12 @@ def test_a_conflict_is_no_fault(place: Place) -> None:
             return 409
         return None
 
-    place.cluster.refuse = once
-    place.plugins.wait_for(GPU, 3)
-    place.plugins.allocate(GPU, 3, pod="plain")  # so that all is to be taken back
-    place.published(0)
+    fresh.cluster.refuse = once
+    fresh.plugins.wait_for(GPU, 3)
+    fresh.plugins.allocate(GPU, 3, pod="plain")  # so that all is to be taken back
+    fresh.published(0)
     assert refused
-    assert not place.agent.said("NVSHIM-E2771")
+    assert not fresh.agent.said("NVSHIM-E2771")
 
 
 def test_slices_that_are_taken_for_wrong_are_sent_once(fresh: Place) -> None:

@@ -92,8 +92,9 @@ async def test_a_mount_that_hangs_holds_up_no_neighbour_and_is_given_up_on_reque
 
 
 # A mount namespace that anybody else makes meanwhile has this mount, too; umount(2) waits for
-# nothing then.
+# nothing then. What hangs is waited for again also in tests/unit/mounts/test_stuck.py.
 @pytest.mark.serial
+@pytest.mark.thorough
 async def test_an_unmount_that_hangs_is_an_error_in_time_and_may_be_asked_for_again(
     start_shim: StartShim, tmp_path: Path
 ) -> None:
