@@ -19,9 +19,14 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import OURS
 from tests.tools.gpu.bundle import build
 
-pytestmark = pytest.mark.skipif(
-    (PARTS, LOW_LEVEL, RUNTIME) != ("installed", "runc", OURS), reason="has its own programs"
-)
+# It starts some forty containers. What it tells of them other tests tell; that a tree runs on a
+# machine without anything is in test_dist.py; its parts are tried in tests/unit/gpu_bundle.
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        (PARTS, LOW_LEVEL, RUNTIME) != ("installed", "runc", OURS), reason="has its own programs"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +34,6 @@ def bundle(workshop: str, built_tree: Tree) -> str:
     return build(f"{workshop}/gpu-bundle", built_tree).path
 
 
-# It starts some forty containers. What it tells of them other tests tell; that a tree runs on a
-# machine without anything is in test_dist.py.
-@pytest.mark.thorough
 def test_bundle_proves_what_it_can_on_a_machine_without_anything(
     bundle: str, two_gpus: SimulatedNode, tmp_path: Path
 ) -> None:

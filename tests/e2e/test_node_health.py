@@ -116,7 +116,10 @@ def is_said(it: GpuAgent, event: str, times: int) -> bool:
     return len(it.said(event)) == times
 
 
-@pytest.mark.parametrize("fault", ["", "nvmlDeviceRegisterEvents=error:3"])
+# Without events, what is sampled tells: tests/e2e/test_node_monitor.py.
+@pytest.mark.parametrize(
+    "fault", ["", pytest.param("nvmlDeviceRegisterEvents=error:3", marks=pytest.mark.thorough)]
+)
 def test_a_lost_gpu_is_taken_back_and_given_again_though_nobody_asks(
     node: SimulatedNode, tmp_path: Path, fault: str
 ) -> None:

@@ -324,7 +324,7 @@ async def _end(shim: ShimByHand, container_id: str) -> None:
         await outcome(shim.call("Delete", id=container_id))
 
 
-@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("seed", seeds(1))
 async def test_any_requests_in_any_order_at_once(start_shim: StartShim, seed: int) -> None:
     """Whatever overlaps: every request is answered, events are told once and in order."""
     chance = random.Random(seed)

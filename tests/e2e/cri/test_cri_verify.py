@@ -465,6 +465,9 @@ def test_where_no_request_is_believed_pods_are_of_a_trusted_namespace(place: Pla
         assert [check["outcome"] for check in document["checks"]] == ["passed", outcome]
 
 
+# A node that is well is checked GPU by GPU on the same road; what a container sees of MIG devices
+# is in tests/unit/verify/test_sight.py.
+@pytest.mark.thorough
 def test_mig_devices_are_checked_one_by_one_on_a_node_without_a_kubelet(
     place: Place, tmp_path: Path
 ) -> None:
