@@ -157,8 +157,11 @@ class KubeletDra:
 
     def wait_for(self, name: str) -> Driver:
         """Wait until a driver is registered."""
-        eventually(lambda: name in self.drivers, f"{name} registers")
-        return self.drivers[name]
+
+        def registered() -> list[Driver]:
+            return [driver for each, driver in self.drivers.items() if each == name]
+
+        return eventually(registered, f"{name} registers")[0]
 
     def _watch(self) -> None:
         while not self._stop.wait(_POLL):
