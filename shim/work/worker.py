@@ -112,18 +112,23 @@ class Link:
                 pid = spawn(Reaper(), argv, fds={1: writing}).pid
             finally:
                 os.close(writing)
-            output = _read_all(reading, time.monotonic() + timeout)
+            deadline = time.monotonic() + timeout
+            output = _read_all(reading, deadline)
         finally:
             os.close(reading)
-        if output is None:
-            _end(pid)
+        # It may close its output long before it ends: what it has of the driver is closed later.
+        if (
+            output is None
+            or (status := _status(pid, max(0.0, deadline - time.monotonic()))) is None
+        ):
+            os.kill(pid, signal.SIGKILL)
+            _status(pid, _DYING)  # one that the driver holds in the kernel is not waited for
             raise ProgramTimeout(
                 f"to run {argv[0]!r}",
                 found=f"it had not ended after {timeout} s",
                 do="look for what holds it up (a hung driver, a frozen cgroup) in the kernel's log",
             )
-        _, status = os.waitpid(pid, 0)
-        return os.waitstatus_to_exitcode(status), output
+        return status, output
 
     def answer(self, value: dict[str, Any], fd: int = -1) -> None:
         """Answer the request.
@@ -308,15 +313,16 @@ def _read_all(fd: int, deadline: float) -> bytes | None:
     return None
 
 
-def _end(pid: int) -> None:
-    """Kill a child. One that the driver holds in the kernel is not waited for."""
+def _status(pid: int, seconds: float) -> int | None:
+    """The exit status of a child, which is reaped; None if it does not end in time."""
     pidfd = os.pidfd_open(pid)
     try:
-        os.kill(pid, signal.SIGKILL)
-        if has_ended(pidfd, _DYING):
-            os.waitpid(pid, 0)
+        if not has_ended(pidfd, seconds):
+            return None
     finally:
         os.close(pidfd)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _described(error: BaseException) -> dict[str, Any]:

@@ -175,6 +175,20 @@ async def test_a_program_that_no_signal_reaches_is_left_alone(
         assert value == {"goes": "on"}
 
 
+async def test_a_program_that_has_closed_its_output_is_not_waited_for_any_longer(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "DEADLINE", 10.0)
+
+    def work(link: Link) -> Answer:
+        with suppress(ProgramTimeout):
+            link.run(["sh", "-c", "exec >&-; exec sleep 1000"], 0.5)
+        return {"goes": "on"}, -1
+
+    value, _ = await ask(reaper, work)
+    assert value == {"goes": "on"}
+
+
 async def test_one_that_nobody_waits_for_any_more_is_killed(reaper: Reaper) -> None:
     other = Worker(reaper, hang, frozenset())
     with anyio.move_on_after(0.1):
