@@ -81,6 +81,8 @@ def _read(file: IO[bytes]) -> bytes:
 
 def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
     """Whether it ends in time; then it is reaped."""
+    if process.returncode is not None:
+        return True  # it was seen when it was to be killed, and its number may be another's by now
     pidfd = os.pidfd_open(process.pid)
     try:
         if not has_ended(pidfd, seconds):

@@ -76,6 +76,14 @@ def test_one_that_takes_too_long_is_killed() -> None:
     assert not driver_programs._left
 
 
+def test_one_that_ends_as_it_is_to_be_killed_has_taken_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess.Popen, "kill", subprocess.Popen.wait)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_for(["sleep", "0.1"], 0, env=ENVIRONMENT)
+
+
 def driver(program: str) -> Driver:
     smi = DriverFile("nvidia-smi", "nvidia-smi", program)
     return Driver("535", Arch.X86_64, (), (smi,), ())
