@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from hooks.node.nvml import modules_directory
 from integration import nvml_server
 from integration.nvml_lock import NONE
+from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,11 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Process", "forking", "parent", "start"]
 
 # Seconds for the server to begin and fork, and to end.
-_TO_FORK: Final = 5.0
+_TO_FORK: Final = 5.0 * PATIENCE
 _TO_END: Final = 1.0
 _LONGEST: Final = 16
-# Of a command: the interpreter and its options.
-_BEFORE_PROGRAM: Final = 3
 
 
 class Process(Protocol):
@@ -111,7 +110,6 @@ class _Server:
             if self._process is None or self._process.poll() is not None:
                 self._calls.close()
                 self._calls, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._calls.settimeout(_TO_FORK)
                 with its:
                     self._process = subprocess.Popen(
                         [sys.executable, "-I", "-S", nvml_server.__file__, modules_directory()],
@@ -134,6 +132,7 @@ class _Server:
         try:
             with self._lock:
                 self.begin()
+                self._calls.settimeout(_TO_FORK)
                 socket.send_fds(self._calls, [call], given + ([] if lock == NONE else [lock]))
                 told = self._calls.recv(_LONGEST)
                 if not told:

@@ -118,7 +118,7 @@ class Children:
                 return _started(what, library, lock)
             except OSError as error:
                 raise ChildFailed(
-                    f"{what} of NVML", found=f"no process can be started: {error.strerror}"
+                    f"{what} of NVML", found=f"no process can be started: {error.strerror or error}"
                 ) from error
 
     async def end(self, child: Child) -> None:

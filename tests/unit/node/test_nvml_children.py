@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import load_config
+from integration import nvml_children
 from integration.inventory import inventory_of
 from integration.node.errors import ChildFailed
 from integration.node.monitor import children as children_
@@ -158,6 +159,20 @@ async def test_a_server_that_cannot_fork_keeps_what_it_has_forked(config: Config
             await children.end(child)
     finally:
         cgroup.rmdir()
+
+
+async def test_a_server_that_does_not_answer_is_ended_and_that_is_said(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children, library = samples_of(config)
+    with forking():
+        assert ask_nvml(config, "persistence")
+        (server,) = servers()
+        os.kill(server, signal.SIGSTOP)
+        monkeypatch.setattr(nvml_children, "_TO_FORK", 0.1)
+        with pytest.raises(ChildFailed, match="can be started: timed out"):
+            children.start("samples", library)
+        assert servers() == []
 
 
 async def test_a_server_that_is_killed_takes_its_own_along_and_another_begins(
