@@ -18,6 +18,7 @@ RELEASES: Final = ("installed", "trixie", UNSTABLE)
 
 CRI: Final = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
+# Of Debian's package.
 DEBIAN: Final = """\
 version = 2
 

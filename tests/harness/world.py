@@ -37,6 +37,7 @@ from integration.simulated import SimulatedNode
 from integration.simulated.packages import default_cache
 from integration.timeouts import PATIENCE
 from tests.harness.bare_root import FORGET_OTHERS
+from tests.harness.etc_containerd import DEBIAN
 from tests.harness.pages import Command
 from tests.tools.images import glibc, write_archive
 
@@ -88,19 +89,6 @@ ctr images import "$base/image.tar" >/dev/null
 exec bash --norc --noprofile
 """
 )
-
-# /etc/containerd/config.toml of Debian's package.
-_CONTAINERD: Final = """\
-version = 2
-
-[plugins]
-  [plugins."io.containerd.grpc.v1.cri"]
-    [plugins."io.containerd.grpc.v1.cri".cni]
-      bin_dir = "/usr/lib/cni"
-      conf_dir = "/etc/cni/net.d"
-  [plugins."io.containerd.internal.v1.opt"]
-    path = "/var/lib/containerd/opt"
-"""
 
 _SYSTEMCTL: Final = r"""#!/bin/sh
 # Stands in for systemd, which does not run here: it starts and stops containerd.
@@ -190,7 +178,7 @@ class World:
             lines = [line for line in file if not line.startswith(("state", "layers", "drained"))]
         for name, text in (
             ("config.toml", "".join(lines)),
-            ("containerd.toml", _CONTAINERD),
+            ("containerd.toml", DEBIAN),
             ("systemctl", _SYSTEMCTL),
         ):
             path = os.path.join(self._directory, name)
