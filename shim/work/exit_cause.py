@@ -166,6 +166,8 @@ def _faults(end: End, held: list[Held], config: Config, warn: Any) -> list[Fault
         now = time.time()
         offsets = [now - time.clock_gettime(clock) for clock in _CLOCKS]
         for line in kernel_log.read_xids(path, _READING):
+            if not line.at:  # it does not say when, which is not when the node booted
+                continue
             moments = [offset + line.at for offset in offsets]
             at = next((x for x in moments if start - _SLACK <= x <= end.at + _SLACK), None)
             fault = None if at is None else _attributed(line, at, end, held)

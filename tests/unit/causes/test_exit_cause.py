@@ -27,6 +27,7 @@ from shim.log import Log
 from shim.work import exit_cause
 from shim.work.exit_cause import End, tell_cause
 
+DAY = 86400.0
 INIT = 4_000_001  # above every pid
 GONE = 4_000_002
 GPUS = (
@@ -58,6 +59,7 @@ class Case:
         self.log = Log(str(directory), debug=False)
         self.status = 134
         self.out_of_memory = False
+        self.booted = 100 * DAY  # seconds that this node had run when the kernel's clock began
 
     def configure(self, text: str = "") -> None:
         lines = f'[node]\nstate = "{self.state}"\ndev = "{self.dev}"\n{text}'
@@ -71,16 +73,23 @@ class Case:
         return tell_cause(end, self.log)
 
     @contextmanager
-    def kernel_log(self, *lines: str, ago: float = 0.5, facility: int = 0) -> Iterator[None]:
+    def kernel_log(
+        self, *lines: str, ago: float = 0.5, facility: int = 0
+    ) -> Iterator[Callable[[str], None]]:
         path = self.dev / "kmsg"
         os.mkfifo(path)
         fd = os.open(path, os.O_RDWR)
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 1 << 20)
-        moment = int((time.monotonic() - ago) * 1e6)
+        # By a clock of the node's own: that of the machine may not go back so far.
+        moment = int((time.monotonic() + self.booted - ago) * 1e6)
+
+        def write(record: str) -> None:
+            os.write(fd, record.encode())
+
         for line in lines:
-            os.write(fd, f"{facility << 3 | 4},1,{moment},-;{line}\n SUBSYSTEM=pci\n".encode())
+            write(f"{facility << 3 | 4},1,{moment},-;{line}\n SUBSYSTEM=pci\n")
         try:
-            yield
+            yield write
         finally:
             os.close(fd)
             path.unlink()
@@ -97,6 +106,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     case = Case(tmp_path)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(case.config))
     monkeypatch.setattr(cache, "recall", lambda _: KNOWN)
+    monkeypatch.setattr(time, "clock_gettime", lambda _: time.monotonic() + case.booted)
     before = time.time() - 100
     os.utime(case.bundle / "init.pid", (before, before))
     return case
@@ -150,7 +160,7 @@ def test_the_logs_clock_may_be_either_that_counts_from_boot(
     case: Case, monkeypatch: pytest.MonkeyPatch, drift: int
 ) -> None:
     def read(clock: int) -> float:
-        return time.monotonic() + (7000 if clock == drift else 0)
+        return time.monotonic() + case.booted + (7000 if clock == drift else 0)
 
     monkeypatch.setattr(time, "clock_gettime", read)
     assert case.found(xid(79)) == (79, "device")
@@ -224,6 +234,21 @@ def test_a_fault_counts_though_the_clock_was_set_back_since_the_start(case: Case
     assert case.found(xid(79), ago=RELEVANT + 60) == ()
     write_causes(str(case.state), "k8s.io", "c1", [Fault(time.time(), "xid", 48, sure=True)])
     assert case.tell()["first"]["code"] == 48
+
+
+@pytest.mark.parametrize("stamp", ["", "7,-5,", "7,0,"])
+def test_a_line_that_does_not_say_when_is_not_of_the_time_of_the_boot(
+    case: Case, stamp: str
+) -> None:
+    case.booted = 60 - time.monotonic()
+    with case.kernel_log() as write:
+        write(f"4,{stamp}-;{xid(79)}\n")
+        assert case.tell()["first"] is None
+
+
+def test_a_fault_counts_on_a_node_that_was_just_booted(case: Case) -> None:
+    case.booted = 60 - time.monotonic()
+    assert case.found(xid(79), ago=55) == (79, "device")
 
 
 def test_a_malformed_file_of_the_agents_is_none(case: Case) -> None:
