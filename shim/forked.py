@@ -71,12 +71,17 @@ def lead_group() -> None:
     A peer that hangs up is an error code then, not the end.
     """
     os.setpgid(0, 0)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _EVERY_SIGNAL)
     reset_signals(_signal.SIGPIPE)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def reset_signals(*ignored: int) -> None:
-    """Handle no signal any more, and ignore those that are named."""
+    """Handle no signal any more, and ignore those that are named.
+
+    The caller is the only thread and blocks all signals: one that is caught meanwhile is an error
+    to the interpreter (:mod:`shim.handlers`).
+    """
     signal.set_wakeup_fd(-1)
     for number in _EVERY_SIGNAL:
         action = _signal.SIG_IGN if number in ignored else _signal.SIG_DFL

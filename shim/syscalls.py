@@ -3,7 +3,7 @@
 Each raises OSError with the kernel's errno.
 
 Source: mount(2), umount(2), fsopen(2), open_tree(2), move_mount(2), mount_setattr(2), fstatfs(2),
-prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2), inotify(7).
+prctl(2), unshare(2), setns(2), clone(2), pivot_root(2), seccomp(2), signal(2), inotify(7).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ _PR_SCHED_CORE: Final = 62
 _PR_SCHED_CORE_CREATE: Final = 1
 _PIDTYPE_PGID: Final = 2
 _SECCOMP_MODE_FILTER: Final = 2
+_SIG_DFL, _SIG_IGN = ctypes.c_void_p(0), ctypes.c_void_p(1)
 _SECBIT_NOROOT, _SECBIT_NOROOT_LOCKED = 1, 2
 _SOCK_FILTER_SIZE: Final = 8
 
@@ -266,6 +267,16 @@ def unshare(flags: int) -> None:
 def set_child_subreaper(*, enabled: bool = True) -> None:
     """Become the parent of every orphan among our descendants, or cease to be."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, int(enabled), 0, 0, 0))
+
+
+def stop_catching(number: int, *, ignore: bool = False) -> None:
+    """Let the kernel do by itself what a signal is for. The interpreter's own table stays.
+
+    Args:
+        number: of the signal.
+        ignore: drop the signal, in place of its default action.
+    """
+    _libc.signal(number, _SIG_IGN if ignore else _SIG_DFL)
 
 
 def create_core_scheduling_domain() -> None:

@@ -30,6 +30,7 @@ from integration.cli.options import configured, located, with_listing
 from integration.cli.output import Column, Format, Output, document_of, is_terminal, width_of
 from integration.node.ledger.observing import observing
 from integration.node.ledger.top import Sort, frame_of, lines_of
+from integration.signal_receiver import open_signal_receiver
 
 _COLUMNS: Final = (
     Column("GPU / CONTAINER", "what"),
@@ -143,7 +144,7 @@ async def _look(watch: Callable[[], Any], show: _Shown, sort: Any, interval: flo
 
 async def _hear_signals(show: _Shown, end: Callable[[int], None], *, task_status: Any) -> None:
     told = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH)
-    with anyio.open_signal_receiver(*told) as signals:
+    with open_signal_receiver(*told) as signals:
         task_status.started()
         async for number in signals:
             if number == signal.SIGWINCH:

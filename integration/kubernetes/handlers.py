@@ -11,14 +11,16 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Final
+from typing import Final, NoReturn
 
 from api.errors import Status
 from integration.cri.engine import Engine, engine_of
 
 _TIMEOUT: Final = 10.0
 _AT_ONCE: Final = 1 << 16
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def ask_engine(socket: str) -> Engine | None:
@@ -31,28 +33,40 @@ def ask_engine(socket: str) -> Engine | None:
         ConnectionError: it does not answer, or not yet: it has only just been started.
     """
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_DFL)
-            with contextlib.suppress(ConnectionError):
-                engine = _ask(socket)
-                with open(writer, "wb") as file:
-                    file.write(json.dumps(engine and asdict(engine)).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
+    child = 0
+    # The child ends by a signal that comes before it has put our handlers aside.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
+        child = os.fork()
+        if child == 0:
+            _answer(socket, writer, before)
+        os.close(writer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         answer = _read(reader)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reader)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
     if not answer:
         raise ConnectionError(socket)
     told = json.loads(answer)
     return None if told is None else Engine(**{**told, "handlers": tuple(told["handlers"])})
+
+
+def _answer(socket: str, writer: int, mask: Iterable[int]) -> NoReturn:
+    """Be the child. It has no handlers, and this mask."""
+    try:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with contextlib.suppress(ConnectionError):
+            engine = _ask(socket)
+            with open(writer, "wb") as file:
+                file.write(json.dumps(engine and asdict(engine)).encode())
+    finally:
+        os._exit(0)
 
 
 def _read(reader: int) -> bytes:

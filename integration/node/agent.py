@@ -57,6 +57,7 @@ from integration.node.readiness import status_path
 from integration.node.refresh import Made, Seen, keep_spec, look
 from integration.node.watcher import ANY, Interest, Watcher, first_of
 from integration.nvml_children import forking
+from integration.signal_receiver import open_signal_receiver
 from integration.tree import own_tree
 from shim import VERSION
 
@@ -297,7 +298,7 @@ async def _do_as_told(
 ) -> None:
     """End by SIGTERM or SIGINT; look again, and have what was read be read again, by SIGHUP."""
     told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    with anyio.open_signal_receiver(*told) as signals:
+    with open_signal_receiver(*told) as signals:
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP:

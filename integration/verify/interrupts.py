@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
+from shim.handlers import restore_handlers
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OF_SHELLS: Final = 128
 
@@ -30,8 +32,7 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        restore_handlers(self._before)
 
     @contextmanager
     def postponed(self) -> Iterator[None]:

@@ -102,6 +102,7 @@ def _become_server(address: str) -> None:
     os.chdir("/")
     processes.set_command_line([PROGRAM, "-address", address, FORK_SERVER])
     # Blocked until it can remove its files.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     forked.reset_signals(signal.SIGPIPE)
     signal.signal(signal.SIGTERM, _end)
 

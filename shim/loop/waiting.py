@@ -14,6 +14,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from shim.handlers import restore_handlers
 from shim.loop import core
 from shim.loop.core import ENDS, READ, WRITE
 
@@ -212,8 +213,7 @@ def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[Non
         yield
     finally:
         unwatch(reading)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore_handlers(before)
         signal.set_wakeup_fd(wakeup)
         os.close(reading)
         os.close(writing)

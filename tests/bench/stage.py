@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from integration.simulated import Scenario, SimulatedNode
+from shim.handlers import restore_handlers
 from tests.bench.processor import Meter
 from tests.harness.dist import built
 from tests.harness.low_level import without_second_cgroups
@@ -54,7 +55,7 @@ class Stage:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self._cleanup = ExitStack()
-        self._signals: dict[signal.Signals, Any] = {}
+        self._signals: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         # Python ends at these without a word, and a hundred shims would stay behind.
@@ -70,8 +71,7 @@ class Stage:
         try:
             self._cleanup.close()
         finally:
-            for number, handler in self._signals.items():
-                signal.signal(number, handler)
+            restore_handlers(self._signals)
 
     @cached_property
     def directory(self) -> str:

@@ -37,6 +37,7 @@ from integration.node.plugin import values
 from integration.node.plugin.resources import resources_of
 from integration.node.plugin.values import Settings, SharedResource, Sharing
 from integration.node.refresh import look
+from integration.signal_receiver import open_signal_receiver
 from integration.simulated import SimulatedNode
 from tests.harness.waiting import eventually
 from tests.harness.warm import Warm
@@ -218,7 +219,7 @@ async def _main(wish: dict[str, Any]) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         tasks.start_soon(_tell, context)
-        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        with open_signal_receiver(signal.SIGTERM) as signals:
             async for _ in signals:
                 break
         tasks.cancel_scope.cancel()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from shim import loop
+from shim.handlers import restore_handlers
 from shim.loop import core
 
 _MANY: Final = 256
@@ -52,7 +53,7 @@ class SignalReceiver:
 
     def _restore(self) -> None:
         while self._handlers:  # the last one first: a number may have been given twice
-            signal.signal(*self._handlers.pop())  # type: ignore[arg-type]
+            restore_handlers(dict([self._handlers.pop()]))
         signal.set_wakeup_fd(self._before)
         os.close(self._reading)
         os.close(self._writing)
