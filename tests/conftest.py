@@ -1,7 +1,8 @@
 """What tests against a real containerd share.
 
 One containerd runs for the whole session, with the images of tests.tools.images in it. Each
-test gets a runtime of it, and fails if it leaves anything on the machine.
+test gets a runtime of it, and fails if it leaves anything on the machine. Every test fails that
+leaves its own process otherwise than it was (:mod:`tests.harness.process_guard`).
 
 ``NVSHIM_TEST_RUNTIME=io.containerd.runc.v2`` runs the tests against containerd's own shim
 instead, to see that they ask for nothing that a shim does not have to do.
@@ -12,6 +13,9 @@ instead, to see that they ask for nothing that a shim does not have to do.
 
 ``NVSHIM_TEST_SHIM=tree`` runs them with the shim of the self-contained tree that a node gets, by
 its own Python, instead of the checkout's.
+
+``NVSHIM_TEST_ORDER=SEED`` runs the files of tests in the order that the seed deals; the tests of a
+file stay as they are. To see a failure again, name the seed again.
 
 ``NVSHIM_TEST_EXAMPLES=random`` looks for other examples (:mod:`tests.harness.examples`).
 """
@@ -33,6 +37,12 @@ from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.examples import load_profile
 from tests.harness.launcher import REPOSITORY, make_launcher
 from tests.harness.low_level import crun_for_this_host
+from tests.harness.order import files_in_order
+from tests.harness.process_guard import (  # noqa: F401 - fixtures and hooks
+    own_process_stays,
+    pytest_exception_interact,
+    pytest_fixture_setup,
+)
 from tests.harness.runtime import OURS, Runtime
 from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import busybox, glibc
@@ -44,6 +54,7 @@ RUNTIME: Final = os.environ.get("NVSHIM_TEST_RUNTIME", OURS)
 PARTS: Final = os.environ.get("NVSHIM_TEST_PARTS", INSTALLED)
 LOW_LEVEL: Final = os.environ.get("NVSHIM_TEST_LOW_LEVEL", "runc")
 SHIM: Final = os.environ.get("NVSHIM_TEST_SHIM", "checkout")
+ORDER: Final = os.environ.get("NVSHIM_TEST_ORDER", "")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,6 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("e2e")
             if os.geteuid() != 0:
                 item.add_marker(pytest.mark.skip(reason="needs root"))
+    if ORDER:
+        items[:] = files_in_order(items, ORDER)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tests.harness.launcher import REPOSITORY
+from tests.harness.own_process import outliving
 
 __all__ = ["LONGEST", "PROGRAM", "Warm"]
 
@@ -86,7 +87,8 @@ class _Server:
 
 @functools.cache
 def _server(environment: tuple[tuple[str, str], ...]) -> _Server:
-    return _Server(dict(environment))
+    with outliving():
+        return _Server(dict(environment))
 
 
 def _of_the_start(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

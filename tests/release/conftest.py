@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.harness.dist import CACHE
+from tests.harness.own_process import restored
 from tests.tools.dist.inputs import Inputs
 from tests.tools.release.build import build
 
@@ -39,14 +40,10 @@ class Release:
 
 @contextmanager
 def _other_circumstances() -> Iterator[None]:
-    before, umask = dict(os.environ), os.umask(0o077)
-    os.environ.update(_ELSEWHERE)
-    try:
+    with restored():
+        os.umask(0o077)
+        os.environ.update(_ELSEWHERE)
         yield
-    finally:
-        os.umask(umask)
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,7 @@ from tests.harness.hostile import (
     put_link,
     traced,
 )
+from tests.harness.own_process import restored
 from tests.harness.runtime import OURS, Runtime
 from tests.harness.waiting import settled
 from tests.security.conftest import SECONDS, THOROUGH
@@ -266,13 +267,9 @@ def _huge(path: str) -> None:
 
 def _socket(path: str) -> None:
     # Not bound to the path itself, which may be longer than an address.
-    with socket.socket(socket.AF_UNIX) as listener:
-        here = os.getcwd()
+    with socket.socket(socket.AF_UNIX) as listener, restored():
         os.chdir(os.path.dirname(path))
-        try:
-            listener.bind(os.path.basename(path))
-        finally:
-            os.chdir(here)
+        listener.bind(os.path.basename(path))
 
 
 def _filled(path: str) -> None:

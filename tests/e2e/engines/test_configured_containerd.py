@@ -17,6 +17,7 @@ from integration.cri.errors import CriRefused
 from integration.simulated import SimulatedNode
 from tests.harness.containerds import nothing_left
 from tests.harness.nvshim import nvshim
+from tests.harness.own_process import restored
 from tests.harness.pods import IDLE, Pods, import_image
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import STOCK, is_alive
@@ -62,9 +63,9 @@ class Configured:
 @pytest.fixture(scope="module", autouse=True)
 def _signals_as_from_a_terminal() -> Iterator[None]:
     """What nohup has made ignored, containerd would ignore as well."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+    with restored():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        yield
 
 
 @pytest.fixture(scope="module", params=of_releases("installed", "trixie", UNSTABLE))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.tree import Tree
+from tests.harness.own_process import restored
 from tests.tools.dist.debian import package_name, package_version, write_package
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.manifest import write_tree
@@ -91,11 +92,9 @@ def test_the_same_tree_gives_the_same_package(tree: Tree, tmp_path: Path) -> Non
     packages = []
     for number, umask in enumerate((0o022, 0o077)):
         path = tmp_path / f"{number}.deb"
-        before = os.umask(umask)
-        try:
+        with restored():
+            os.umask(umask)
             write_package(tree, INPUTS, str(path), compression="-Zxz -z0")
-        finally:
-            os.umask(before)
         packages.append(path.read_bytes())
     assert packages[0] == packages[1]
     assert sorted(os.listdir(tmp_path)) == ["0.deb", "1.deb", "tree"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -106,13 +107,18 @@ def _put_and_take(config: Config, device: str, begin: Callable[[], object]) -> N
 
 def test_many_at_once_lose_nothing(config: Config) -> None:
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(4)
+    reading, writing = os.pipe()
     processes = [
-        context.Process(target=_put_and_take, args=(config, f"GPU-{n}", barrier.wait))
+        context.Process(
+            target=_put_and_take, args=(config, f"GPU-{n}", partial(os.read, reading, 1))
+        )
         for n in range(4)
     ]
     for process in processes:
         process.start()
+    os.write(writing, b"1234")
+    os.close(reading)
+    os.close(writing)
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4

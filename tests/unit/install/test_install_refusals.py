@@ -38,6 +38,7 @@ from integration.install.survey import look
 from integration.install.trees import problem_of
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
+from tests.harness.own_process import restored
 from tests.tools.dist.manifest import write_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
 
@@ -288,12 +289,10 @@ def test_a_damaged_version_is_not_switched_to(node: Node) -> None:
 
 
 def test_what_is_installed_is_for_everybody_to_look_at_whatever_the_umask(node: Node) -> None:
-    umask = os.umask(0o077)
-    try:
+    with restored():
+        os.umask(0o077)
         node.install(node.old)
         assert os.umask(0o077) == 0o077
-    finally:
-        os.umask(umask)
     tree = f"{node.place.prefix}/{node.old.name}"
     for path in (
         node.place.prefix,

@@ -17,6 +17,7 @@ from shim import loop
 from shim.loop import core
 from shim.loop.core import Descriptors
 from tests.harness.launcher import REPOSITORY
+from tests.harness.own_process import restored
 
 
 def test_what_the_main_task_returns_and_raises_comes_out() -> None:
@@ -50,7 +51,7 @@ def test_a_keyboard_interrupt_while_all_wait_cancels_everything_and_is_raised() 
     order: list[str] = []
 
     async def task() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        interrupt.start()
         try:
             await loop.sleep(10)
         finally:
@@ -65,12 +66,12 @@ def test_a_keyboard_interrupt_while_all_wait_cancels_everything_and_is_raised() 
         finally:
             order.append("main")
 
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
+    interrupt = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+    with restored():
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
             loop.run(main)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    interrupt.join()
     assert order == ["task", "main"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,14 +58,15 @@ def test_one_that_is_used_is_left_as_it_is(tmp_path: Path, use: str) -> None:
     rootfs = str(tmp_path / "rootfs")
 
     mount_rootfs([mount], rootfs)
-    fd = os.open(rootfs, os.O_RDONLY)
-    if use == "a mount in it":
-        os.close(fd)
-        mount_rootfs([("tmpfs", "tmpfs", "", [])], f"{rootfs}/inner")
-    before = mount_points_below(rootfs)
-    assert detach(rootfs, [mount]) is None
-    assert mount_points_below(rootfs) == before
-    unmount_rootfs(rootfs)
+    with ExitStack() as used:
+        if use == "an open file":
+            used.callback(os.close, os.open(rootfs, os.O_RDONLY))
+        else:
+            mount_rootfs([("tmpfs", "tmpfs", "", [])], f"{rootfs}/inner")
+        before = mount_points_below(rootfs)
+        assert detach(rootfs, [mount]) is None
+        assert mount_points_below(rootfs) == before
+        unmount_rootfs(rootfs)
 
 
 @in_private_mount_namespace

@@ -21,6 +21,7 @@ from shim.errors import (
 )
 from shim.mountinfo import mount_points_below, unescape
 from shim.rootfs.mounts import mount_rootfs, unmount_rootfs
+from shim.verbs.handover import UMASK
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _bundle(rootfs: Path) -> None:
 
 @in_private_mount_namespace
 def test_a_missing_rootfs_is_made_and_mounted_on(rootfs: Path) -> None:
+    os.umask(UMASK)  # of this thread alone
     mount_rootfs([TMPFS], str(rootfs))
     assert mount_points_below(str(rootfs)) == [str(rootfs)]
     (rootfs / "file").write_text("x")

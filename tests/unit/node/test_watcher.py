@@ -15,6 +15,7 @@ import pytest
 
 from integration.node.watcher import ANY, Interest, Watcher, first_of
 from shim import syscalls
+from tests.harness.own_process import restored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -165,14 +166,12 @@ async def test_descriptors_are_given_back(tmp_path: Path) -> None:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
-    try:
+    with restored():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_what_could_not_be_watched_is_watched_once_it_can(tmp_path: Path) -> None:

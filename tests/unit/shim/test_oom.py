@@ -18,6 +18,7 @@ import pytest
 
 from shim.cgroup import oom
 from shim.cgroup.cgroup import UNIFIED, Cgroup
+from tests.harness.own_process import restored
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -248,19 +249,19 @@ def _refused(make: Callable[[], oom.OomWatch], free: int) -> int | None:
 @contextmanager
 def _few_descriptors(free: int) -> Iterator[None]:
     """For the time of a with-block, only so many descriptors are free."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = []
-    try:
-        while (fd := _open_another()) is not None:
-            held.append(fd)
-        for _ in range(free):
-            os.close(held.pop())
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for fd in held:
-            os.close(fd)
+    with restored():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        try:
+            while (fd := _open_another()) is not None:
+                held.append(fd)
+            for _ in range(free):
+                os.close(held.pop())
+            yield
+        finally:
+            for fd in held:
+                os.close(fd)
 
 
 def _open_another() -> int | None:

@@ -13,17 +13,16 @@ import pytest
 
 from shim import syscalls
 from shim.children import Exit, Reaper, spawn
+from tests.harness.own_process import restored
 
 pytestmark = pytest.mark.anyio
 
 
 @contextmanager
 def _subreaper() -> Iterator[None]:
-    syscalls.set_child_subreaper()
-    try:
+    with restored():
+        syscalls.set_child_subreaper()
         yield
-    finally:
-        syscalls.set_child_subreaper(enabled=False)
 
 
 async def _reap_on_signal(reaper: Reaper, *, task_status: anyio.abc.TaskStatus[None]) -> None:

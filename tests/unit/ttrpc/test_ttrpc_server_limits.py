@@ -27,6 +27,7 @@ from api.ttrpc import (
 from api.ttrpc.client import Client, connect
 from api.ttrpc.frames import DATA_MAX, REQUEST, encode
 from tests.harness.examples import seeds
+from tests.harness.own_process import restored
 from tests.unit.ttrpc.calls import LARGE, NAME, Caller, Gate, OutOfCheese, echo
 
 pytestmark = pytest.mark.anyio
@@ -267,19 +268,19 @@ async def test_hostile_bytes_disturb_nobody_else(serve: Any, seed: int) -> None:
 
 
 async def test_a_lack_of_file_descriptors_passes(serve: Any, until: Any) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with serve({"Say": echo}) as served:
-        with socket.socket(socket.AF_UNIX) as late, contextlib.ExitStack() as restored:
+        with socket.socket(socket.AF_UNIX) as late, contextlib.ExitStack() as full:
             late.setblocking(False)
             top = max(map(int, os.listdir("/proc/self/fd"))) + 1
+            full.enter_context(restored())
             resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
-            restored.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
             with contextlib.suppress(OSError):
                 while True:
-                    restored.callback(os.close, os.dup(0))
+                    full.callback(os.close, os.dup(0))
             late.connect(served.path)
             await until(lambda: "cannot accept a connection now" in [e for e, _ in served.log])
-            restored.close()
+            full.close()
             async with anyio.create_task_group() as tasks:
                 client = Client(late, tasks)
                 with anyio.fail_after(20):

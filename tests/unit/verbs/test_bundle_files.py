@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from shim import bundle, files
 from shim.errors import BundleUnusable
+from tests.harness.own_process import restored
 
 
 def test_what_is_written_has_mode_0600_and_nothing_else_appears(tmp_path: Path) -> None:
     path = tmp_path / "options.json"
-    umask = os.umask(0)
-    try:
+    with restored():
+        os.umask(0)
         files.write(str(path), b"one")
         files.write(str(path), b"two")
-    finally:
-        os.umask(umask)
     assert path.read_bytes() == b"two"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["options.json"]

@@ -12,6 +12,7 @@ import pytest
 
 from shim import VERSION
 from tests.harness.launcher import SITE
+from tests.harness.own_process import restored
 from tests.tools.errors import LauncherUnusable
 from tests.tools.launcher import compile_native, launcher_text, write_launcher
 from tests.unit.verbs.program import INTERPRETER, SOURCES
@@ -30,11 +31,9 @@ def _version(path: Path, environment: dict[str, str] | None = None) -> list[str]
 
 
 def test_the_program_is_executable_for_all_and_knows_its_revision(tmp_path: Path) -> None:
-    umask = os.umask(0o077)
-    try:
+    with restored():
+        os.umask(0o077)
         path = _write(tmp_path / "containerd-shim-nvidia-v1")
-    finally:
-        os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert _version(path)[:3] == [
         "containerd-shim-nvidia-v1:",

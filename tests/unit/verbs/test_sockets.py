@@ -16,6 +16,7 @@ import pytest
 
 from shim import sockets
 from shim.errors import SocketDirectoryUnusable, SocketUnavailable
+from tests.harness.own_process import restored
 
 
 @pytest.fixture
@@ -37,13 +38,11 @@ def _listening(path: str) -> Iterator[socket.socket]:
 
 
 def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(path: str) -> None:
-    umask = os.umask(0)
-    try:
+    with restored():
+        os.umask(0)
         with _listening(path):
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert os.umask(0) == 0
-    finally:
-        os.umask(umask)
 
 
 def test_a_listener_takes_connections_at_once_and_is_not_inherited(path: str) -> None:

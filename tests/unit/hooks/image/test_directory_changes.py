@@ -19,6 +19,7 @@ from hooks.image.rootfs_errors import (
     PathRefused,
     RootfsIo,
 )
+from tests.harness.own_process import restored
 from tests.unit.hooks.image.images import link, put, tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change owners")
@@ -46,13 +47,11 @@ def mode_and_owner(path: str) -> tuple[int, int, int]:
 
 
 def test_a_new_file_is_readable_to_all_whatever_the_umask(root: str, etc: Directory) -> None:
-    before = os.umask(0o077)
-    try:
+    with restored():
+        os.umask(0o077)
         etc.write_file("file", b"data")
         etc.create_empty("empty")
         etc.make_directory("directory").close()
-    finally:
-        os.umask(before)
     assert mode_and_owner(f"{root}/etc/file") == (0o644, 0, 0)
     assert mode_and_owner(f"{root}/etc/empty") == (0o644, 0, 0)
     assert mode_and_owner(f"{root}/etc/directory") == (0o755, 0, 0)

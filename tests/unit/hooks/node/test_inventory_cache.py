@@ -18,6 +18,7 @@ from hooks.errors import DriverNotFound
 from hooks.node import inventory as inventories
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.node.witness import first_change
+from tests.harness.own_process import restored
 from tests.unit.hooks.fake_node import (
     MULTIARCH,
     VERSION,
@@ -54,11 +55,9 @@ def test_nothing_is_loaded_before_something_was_kept(node: Node) -> None:
 
 
 def test_only_root_can_read_or_write_what_is_kept(node: Node) -> None:
-    old = os.umask(0)
-    try:
+    with restored():
+        os.umask(0)
         take(node)
-    finally:
-        os.umask(old)
     assert stat.S_IMODE(kept(node).stat().st_mode) == 0o600
     assert stat.S_IMODE(kept(node).parent.stat().st_mode) == 0o700
     assert os.listdir(node.config.state) == ["inventory.json"]

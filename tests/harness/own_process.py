@@ -1,0 +1,369 @@
+"""What a test changes of its own process, of which its neighbours are parts.
+
+The process is looked at before the first fixture of a test is made and after the last one is
+removed. If anything differs, that test fails, with a line for each difference. So far as it can be,
+it is put back, so that no other test fails for it.
+
+A test that has to change its process does it in a child, with ``monkeypatch`` or within
+:func:`restored`. Fixtures of modules and sessions are made before the first look
+and removed after the last. What outlives a test for another reason is made within
+:func:`outliving`.
+
+What ends by itself in a moment, such as a thread or a child, is waited for.
+
+Source: proc_pid_status(5), prctl(2).
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import ctypes
+import gc
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from integration.timeouts import PATIENCE
+from shim import syscalls
+from shim.handlers import restore_handlers
+
+# Seconds for what ends by itself.
+_TO_END: Final = 5.0
+_POLL: Final = 0.01
+
+_PR_GET_PDEATHSIG: Final = 2
+_PR_GET_CHILD_SUBREAPER: Final = 37
+_libc: Final = ctypes.CDLL(None)
+
+_SIGNALS: Final = sorted(map(int, signal.valid_signals()))
+_LIMITS: Final = {
+    name: getattr(resource, name)
+    for name in dir(resource)
+    if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # the same as RLIMIT_NOFILE
+}
+# Without an enumeration of each handler.
+_getsignal: Final = _signal.getsignal
+_TIMERS: Final = {"real": 0, "virtual": 1, "profiling": 2}
+_NAMESPACES: Final = ("mnt", "net", "uts")
+# Of pytest itself: it changes in each phase of a test.
+_OF_PYTEST: Final = b"PYTEST_CURRENT_TEST"
+
+_STATUS: Final = re.compile(
+    rb"^(Name|Umask|Uid|Gid|Groups|NSpgid|NSsid|SigPnd|ShdPnd|SigBlk|CapInh|CapPrm|CapEff|CapBnd"
+    rb"|CapAmb|NoNewPrivs|Seccomp|Cpus_allowed):\t(.*)$",
+    re.MULTILINE,
+)
+
+
+Values = dict[Any, Any]
+State = dict[str, Values]
+
+
+def _nothing(_: Values) -> None:
+    """It cannot be put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aspect:
+    """Something of a process that a test leaves as it was.
+
+    Attributes:
+        look: returns it, by the names of its parts.
+        put_back: is called with the parts that were otherwise before; None for what was not there.
+        waits: whether it may become what it was by itself.
+        may_go: whether a part that was there before may be gone.
+    """
+
+    name: str
+    look: Callable[[], Values]
+    put_back: Callable[[Values], object] = _nothing
+    waits: bool = False
+    may_go: bool = False
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def _flag(option: int) -> int:
+    value = ctypes.c_int()
+    _libc.prctl(option, ctypes.byref(value), 0, 0, 0)
+    return value.value
+
+
+def _wakeup_fd() -> int:
+    fd = _signal.set_wakeup_fd(-1)
+    if fd >= 0:
+        try:
+            _signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+        except (OSError, ValueError):
+            pass  # it was closed, and is reported
+    return int(fd)
+
+
+def _files() -> Values:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            status = os.fstat(int(name))
+        except OSError:
+            continue  # the descriptor that listed them
+        found[int(name)] = status.st_dev, status.st_ino
+    return found
+
+
+_names: dict[int, str] = {}
+
+
+def _children() -> Values:
+    words: list[bytes] = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            words += _read(f"/proc/self/task/{task}/children").split()
+        except OSError:
+            continue  # the thread has ended
+    found = {}
+    for pid in map(int, words):
+        if pid not in _names:
+            try:
+                _names[pid] = _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+            except OSError:
+                continue  # somebody has reaped it
+        found[pid] = _names[pid]
+    return found
+
+
+def _threads() -> Values:
+    return dict.fromkeys(sys._current_frames(), "")
+
+
+def _interpreter() -> Values:
+    return {
+        "sys.path": tuple(sys.path),
+        "sys.argv": tuple(sys.argv),
+        "sys.excepthook": sys.excepthook,
+        "sys.unraisablehook": sys.unraisablehook,
+        "threading.excepthook": threading.excepthook,
+        "recursion limit": sys.getrecursionlimit(),
+        "switch interval": sys.getswitchinterval(),
+        "gc": (gc.isenabled(), gc.get_threshold()),
+        "default timeout of sockets": socket.getdefaulttimeout(),
+        "time zone": time.tzname,
+    }
+
+
+def _attributes() -> Values:
+    return {
+        "subreaper": _flag(_PR_GET_CHILD_SUBREAPER),
+        "signal at the parent's death": _flag(_PR_GET_PDEATHSIG),
+        "working directory": os.readlink("/proc/self/cwd"),
+        "root directory": os.readlink("/proc/self/root"),
+        "oom_score_adj": _read("/proc/self/oom_score_adj"),
+        "nice value": os.getpriority(os.PRIO_PROCESS, 0),
+        "wakeup descriptor": _wakeup_fd(),
+    }
+
+
+def _set_attributes(before: Values) -> None:
+    for name, value in before.items():
+        match name:
+            case "subreaper":
+                syscalls.set_child_subreaper(enabled=bool(value))
+            case "working directory":
+                os.chdir(value)
+            case "oom_score_adj":
+                with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+                    file.write(value)
+            case "wakeup descriptor":
+                _signal.set_wakeup_fd(value)
+
+
+def _set_status(before: Values) -> None:
+    if b"Umask" in before:
+        os.umask(int(before[b"Umask"], 8))
+    if b"SigBlk" in before:
+        # What is pending would end this process, or go to a handler of another test's.
+        while signal.sigtimedwait(signal.sigpending(), 0):
+            pass
+        mask = int(before[b"SigBlk"], 16)
+        blocked = [number for number in _SIGNALS if mask >> (number - 1) & 1]
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _environment() -> Values:
+    found = dict(os.environ._data)  # type: ignore[attr-defined]
+    found.pop(_OF_PYTEST, None)
+    return found
+
+
+def _set_environment(before: Values) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environb.pop(name, None)
+        else:
+            os.environb[name] = value
+
+
+def _set_limits(before: Values) -> None:
+    for name, value in before.items():
+        resource.setrlimit(_LIMITS[name], value)
+
+
+_ASPECTS: Final = (
+    # The first one: to look at others takes descriptors.
+    Aspect("limit", lambda: {n: resource.getrlimit(r) for n, r in _LIMITS.items()}, _set_limits),
+    Aspect("handler of signal", lambda: {n: _getsignal(n) for n in _SIGNALS}, restore_handlers),
+    Aspect("status", lambda: dict(_STATUS.findall(_read("/proc/self/status"))), _set_status),
+    Aspect("environment", _environment, _set_environment),
+    Aspect("process", _attributes, _set_attributes),
+    # How far it has run is the test's time.
+    Aspect("timer", lambda: {n: any(_signal.getitimer(t)) for n, t in _TIMERS.items()}),
+    Aspect("namespace", lambda: {n: os.readlink(f"/proc/self/ns/{n}") for n in _NAMESPACES}),
+    Aspect("interpreter", _interpreter),
+    Aspect("child", _children, waits=True, may_go=True),
+    Aspect("thread", _threads, waits=True, may_go=True),
+    Aspect("descriptor", _files, waits=True),
+)
+
+
+class Guard:
+    """Holds a test to leave its process as it was."""
+
+    def __init__(self) -> None:
+        self._before = {aspect.name: aspect.look() for aspect in _ASPECTS}
+
+    def accept(self, before: State, after: State) -> None:
+        """What differs between two looks is no fault of the test's."""
+        for name, own in self._before.items():
+            for key in _changed(before[name], after[name]):
+                own.pop(key, None)
+                if key in after[name]:
+                    own[key] = after[name][key]
+
+    def differences(self) -> list[str]:
+        """What differs now, a line each. It is put back where that is possible."""
+        lines = []
+        for aspect in _ASPECTS:
+            before, after = self._before[aspect.name], aspect.look()
+            if before != after:
+                lines += _check(aspect, before, after)
+        return lines
+
+
+def _check(aspect: Aspect, before: Values, after: Values) -> list[str]:
+    faults = _faults(aspect, before, after)
+    if faults and aspect.waits:
+        deadline = time.monotonic() + _TO_END * PATIENCE
+        time.sleep(_POLL)
+        if faults := _faults(aspect, before, after := aspect.look()):
+            gc.collect()  # it takes long, and an error of what it finds belongs to this test
+        while (faults := _faults(aspect, before, after := aspect.look())) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(_POLL)
+    lines = [
+        f"{aspect.name} {_text(key)}: {_show(aspect, key, before)} before, "
+        f"{_show(aspect, key, after, is_now=True)} after"
+        for key in faults
+    ]
+    if faults:
+        with suppress(OSError, ValueError):  # it is reported
+            aspect.put_back({key: before.get(key) for key in faults})
+    return lines
+
+
+def _changed(before: Values, after: Values) -> list[Any]:
+    if before == after:
+        return []
+    return [key for key in {**before, **after} if before.get(key) != after.get(key)]
+
+
+def _faults(aspect: Aspect, before: Values, after: Values) -> list[Any]:
+    """The keys of what a test is not to leave so."""
+    changed = _changed(before, after)
+    if not aspect.may_go:
+        return changed
+    # A daemon of the session may have been started again.
+    gone = Counter(before[key] for key in changed if key in before)
+    new = Counter(after[key] for key in changed if key in after)
+    more = new - gone if aspect.name == "child" else new
+    return [key for key in changed if key in after and after[key] in more]
+
+
+def _text(key: Any) -> str:
+    return key.decode() if isinstance(key, bytes) else str(key)
+
+
+def _show(aspect: Aspect, key: Any, values: Values, *, is_now: bool = False) -> str:
+    """A value, as a person wants to see it."""
+    if key not in values:
+        return "none"
+    match aspect.name:
+        case "descriptor":
+            try:
+                return os.readlink(f"/proc/self/fd/{key}") if is_now else "another file"
+            except OSError:
+                return "open"
+        case "thread":
+            return next((repr(t.name) for t in threading.enumerate() if t.ident == key), "runs")
+    return repr(values[key])
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Put back what is changed meanwhile of this process.
+
+    That is limits, signal handlers, the mask of signals, umask, environment, working directory,
+    subreaper, OOM score and wakeup descriptor; no children, threads or descriptors.
+    """
+    aspects = [aspect for aspect in _ASPECTS if aspect.put_back is not _nothing]
+    before = {aspect.name: aspect.look() for aspect in aspects}
+    try:
+        yield
+    finally:
+        for aspect in aspects:
+            own = before[aspect.name]
+            if changed := _changed(own, aspect.look()):
+                aspect.put_back({key: own.get(key) for key in changed})
+
+
+_guard: Guard | None = None
+
+
+@contextmanager
+def guarded() -> Iterator[Guard]:
+    """Guard this process for a test."""
+    global _guard  # noqa: PLW0603 - a process has one test at a time
+    _guard = Guard()
+    try:
+        yield _guard
+    finally:
+        _guard = None
+
+
+@contextmanager
+def outliving() -> Iterator[None]:
+    """Make what outlives the test that needs it first."""
+    guard = _guard
+    if guard is None:
+        yield
+        return
+    before = {aspect.name: aspect.look() for aspect in _ASPECTS}
+    try:
+        yield
+    finally:
+        guard.accept(before, {aspect.name: aspect.look() for aspect in _ASPECTS})
