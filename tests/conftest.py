@@ -41,6 +41,7 @@ from tests.harness.order import files_in_order
 from tests.harness.process_guard import (  # noqa: F401 - fixtures and hooks
     own_process_stays,
     pytest_exception_interact,
+    pytest_fixture_post_finalizer,
     pytest_fixture_setup,
 )
 from tests.harness.runtime import OURS, Runtime

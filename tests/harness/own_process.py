@@ -82,6 +82,8 @@ class Aspect:
         put_back: is called with the parts that were otherwise before; None for what was not there.
         waits: whether it may become what it was by itself.
         may_go: whether a part that was there before may be gone.
+        is_cheap: whether it is looked at before each test, and not only after it. pytest and its
+            plugins change some of these between tests.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Aspect:
     put_back: Callable[[Values], object] = _nothing
     waits: bool = False
     may_go: bool = False
+    is_cheap: bool = False
 
 
 def _read(path: str) -> bytes:
@@ -204,6 +207,15 @@ def _set_status(before: Values) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
+def _handlers() -> Values:
+    return {number: _getsignal(number) for number in _SIGNALS}
+
+
+def _timers() -> Values:
+    """Whether they run; how far they have run is the test's time."""
+    return {name: any(_signal.getitimer(timer)) for name, timer in _TIMERS.items()}
+
+
 def _environment() -> Values:
     found = dict(os.environ._data)  # type: ignore[attr-defined]
     found.pop(_OF_PYTEST, None)
@@ -226,29 +238,51 @@ def _set_limits(before: Values) -> None:
 _ASPECTS: Final = (
     # The first one: to look at others takes descriptors.
     Aspect("limit", lambda: {n: resource.getrlimit(r) for n, r in _LIMITS.items()}, _set_limits),
-    Aspect("handler of signal", lambda: {n: _getsignal(n) for n in _SIGNALS}, restore_handlers),
+    Aspect(
+        "handler of signal",
+        lambda: {n: _getsignal(n) for n in _SIGNALS},
+        restore_handlers,
+        is_cheap=True,
+    ),
     Aspect("status", lambda: dict(_STATUS.findall(_read("/proc/self/status"))), _set_status),
-    Aspect("environment", _environment, _set_environment),
+    Aspect("environment", _environment, _set_environment, is_cheap=True),
     Aspect("process", _attributes, _set_attributes),
     # How far it has run is the test's time.
-    Aspect("timer", lambda: {n: any(_signal.getitimer(t)) for n, t in _TIMERS.items()}),
+    Aspect(
+        "timer", lambda: {n: any(_signal.getitimer(t)) for n, t in _TIMERS.items()}, is_cheap=True
+    ),
     Aspect("namespace", lambda: {n: os.readlink(f"/proc/self/ns/{n}") for n in _NAMESPACES}),
-    Aspect("interpreter", _interpreter),
+    Aspect("interpreter", _interpreter, is_cheap=True),
     Aspect("child", _children, waits=True, may_go=True),
-    Aspect("thread", _threads, waits=True, may_go=True),
+    Aspect("thread", _threads, waits=True, may_go=True, is_cheap=True),
     Aspect("descriptor", _files, waits=True),
 )
+
+
+# What the last test has left, unless somebody else may have changed it since.
+_known: State = {}
+
+
+def look_again() -> None:
+    """Look at everything before the next test: something that is no test changes this process."""
+    _known.clear()
 
 
 class Guard:
     """Holds a test to leave its process as it was."""
 
     def __init__(self) -> None:
-        self._before = {aspect.name: aspect.look() for aspect in _ASPECTS}
+        self._before = {
+            aspect.name: aspect.look()
+            if aspect.is_cheap or aspect.name not in _known
+            else _known[aspect.name]
+            for aspect in _ASPECTS
+        }
 
     def accept(self, before: State, after: State) -> None:
         """What differs between two looks is no fault of the test's."""
-        for name, own in self._before.items():
+        for name in self._before:
+            self._before[name] = own = dict(self._before[name])
             for key in _changed(before[name], after[name]):
                 own.pop(key, None)
                 if key in after[name]:
@@ -261,6 +295,8 @@ class Guard:
             before, after = self._before[aspect.name], aspect.look()
             if before != after:
                 lines += _check(aspect, before, after)
+                after = aspect.look()
+            _known[aspect.name] = after
         return lines
 
 
