@@ -132,7 +132,8 @@ def _files() -> Values:
 _names: dict[int, str] = {}
 
 
-def _children() -> Values:
+def children() -> Values:
+    """The names of this process' children by their pids, of those too that nobody has reaped."""
     words: list[bytes] = []
     for task in os.listdir("/proc/self/task"):
         try:
@@ -253,7 +254,7 @@ _ASPECTS: Final = (
     ),
     Aspect("namespace", lambda: {n: os.readlink(f"/proc/self/ns/{n}") for n in _NAMESPACES}),
     Aspect("interpreter", _interpreter, is_cheap=True),
-    Aspect("child", _children, waits=True, may_go=True),
+    Aspect("child", children, waits=True, may_go=True),
     Aspect("thread", _threads, waits=True, may_go=True, is_cheap=True),
     Aspect("descriptor", _files, waits=True),
 )
@@ -354,6 +355,10 @@ def _show(aspect: Aspect, key: Any, values: Values, *, is_now: bool = False) -> 
                 return os.readlink(f"/proc/self/fd/{key}") if is_now else "another file"
             except OSError:
                 return "open"
+        case "child" if is_now:
+            with suppress(OSError):
+                state = _read(f"/proc/{key}/stat").rpartition(b")")[2].split()[0].decode()
+                return f"{values[key]!r} ({state})"
         case "thread":
             return next((repr(t.name) for t in threading.enumerate() if t.ident == key), "runs")
     return repr(values[key])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import anyio
 import anyio.abc
 import pytest
 
 from shim.children import Reaper
+from shim.log import Log
 from tests.harness import loop_backend
+from tests.harness.own_process import children
+from tests.harness.waiting import until
 
 
 @pytest.fixture
@@ -22,7 +27,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def reaper() -> AsyncIterator[Reaper]:
-    reaper = Reaper()
+    """A reaper, until the last child of the test has ended."""
+    reaper, others = Reaper(), children().keys()
 
     async def reap(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
@@ -33,4 +39,20 @@ async def reaper() -> AsyncIterator[Reaper]:
     async with anyio.create_task_group() as tasks:
         await tasks.start(reap)
         yield reaper
+        await until(lambda: children().keys() <= others, "the test's children have ended")
         tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def open_log(tmp_path: Path) -> Iterator[Callable[..., Log]]:
+    """Open the log of a shim whose directory is the test's. A shim has it open while it lives."""
+    opened: list[Log] = []
+
+    def open_(*, debug: bool = False, **fields: str) -> Log:
+        opened.append(Log(str(tmp_path), debug=debug, **fields))
+        return opened[-1]
+
+    yield open_
+    for log in opened:
+        for fd in log.descriptors():
+            os.close(fd)

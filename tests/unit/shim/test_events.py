@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,13 +24,15 @@ from shim.pod.events import Publisher
 pytestmark = pytest.mark.anyio
 
 
-async def test_one_event_of_memory_stands_for_all_that_would_follow_it(tmp_path: Path) -> None:
+async def test_one_event_of_memory_stands_for_all_that_would_follow_it(
+    tmp_path: Path, open_log: Callable[..., Log]
+) -> None:
     # pytest's own directory may be too long for a socket's address.
     path = os.path.relpath(tmp_path / "events")
     os.mkfifo(tmp_path / "log")
     server = EventsServer(path, "ns")
     async with anyio.create_task_group() as tasks:
-        publisher = Publisher(path, "ns", tasks, Log(str(tmp_path), debug=False))
+        publisher = Publisher(path, "ns", tasks, open_log())
         publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))
         for container in ("c1", "c2") * 50:
             publisher.publish(container, events_pb2.TaskOOM(container_id=container))
@@ -65,7 +68,7 @@ class _Faulty(socket.socket):
 
 
 async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, open_log: Callable[..., Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = os.path.relpath(tmp_path / "events")
     os.mkfifo(tmp_path / "log")
@@ -74,7 +77,7 @@ async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
         await tasks.start(server.serve)
         monkeypatch.setattr(_Faulty, "failures", [KeyError(1), RuntimeError("it was over")])
         monkeypatch.setattr(socket, "socket", _Faulty)
-        publisher = Publisher(path, "ns", tasks, Log(str(tmp_path), debug=False))
+        publisher = Publisher(path, "ns", tasks, open_log())
         publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))
         publisher.publish("c2", events_pb2.TaskStart(container_id="c2"))
         assert publisher.waiting == 2
@@ -88,7 +91,7 @@ async def test_whatever_goes_wrong_in_a_delivery_ends_nothing_and_loses_nothing(
 
 
 async def test_a_containerd_that_is_slow_to_answer_is_told_an_event_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, open_log: Callable[..., Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = os.path.relpath(tmp_path / "events")
     os.mkfifo(tmp_path / "log")
@@ -97,7 +100,7 @@ async def test_a_containerd_that_is_slow_to_answer_is_told_an_event_once(
     monkeypatch.setattr(core, "now", lambda: time.monotonic() + skipped)
     async with anyio.create_task_group() as tasks:
         await tasks.start(server.serve)
-        publisher = Publisher(path, "ns", tasks, Log(str(tmp_path), debug=False))
+        publisher = Publisher(path, "ns", tasks, open_log())
         publisher.publish("c1", events_pb2.TaskStart(container_id="c1"))
         await server.asked.wait()
         for _ in range(50):  # half an hour, in which whatever has a limit of time is given up

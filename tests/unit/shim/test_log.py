@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,29 +27,31 @@ def _read(fd: int) -> list[str]:
         return []
 
 
-def test_a_line_is_logfmt_with_time_level_and_message_first(tmp_path: Path, fifo: int) -> None:
-    Log(str(tmp_path), debug=False, namespace="k8s.io").warning("an event waits", why="it's away")
+def test_a_line_is_logfmt_with_time_level_and_message_first(
+    open_log: Callable[..., Log], fifo: int
+) -> None:
+    open_log(namespace="k8s.io").warning("an event waits", why="it's away")
     (line,) = _read(fifo)
     time, rest = line.split(" ", 1)
     assert re.fullmatch(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", time)
     assert rest == 'level=warning msg="an event waits" namespace=k8s.io why="it\'s away"'
 
 
-def test_what_a_runtime_said_cannot_break_the_line(tmp_path: Path, fifo: int) -> None:
-    Log(str(tmp_path), debug=False).error("failed", why='two\nlines and a "quote"')
+def test_what_a_runtime_said_cannot_break_the_line(open_log: Callable[..., Log], fifo: int) -> None:
+    open_log().error("failed", why='two\nlines and a "quote"')
     assert len(_read(fifo)) == 1
 
 
 @pytest.mark.parametrize(("debug", "lines"), [(False, 0), (True, 1)])
 def test_debug_lines_are_written_only_if_asked_for(
-    tmp_path: Path, fifo: int, debug: bool, lines: int
+    open_log: Callable[..., Log], fifo: int, debug: bool, lines: int
 ) -> None:
-    Log(str(tmp_path), debug=debug).debug("step")
+    open_log(debug=debug).debug("step")
     assert len(_read(fifo)) == lines
 
 
-def test_a_full_fifo_loses_lines_and_blocks_nobody(tmp_path: Path, fifo: int) -> None:
-    log = Log(str(tmp_path), debug=False)
+def test_a_full_fifo_loses_lines_and_blocks_nobody(open_log: Callable[..., Log], fifo: int) -> None:
+    log = open_log()
     for number in range(3000):
         log.info("x" * 100, number=number)
     assert "number=0" in _read(fifo)[0]
@@ -57,8 +59,10 @@ def test_a_full_fifo_loses_lines_and_blocks_nobody(tmp_path: Path, fifo: int) ->
     assert _read(fifo)
 
 
-def test_without_a_reader_or_a_fifo_nothing_happens(tmp_path: Path) -> None:
-    Log(str(tmp_path), debug=False).info("nobody listens")
+def test_without_a_reader_or_a_fifo_nothing_happens(
+    tmp_path: Path, open_log: Callable[..., Log]
+) -> None:
+    open_log().info("nobody listens")
     assert os.listdir(tmp_path) == []
     os.mkfifo(tmp_path / "log")
-    Log(str(tmp_path), debug=False).info("containerd is away")
+    open_log().info("containerd is away")

@@ -100,6 +100,8 @@ def test_a_start_whose_process_was_killed_is_not_done_twice(
             connection.sendall(ACCEPTED + READY)
             while (got := socket.recv_fds(connection, 1 << 16, 4)[:2])[0] and not got[1]:
                 pass
+            for descriptor in got[1]:
+                os.close(descriptor)
 
     with _listen(compiled, short_path) as listener:
         thread = threading.Thread(target=serve)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
 from shim import sockets
 from shim.errors import SocketDirectoryUnusable, SocketUnavailable
+from tests.harness.launcher import REPOSITORY
 from tests.harness.own_process import restored
 
 
@@ -83,29 +84,43 @@ def test_a_dead_socket_is_replaced(path: str) -> None:
         assert sockets.is_alive(path)
 
 
-def _race(path: str, barrier: Barrier, results: multiprocessing.Queue[bool]) -> None:
-    barrier.wait()
-    fd = sockets.listen(path)
-    results.put(fd is not None)
-    barrier.wait()  # the winner listens until all have tried
-    if fd is not None:
-        os.close(fd)
+_RACER = """
+import sys
+from shim import sockets
+print("ready", flush=True)
+sys.stdin.readline()
+print(sockets.listen(sys.argv[1]) is not None, flush=True)
+sys.stdin.readline()  # the winner listens until all have tried
+"""
 
 
 def test_of_many_that_start_at_once_exactly_one_listens(path: str) -> None:
-    context = multiprocessing.get_context("spawn")
     racers = 4
-    barrier, results = context.Barrier(racers), context.Queue()
     with _listening(path):
         pass  # leaves a dead socket, which all of them want to replace
-    processes = [
-        context.Process(target=_race, args=(path, barrier, results)) for _ in range(racers)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    assert sorted(results.get(timeout=5) for _ in range(racers)) == [False] * (racers - 1) + [True]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _RACER, path], cwd=REPOSITORY, text=True, bufsize=1,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )
+            )
+            for _ in range(racers)
+        ]  # fmt: skip
+
+        def read() -> list[str]:
+            return [process.stdout.readline() for process in processes if process.stdout]
+
+        def say() -> None:
+            for process in processes:
+                assert process.stdin
+                process.stdin.write("\n")
+
+        assert read() == ["ready\n"] * racers
+        say()
+        assert sorted(read()) == ["False\n"] * (racers - 1) + ["True\n"]
+        say()
 
 
 def test_what_is_no_socket_is_not_replaced(path: str) -> None:

@@ -48,15 +48,16 @@ def test_a_request_and_the_listener_survive_the_handover(
 
 def test_a_verb_that_gives_up_leaves_no_shim() -> None:
     request = handover.ShimRequest("b", "c", "n", "a", "t", "s", False, None, {})
-    accepted: list[tuple[int, handover.ShimRequest] | None] = []
     verb, waiting = handover.channel()
-    with waiting, socket.socket() as listener:
-        thread = threading.Thread(target=lambda: accepted.append(handover.accept(waiting)))
-        thread.start()
+    with socket.socket() as listener:
+        child = os.fork()
+        if not child:
+            verb.close()
+            os._exit(0 if handover.accept(waiting) is None else 1)
+        waiting.close()
         with verb:
             assert handover.offer(verb, listener.fileno(), request)
-        thread.join()
-    assert accepted == [None]
+        assert os.waitpid(child, 0) == (child, 0)
 
 
 def test_no_waiting_process_is_no_shim() -> None:
