@@ -1,15 +1,13 @@
-"""What a test changes of its own process, of which its neighbours are parts.
+"""What a test changes of its own process, which it shares with other tests.
 
-The process is looked at before the first fixture of a test is made and after the last one is
-removed. If anything differs, that test fails, with a line for each difference. So far as it can be,
-it is put back, so that no other test fails for it.
+:class:`Guard` looks at the process before the first fixture of a test is made and after the last
+one is removed. If anything differs, that test fails, with a line for each difference. The guard
+puts it back where it can, so that no other test fails for it. It waits a moment for threads,
+children and descriptors that go by themselves.
 
 A test that has to change its process does it in a child, with ``monkeypatch`` or within
-:func:`restored`. Fixtures of modules and sessions are made before the first look
-and removed after the last. What outlives a test for another reason is made within
-:func:`outliving`.
-
-What ends by itself in a moment, such as a thread or a child, is waited for.
+:func:`restored`. Fixtures of modules and sessions are made before the first look and removed after
+the last. What outlives a test for another reason is made within :func:`outliving`.
 
 Source: proc_pid_status(5), prctl(2).
 """
@@ -75,7 +73,7 @@ def _nothing(_: Values) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """Something of a process that a test leaves as it was.
+    """A part of a process that a test leaves as it was.
 
     Attributes:
         look: returns it, by the names of its parts.
@@ -148,6 +146,8 @@ def children() -> Values:
             except OSError:
                 continue  # somebody has reaped it
         found[pid] = _names[pid]
+    _names.clear()  # a pid may be another's later
+    _names.update(found)
     return found
 
 
@@ -239,19 +239,11 @@ def _set_limits(before: Values) -> None:
 _ASPECTS: Final = (
     # The first one: to look at others takes descriptors.
     Aspect("limit", lambda: {n: resource.getrlimit(r) for n, r in _LIMITS.items()}, _set_limits),
-    Aspect(
-        "handler of signal",
-        lambda: {n: _getsignal(n) for n in _SIGNALS},
-        restore_handlers,
-        is_cheap=True,
-    ),
+    Aspect("handler of signal", _handlers, restore_handlers, is_cheap=True),
     Aspect("status", lambda: dict(_STATUS.findall(_read("/proc/self/status"))), _set_status),
     Aspect("environment", _environment, _set_environment, is_cheap=True),
     Aspect("process", _attributes, _set_attributes),
-    # How far it has run is the test's time.
-    Aspect(
-        "timer", lambda: {n: any(_signal.getitimer(t)) for n, t in _TIMERS.items()}, is_cheap=True
-    ),
+    Aspect("timer", _timers, is_cheap=True),
     Aspect("namespace", lambda: {n: os.readlink(f"/proc/self/ns/{n}") for n in _NAMESPACES}),
     Aspect("interpreter", _interpreter, is_cheap=True),
     Aspect("child", children, waits=True, may_go=True),
@@ -366,7 +358,7 @@ def _show(aspect: Aspect, key: Any, values: Values, *, is_now: bool = False) -> 
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Put back what is changed meanwhile of this process.
+    """Put back what is changed meanwhile of this process. For its main thread.
 
     That is limits, signal handlers, the mask of signals, umask, environment, working directory,
     subreaper, OOM score and wakeup descriptor; no children, threads or descriptors.
