@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -18,7 +19,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -32,17 +33,25 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def reader(cluster: Cluster, timeout: float = 10.0) -> ClaimReader:
-    api = ApiServer("127.0.0.1", cluster.port, cluster.service_account, timeout=timeout)
+@pytest.fixture
+def reader(cluster: Cluster) -> Iterator[Callable[..., ClaimReader]]:
+    """Make readers of claims. Their connections are closed at the end: errors refer to them."""
+    with ExitStack() as opened:
 
-    async def version() -> str:
-        return "v1"
+        async def version() -> str:
+            return "v1"
 
-    return ClaimReader(api, version)
+        def make(timeout: float = 10.0) -> ClaimReader:
+            api = ApiServer("127.0.0.1", cluster.port, cluster.service_account, timeout=timeout)
+            opened.callback(api.close)
+            return ClaimReader(api, version)
+
+        yield make
 
 
 async def test_who_waits_for_a_silent_server_hears_it_together_and_keeps_no_thread_from_others(
     cluster: Cluster,
+    reader: Callable[..., ClaimReader],
 ) -> None:
     goes_on, failed = threading.Event(), []
 
@@ -50,7 +59,7 @@ async def test_who_waits_for_a_silent_server_hears_it_together_and_keeps_no_thre
         goes_on.wait(60)
 
     cluster.refuse = silent
-    claims = reader(cluster, timeout=1.0)
+    claims = reader(timeout=1.0)
 
     async def read(number: int) -> None:
         with pytest.raises(ApiServerSilent):
@@ -73,7 +82,7 @@ async def test_who_waits_for_a_silent_server_hears_it_together_and_keeps_no_thre
 
 @pytest.mark.parametrize("how", ["unknown", "silent"])
 async def test_who_finds_no_address_hears_it_in_time_and_few_threads_look_for_it(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, how: str
+    cluster: Cluster, reader: Callable[..., ClaimReader], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """A resolver may take minutes, and nobody can end that."""
     goes_on, before = threading.Event(), threading.active_count()
@@ -84,7 +93,7 @@ async def test_who_finds_no_address_hears_it_in_time_and_few_threads_look_for_it
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    claims, failed = reader(cluster, timeout=0.1), list[str]()
+    claims, failed = reader(timeout=0.1), list[str]()
 
     async def read(number: int) -> None:
         with pytest.raises(ApiServerSilent) as silent:
@@ -102,6 +111,7 @@ async def test_who_finds_no_address_hears_it_in_time_and_few_threads_look_for_it
 
 async def test_what_is_prepared_waits_a_moment_for_the_server_and_then_not_at_all(
     cluster: Cluster,
+    reader: Callable[..., ClaimReader],
 ) -> None:
     goes_on = threading.Event()
 
@@ -109,7 +119,7 @@ async def test_what_is_prepared_waits_a_moment_for_the_server_and_then_not_at_al
         goes_on.wait(60)
 
     cluster.refuse = silent
-    claims = reader(cluster)
+    claims = reader()
     for _ in range(5):
         with pytest.raises(ApiServerSilent):
             await claims.read(Reference("default", "uid", "claim"), is_prepared=True)
@@ -117,10 +127,12 @@ async def test_what_is_prepared_waits_a_moment_for_the_server_and_then_not_at_al
     goes_on.set()
 
 
-async def test_a_server_that_is_busy_is_asked_again(cluster: Cluster) -> None:
+async def test_a_server_that_is_busy_is_asked_again(
+    cluster: Cluster, reader: Callable[..., ClaimReader]
+) -> None:
     cluster.claim("claim", [], uid="uid")
     cluster.refuse = lambda *_: 429 if len(cluster.asked) < 3 else None
     cluster.retry_after = 1
-    found = await reader(cluster).read(Reference("default", "uid", "claim"))
+    found = await reader().read(Reference("default", "uid", "claim"))
     assert found["metadata"]["uid"] == "uid"
     assert len(cluster.asked) == 3
