@@ -32,18 +32,17 @@ import pytest
 
 from integration.simulated import SimulatedNode
 from integration.tree import Tree
-from tests.harness import forking  # noqa: F401 - before anything imports gRPC
+from shim.verbs.handover import UMASK
+from tests.harness import (
+    forking,  # noqa: F401 - before anything imports gRPC
+    process_guard,
+)
 from tests.harness.containerds import containerd_with_images, nothing_left
 from tests.harness.examples import load_profile
 from tests.harness.launcher import REPOSITORY, make_launcher
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.order import files_in_order
-from tests.harness.process_guard import (  # noqa: F401 - fixtures and hooks
-    own_process_stays,
-    pytest_exception_interact,
-    pytest_fixture_post_finalizer,
-    pytest_fixture_setup,
-)
+from tests.harness.own_process import restored
 from tests.harness.runtime import OURS, Runtime
 from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import busybox, glibc
@@ -61,6 +60,8 @@ ORDER: Final = os.environ.get("NVSHIM_TEST_ORDER", "")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give workers that run side by side short directories: addresses of sockets lie in them."""
+    # Not as names of this module: those hear nothing of fixtures of the session.
+    config.pluginmanager.register(process_guard)
     # A shell's job in the background begins without it, and so would all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -95,6 +96,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """The umask that shims have, and that who makes images and packages has."""
+    with restored():
+        os.umask(UMASK)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ def _told_after(shim: ShimByHand) -> float:
     return (envelope.timestamp.ToNanoseconds() - event.exited_at.ToNanoseconds()) / 1e9
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("terminal", "size"),
     [(False, 6), (True, 6), (True, 65536 + 2000)],

@@ -22,6 +22,7 @@ import re
 import resource
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -52,6 +53,7 @@ _LIMITS: Final = {
 # Without an enumeration of each handler.
 _getsignal: Final = _signal.getsignal
 _TIMERS: Final = {"real": 0, "virtual": 1, "profiling": 2}
+_SOCKET: Final = "a socket"
 _NAMESPACES: Final = ("mnt", "net", "uts")
 # Of pytest itself: it changes in each phase of a test.
 _OF_PYTEST: Final = b"PYTEST_CURRENT_TEST"
@@ -79,7 +81,9 @@ class Aspect:
         look: returns it, by the names of its parts.
         put_back: is called with the parts that were otherwise before; None for what was not there.
         waits: whether it may become what it was by itself.
-        may_go: whether a part that was there before may be gone.
+        may_go: whether a part with this value may be gone.
+        may_be_another: whether one with the same value may be in its place, as a daemon of the
+            session that a test has started again.
         is_cheap: whether it is looked at before each test, and not only after it. pytest and its
             plugins change some of these between tests.
     """
@@ -88,7 +92,8 @@ class Aspect:
     look: Callable[[], Values]
     put_back: Callable[[Values], object] = _nothing
     waits: bool = False
-    may_go: bool = False
+    may_go: Callable[[Any], bool] = lambda _: False
+    may_be_another: bool = False
     is_cheap: bool = False
 
 
@@ -123,7 +128,8 @@ def _files() -> Values:
             status = os.fstat(int(name))
         except OSError:
             continue  # the descriptor that listed them
-        found[int(name)] = status.st_dev, status.st_ino
+        is_socket = stat.S_ISSOCK(status.st_mode)
+        found[int(name)] = _SOCKET if is_socket else (status.st_dev, status.st_ino)
     return found
 
 
@@ -246,9 +252,16 @@ _ASPECTS: Final = (
     Aspect("timer", _timers, is_cheap=True),
     Aspect("namespace", lambda: {n: os.readlink(f"/proc/self/ns/{n}") for n in _NAMESPACES}),
     Aspect("interpreter", _interpreter, is_cheap=True),
-    Aspect("child", children, waits=True, may_go=True),
-    Aspect("thread", _threads, waits=True, may_go=True, is_cheap=True),
-    Aspect("descriptor", _files, waits=True),
+    Aspect("child", children, waits=True, may_go=lambda _: True, may_be_another=True),
+    Aspect("thread", _threads, waits=True, may_go=lambda _: True, is_cheap=True),
+    # A library that has a connection for the session, as gRPC, closes and opens it by itself.
+    Aspect(
+        "descriptor",
+        _files,
+        waits=True,
+        may_go=lambda value: value == _SOCKET,
+        may_be_another=True,
+    ),
 )
 
 
@@ -324,13 +337,18 @@ def _changed(before: Values, after: Values) -> list[Any]:
 def _faults(aspect: Aspect, before: Values, after: Values) -> list[Any]:
     """The keys of what a test is not to leave so."""
     changed = _changed(before, after)
-    if not aspect.may_go:
+    if not aspect.waits:
         return changed
-    # A daemon of the session may have been started again.
     gone = Counter(before[key] for key in changed if key in before)
     new = Counter(after[key] for key in changed if key in after)
-    more = new - gone if aspect.name == "child" else new
-    return [key for key in changed if key in after and after[key] in more]
+    if aspect.may_be_another:
+        gone, new = gone - new, new - gone
+    return [
+        key
+        for key in changed
+        if (key in after and new[after[key]])
+        or (key in before and gone[before[key]] and not aspect.may_go(before[key]))
+    ]
 
 
 def _text(key: Any) -> str:

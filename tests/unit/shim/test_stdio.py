@@ -194,7 +194,7 @@ async def test_the_process_gets_blocking_descriptors(
 
 
 async def test_one_uri_for_stdout_and_stderr_is_one_pipe_in_the_order_written(
-    tmp_path: Path, open_fds: None, plain: Open
+    tmp_path: Path, usual_umask: None, open_fds: None, plain: Open
 ) -> None:
     log = tmp_path / "logs" / "of today" / "out"
     uri = f"file://{log}".replace(" ", "%20")

@@ -81,7 +81,7 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
+def shelf(tmp_path: Path, usual_umask: None) -> Shelf:
     directory = tmp_path / "shelf"
     directory.mkdir()
     return Shelf(directory)

@@ -10,6 +10,6 @@ from tests.unit.hooks.image.images import debian
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
+def root(tmp_path: Path, usual_umask: None) -> str:
     """A Debian-like image."""
     return debian(f"{tmp_path}/image")

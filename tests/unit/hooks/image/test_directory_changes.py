@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change 
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
+def root(tmp_path: Path, usual_umask: None) -> str:
     put(str(tmp_path), "/outside/canary", b"canary")
     os.makedirs(tmp_path / "image" / "etc")
     return str(tmp_path / "image")

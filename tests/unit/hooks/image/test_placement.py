@@ -462,7 +462,7 @@ def outcome(case: Case, root: str) -> dict[str, Any]:
     "name",
     [pytest.param(name, marks=as_root if CASES[name].read_only else ()) for name in CASES],
 )
-def test_plan_in_an_image(name: str, tmp_path: Path) -> None:
+def test_plan_in_an_image(name: str, tmp_path: Path, usual_umask: None) -> None:
     case, root = CASES[name], f"{tmp_path}/image"
     case.make(root)
     with taking_no_writes(root) if case.read_only else nullcontext():

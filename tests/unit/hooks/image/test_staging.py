@@ -108,6 +108,7 @@ def as_oci(mount: Mount) -> dict[str, Any]:
 def test_a_real_container_finds_the_library(
     image: Any,
     tmp_path: Path,
+    usual_umask: None,
     has_cache: bool,
     tmpfs: str,
 ) -> None:

@@ -31,7 +31,9 @@ def links(dev: Path) -> dict[str, str]:
     return {path.name: os.readlink(path) for path in (dev / "char").iterdir()}
 
 
-def test_links_are_made_as_udev_makes_them_and_only_for_what_is_given(dev: Path) -> None:
+def test_links_are_made_as_udev_makes_them_and_only_for_what_is_given(
+    dev: Path, usual_umask: None
+) -> None:
     assert link_nodes(str(dev), [GPU, CONTROL, CAP]).made == ("195:0", "195:255", "240:3")
     assert links(dev) == {
         "195:0": "../nvidia0",
