@@ -313,6 +313,13 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         ),
         "D072", NOTE, "ldcache",
     ),
+    "a key that a later release of NVIDIA's has": (
+        all_of(
+            without(OURS),
+            text("/etc/nvidia-container-runtime/config.toml", "new-in-1-21 = true\n"),
+        ),
+        "D072", NOTE, "new-in-1-21",
+    ),
     "a hook for all to write": (
         all_of(
             text("/usr/bin/hook", "", 0o777),
