@@ -42,6 +42,7 @@ from integration.engines.verdict import (
     check,
     check_default,
     check_former,
+    check_sandboxer,
     refuse_generated,
     theirs,
 )
@@ -86,7 +87,10 @@ def plan(options: Options) -> Change:
         after = containerd.dump(wanted, options.config)
     check(options, containerd, before, after)
     check_default(options, now, after)
-    return _change(options, record, former, wanted, now=now, after=after, notes=[*notes, *others])
+    change = _change(options, record, former, wanted, now=now, after=after, notes=[*notes, *others])
+    if change.files:
+        check_sandboxer(options, containerd, after)
+    return change
 
 
 def plan_removal(options: Options) -> Change:

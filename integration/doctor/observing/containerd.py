@@ -53,7 +53,9 @@ _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri
 _OF_CRI: Final = ("io.containerd.cri.v1.images",)
 _MOST_FILES: Final = 64
 _MOST_OPEN: Final = re.compile(r"^Max open files +(\d+)", re.MULTILINE | re.ASCII)
-_VERSION: Final = re.compile(r"^containerd \S+ v?(\d+\.\d+\.\d+)", re.ASCII)
+_VERSION: Final = re.compile(
+    r"^containerd \S+ v?(\d+\.\d+\.\d+(?:[-~](?:alpha|beta|rc)\b[.\d]*)?)", re.ASCII
+)
 # It heeds CDI's names without being told to since 2.0.
 _WITH_CDI: Final = tuple(f"{major}." for major in range(2, 10))
 _SHIM_DIRECTORIES: Final = SYSTEM_PATH

@@ -20,7 +20,9 @@ from integration.engines.errors import (
     HandlerInUse,
     HandlerTaken,
     NotOurs,
+    SandboxerUnsafe,
 )
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from tests.harness.etc_containerd import (
     CRI,
     DEBIAN,
@@ -200,6 +202,21 @@ def test_what_stands_in_the_way_of_containerd_2_is_one_line_that_says_what_to_do
     refused(node, NotOurs, "somebody else")
     os.unlink(f"{node.directory}/conf.d/99-nvshim.toml")
     refused(node, HandlerTaken, "containerd itself has one", runtime_name="runc", replace=True)
+
+
+@pytest.mark.newest
+def test_sandboxer_that_can_end_this_containerd_is_refused_unless_forced(make: MakeEtc) -> None:
+    """Containerd issue 12983, which 2.3.0 mends: Debian's containerd 2 is older."""
+    table = f"[plugins.'{CRI[3]}'.containerd.runtimes"
+    theirs = f'{table}.pods]\nruntime_type = "io.containerd.nvidia.v1"\nsandboxer = "shim"\n'
+    node = make(UNSTABLE, f"version = 3\n{theirs}")
+    refused(node, SandboxerUnsafe, r"handler pods.* 2\.1\.\S+ .*update containerd to 2\.3\.0")
+    apply(plan(node.options(force=True)))
+    assert plan(node.options()).files == (), "what is in place already is the doctor's"
+    apply(plan_removal(node.options()))
+    for kind in (RUNC_TYPE, "io.containerd.kata.v2"):
+        node.write(f"version = 3\n{theirs.replace(RUNTIME_TYPE, kind)}")
+        assert plan(node.options()).files, f"pods of {kind} are none of ours"
 
 
 def test_what_stands_in_the_way_of_containerd_1_is_one_line_that_says_what_to_do(

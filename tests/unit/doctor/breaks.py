@@ -161,6 +161,21 @@ def of_runcs_type(more: str = "", options: str = OPTIONS) -> Break:
     return change
 
 
+def sandboxer_of(version: str) -> Break:
+    """Sandboxes that our shim makes, for a containerd that says it is of a version."""
+
+    def change(tree: Tree) -> None:
+        ours = 'io.containerd.nvidia.v1"'
+        tree.change(CONTAINERD, ours, f'{ours}\nsandboxer = "shim"')
+        tree.script(
+            "/usr/bin/containerd",
+            f'[ "$1" = --version ] && exec echo containerd github.com/containerd/v2 {version}',
+            f'while read -r line; do echo "$line"; done <{CONTAINERD}',
+        )
+
+    return change
+
+
 def handler_in(path: str, imports: str = "imports") -> Break:
     def move(tree: Tree) -> None:
         no_handler(tree)

@@ -34,6 +34,7 @@ from tests.unit.doctor.breaks import (
     real,
     removed_version,
     said_by,
+    sandboxer_of,
     spec_with,
     text,
     unpackaged,
@@ -219,6 +220,13 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         # Debian 12's containerd knows no sandboxer.
         all_of(of_runcs_type('\nsandboxer = "shim"'), without_containerd),
         "D048", ERROR, "sandboxer",
+    ),
+    "a containerd that ends by a sandboxer": (sandboxer_of("v2.2.7"), "D049", ERROR, "2.2.7"),
+    "a candidate of the first that does not": (
+        sandboxer_of("v2.3.0-rc.1"), "D049", ERROR, "2.3.0-rc.1",
+    ),
+    "a sandboxer, and who knows which containerd": (
+        sandboxer_of("main"), "D049", WARNING, "unknown version",
     ),
     "kubelet has cgroupfs": (
         changed(KUBELET, "systemd", "cgroupfs"), "D041", ERROR, "SystemdCgroup = true",

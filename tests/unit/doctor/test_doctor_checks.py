@@ -27,6 +27,7 @@ from tests.unit.doctor.breaks import (
     in_version_1,
     module_of_another_version,
     of_runcs_type,
+    sandboxer_of,
     without_containerd,
 )
 from tests.unit.doctor.sick import ELSEWHERE, ERROR, NOTE, SICK, WARNING
@@ -290,6 +291,12 @@ def test_user_namespaces_need_runcs_type_where_containerd_asks_no_other(
     assert bool(found(tree, "D047")) is is_silent
     of_runcs_type()(tree)
     assert found(tree, "D047") == []
+
+
+@pytest.mark.parametrize("version", ["v2.3.0", "2.3.0+unknown", "2.3.0-0ubuntu1", "v2.4.0-beta.0"])
+def test_sandboxer_is_no_fault_where_containerd_survives_it(tree: Tree, version: str) -> None:
+    sandboxer_of(version)(tree)
+    assert found(tree, "D049") == []
 
 
 def test_handler_of_runcs_type_that_calls_our_shim_is_ours(tree: Tree) -> None:
