@@ -54,7 +54,10 @@ def parse_release(version: str) -> Release | None:
         version: "1.7.24~ds1", "v2.3.0-rc.1", "2.3.0+unknown", "2.1.3-0ubuntu3".
     """
     found = _RELEASE.match(version)
-    return None if found is None else Release(*map(int, found.groups()[:3]), found[4] is None)
+    if found is None:
+        return None
+    major, minor, patch, stage = found.groups()
+    return Release(int(major), int(minor), int(patch), stage is None)
 
 
 def calls_our_shim(runtime_type: object, runtime_path: object = "") -> bool:

@@ -16,8 +16,8 @@ from hooks.errors import (
     ConfigUnreadable,
     WrongConfigValue,
 )
-from hooks.requests.naming import NamedDevices
 from hooks.requests.request import read_request
+from hooks.words import NamedDevices
 
 # As the toolkit's packages install it: what is commented out there is left out here.
 AS_INSTALLED = """
