@@ -189,7 +189,7 @@ class Containerd:
 
     path: str  # the root file of its configuration
     exists: bool  # whether that is there
-    distribution: str  # "", "k3s", "rke2" or "microk8s"
+    distribution: str  # "", "k3s", "rke2", "k0s" or "microk8s"
     # the template of that distribution that would keep our handler; "" if it has none of ours in
     # it, or needs none
     template: str

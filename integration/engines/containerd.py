@@ -16,6 +16,8 @@ Rules
   would be the first, the drop-in keeps them as they are.
 - A root file that is not there means containerd's defaults, and then no release reads conf.d. So
   one is made, with the drop-in's import or the block and nothing else.
+- A root file without a version is of version 1, which containerd 2 does not read the handler from.
+  One that says nothing of plugins means the same in every version: it gets ``version = 3``.
 - The drop-in sorts behind NVIDIA's (99-nvidia.toml), and has a name that no tool of NVIDIA's
   writes or removes. A handler of that name that somebody else has configured is changed only if a
   person says so (``replace``): then it makes room for ours, and comes back with --remove.
@@ -41,6 +43,7 @@ from integration.engines.undo import Record, View, changes, read_record
 from integration.engines.verdict import (
     check,
     check_default,
+    check_default_exists,
     check_former,
     check_sandboxer,
     refuse_generated,
@@ -89,6 +92,7 @@ def plan(options: Options) -> Change:
     check_default(options, now, after)
     change = _change(options, record, former, wanted, now=now, after=after, notes=[*notes, *others])
     if change.files:
+        check_default_exists(options, after)
         check_sandboxer(options, containerd, after)
     return change
 

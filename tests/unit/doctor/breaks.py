@@ -147,6 +147,12 @@ def in_k3s(tree: Tree) -> None:
     tree.process(CONTAINERD_PID, "containerd", "-c", path)
 
 
+def in_k0s(tree: Tree, mark: str = "# k0s_managed=true\n") -> None:
+    path = "/etc/k0s/containerd.toml"
+    tree.write(path, mark + tree.read(CONTAINERD))
+    tree.process(CONTAINERD_PID, "containerd", "--config", path)
+
+
 def no_handler(tree: Tree) -> None:
     tree.change(CONTAINERD, HANDLER, "")
 

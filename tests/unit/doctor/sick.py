@@ -23,6 +23,7 @@ from tests.unit.doctor.breaks import (
     gpu_driver,
     gpu_off_the_bus,
     handler_in,
+    in_k0s,
     in_k3s,
     in_version_1,
     module_of_another_version,
@@ -192,6 +193,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         lambda tree: tree.began(CONTAINERD_PID, -3600), "D038", WARNING, CONTAINERD,
     ),
     "k3s writes it anew": (in_k3s, "D039", WARNING, "k3s"),
+    "k0s writes it anew": (in_k0s, "D039", WARNING, "k0s"),
     "a drop-in that takes a section away": (
         text(DROP_IN, f'version = 2\n{RUNTIMES}.kata]\nruntime_type = "io.containerd.kata.v2"\n'),
         "D045", ERROR, "runc",

@@ -24,6 +24,7 @@ from tests.unit.doctor.breaks import (
     OPTIONS,
     PROGRAM,
     RUNTIMES,
+    in_k0s,
     in_version_1,
     module_of_another_version,
     of_runcs_type,
@@ -291,6 +292,14 @@ def test_user_namespaces_need_runcs_type_where_containerd_asks_no_other(
     assert bool(found(tree, "D047")) is is_silent
     of_runcs_type()(tree)
     assert found(tree, "D047") == []
+
+
+def test_k0s_configuration_that_somebody_has_taken_over_is_not_written_anew(tree: Tree) -> None:
+    in_k0s(tree, mark="")
+    assert found(tree, "D039") == []
+    in_k0s(tree)
+    tree.write("/etc/k0s/containerd.d/nvshim.toml", HANDLER)
+    assert found(tree, "D039") == [], "k0s puts what is there into each new file"
 
 
 @pytest.mark.parametrize("version", ["v2.3.0", "2.3.0+unknown", "2.3.0-0ubuntu1", "v2.4.0-beta.0"])
