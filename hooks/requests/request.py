@@ -86,6 +86,7 @@ from hooks.words import (
     Names,
     Origin,
     Void,
+    quotes_in,
 )
 
 
@@ -379,7 +380,7 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
         if item not in CAPABILITIES:
             raise UnknownCapability(
                 f"{CAPABILITIES_VARIABLE}={value}",
-                found=f'"{item}" is no driver capability',
+                found=f'"{item}" is no driver capability{quotes_in(item)}',
                 do=f"use all, or some of {', '.join(sorted(CAPABILITIES))}",
             )
     return frozenset(items) or DEFAULT_CAPABILITIES
@@ -412,7 +413,9 @@ def _features(variables: Mapping[str, str]) -> frozenset[str]:
             found.add(word)
         elif value not in NOTHING and value != "none":
             raise MalformedMigAccess(
-                f"{name}={value}", found="it is for no single device", do="use all, or nothing"
+                f"{name}={value}",
+                found=f"it is for no single device{quotes_in(value)}",
+                do="use all, or nothing",
             )
     return frozenset(found)
 

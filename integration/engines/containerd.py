@@ -47,6 +47,7 @@ from integration.engines.verdict import (
     check_former,
     check_sandboxer,
     refuse_generated,
+    refuse_template,
     theirs,
 )
 from integration.engines.wanted import as_before, drop_in_before, kept, with_us, without_theirs
@@ -64,6 +65,7 @@ _RESTART: Final = (
 def plan(options: Options) -> Change:
     """What has to change so that containerd has the handler."""
     options.check_name()
+    refuse_template(options)
     containerd = Containerd(options.program, options.socket)
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)

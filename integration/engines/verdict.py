@@ -32,6 +32,7 @@ from integration.handlers import (
     parse_release,
 )
 
+_TEMPLATE: Final = ".tmpl"
 _NVIDIAS: Final = "nvidia-container-runtime"
 
 
@@ -45,6 +46,25 @@ def refuse_generated(options: Options, files: Sequence[File], *, merges: bool) -
     if root.generator == K0S or (root.generator and root.text is not None and not is_imported):
         version = root.version if root.text is not None else 3 if merges else 2
         raise generated(options, root, version)
+
+
+def refuse_template(options: Options) -> None:
+    """A template of k3s or RKE2 is no TOML, and one that is made replaces all of their own."""
+    root = options.config
+    if not root.endswith(_TEMPLATE):
+        return
+    version = 3 if "-v3" in os.path.basename(root) else 2
+    raise ConfigGenerated(
+        f"a handler in {root}",
+        found="it is a template of k3s or RKE2, which nvshim does not edit",
+        do=f"add by hand: {_base(root)}{_one_line(options, version)}; or name with --config the "
+        f"file that is made of it, {root.removesuffix(_TEMPLATE)}",
+    )
+
+
+def _base(template: str) -> str:
+    """What a template of k3s begins with that is not there yet."""
+    return "" if os.path.exists(template) else 'a first line {{ template "base" . }}, then '
 
 
 def generated(options: Options, file: File, version: int) -> ConfigGenerated:
@@ -66,9 +86,8 @@ def generated(options: Options, file: File, version: int) -> ConfigGenerated:
     else:
         template = GENERATED.search(file.text or "")
         path = os.path.join(directory, template[2] if template else "")
-        base = "" if os.path.exists(path) else 'a first line {{ template "base" . }}, then '
         found += ", and it imports nothing that would leave its sections whole"
-        do = f"put into {path}: {base}{lines}"
+        do = f"put into {path}: {_base(path)}{lines}"
     return ConfigGenerated(f"a handler in {file.path}", found=found, do=do)
 
 

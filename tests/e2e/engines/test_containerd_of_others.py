@@ -311,6 +311,18 @@ def test_file_that_k3s_writes_names_its_template_unless_it_imports_drop_ins(
         refused(node, ConfigGenerated, "anew")
 
 
+@pytest.mark.parametrize("name", ["config.toml.tmpl", "config-v3.toml.tmpl"])
+def test_template_of_k3s_is_not_edited_nor_made(make: MakeEtc, name: str) -> None:
+    """A template that is made replaces all that k3s writes by itself."""
+    node = make("trixie", None)
+    node.config = f"{node.directory}/{name}"
+    version = 3 if "-v3" in name else 2
+    line = rf"\[plugins\.\"{re.escape(CRI[version])}.*--config .*{name.removesuffix('.tmpl')}$"
+    refused(node, ConfigGenerated, f"template of k3s.*a first line .*base.*then {line}")
+    node.write('{{ template "base" . }}\n', name)
+    refused(node, ConfigGenerated, f"template of k3s.*by hand: {line}")
+
+
 K0S: Final = """\
 # k0s_managed=true
 # (placeholder, written anew by k0s)
