@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -10,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+from integration import inventory
 from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
 from integration.doctor.examination import Examination, choose, examine, judge
@@ -292,6 +294,23 @@ def test_user_namespaces_need_runcs_type_where_containerd_asks_no_other(
     assert bool(found(tree, "D047")) is is_silent
     of_runcs_type()(tree)
     assert found(tree, "D047") == []
+
+
+def test_gpu_that_nvml_cannot_open_by_a_wrong_node_needs_no_reset(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*args: Any, **more: Any) -> bytes:
+        answer = json.loads(inventory.ask(*args, **more) or b"")
+        answer["gpus"][0]["lost"] = "GPU is lost"
+        return json.dumps(answer).encode()
+
+    monkeypatch.setattr("integration.doctor.observing.nvml.ask", ask)
+    (lost,) = found(tree, "D005")
+    assert lost.remedy.startswith("reset the GPU")
+    tree.remove("/dev/nvidia0")
+    tree.write("/dev/nvidia0", "")
+    assert found(tree, "D005") == []
+    assert [each.found for each in found(tree, "D009")]
 
 
 def test_k0s_configuration_that_somebody_has_taken_over_is_not_written_anew(tree: Tree) -> None:
