@@ -207,6 +207,9 @@ class Node:
 _MOST_LINKS: Final = 8
 
 
+SERVICES: Final = ("persistenced", "fabricmanager", "mps")
+"""The services of the driver whose sockets or pipes a container may get."""
+
 # ASCII's, and those that word processors make of them.
 _QUOTES: Final = frozenset("\"'`\u201c\u201d\u2018\u2019")
 

@@ -54,6 +54,8 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
         meant = row.meaning(value)
         if meant is None:
             raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
+        if row.why and not meant and value:
+            notes.append(f"{key} = {_written(key, value)} means nothing here: {row.why}")
         fields |= meant
     if leaves.get(_MODE) != "cdi" and fields.pop("default_kind", _GPUS) != _GPUS:
         notes.append(f'{_DEFAULT_KIND} has no effect: it counts with {_MODE} = "cdi" only')
@@ -110,6 +112,10 @@ def _compat_hooks(value: list[Any]) -> dict[str, Any] | None:
     if not all(isinstance(name, str) for name in value):
         return None
     return _compat(off=not _COMPAT_HOOKS.isdisjoint(value))
+
+
+def _feature_flags(value: list[Any]) -> dict[str, Any] | None:
+    return {"service_sockets": ()} if "disable-ipc-discoverer" in value else {}
 
 
 def _compat_mode(value: str) -> dict[str, Any] | None:
@@ -222,7 +228,7 @@ _KEYS: Final[dict[str, _Key]] = {
     f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Key(
         str, _compat_mode, '"ldconfig", "mount", "hook" or "disabled"'
     ),
-    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _without(list, _ONE_MEANING),
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _Key(list, _feature_flags, why=_ONE_MEANING),
     f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _Key(list, _compat_hooks),
     f"{_RUNTIME}-hook.path": _without(str, _NO_HOOK, f"{_RUNTIME}-hook"),
     f"{_RUNTIME}-hook.skip-mode-detection": _without(bool, _NO_HOOK),

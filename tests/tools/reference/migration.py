@@ -28,6 +28,7 @@ _SAMPLES: Final[tuple[Any, ...]] = (
     ["/srv/cdi"],
     ["vendor.com/"],
     ["enable-cuda-compat"],
+    ["disable-ipc-discoverer"],
     ["value"],
     "value",
 )

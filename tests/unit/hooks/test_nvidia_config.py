@@ -119,6 +119,8 @@ def test_file_as_installed_behaves_as_nvidias_toolkit_and_loses_nothing() -> Non
         ('nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks = ["enable-cuda-compat"]',
          {"cuda_compat": False}),
         ('nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks = ["chmod"]', {}),
+        ('nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags = ["disable-ipc-discoverer"]',
+         {"service_sockets": ()}),
     ],
 )  # fmt: skip
 def test_key_means_what_it_means_there(text: str, means: dict[str, Any]) -> None:
@@ -139,6 +141,7 @@ def test_key_means_what_it_means_there(text: str, means: dict[str, Any]) -> None
         'nvidia-container-runtime.log-level = "debug"',
         "nvidia-container-runtime.experimental = true",
         "features.gds = true",
+        'nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags = ["disable-nvsandboxutils"]',
         "features.allow-cuda-compat-libs-from-container = true",
         'nvidia-ctk.path = "/opt/nvidia-ctk"',
     ],
