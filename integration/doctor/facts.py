@@ -373,6 +373,9 @@ class Container:
     denied: tuple[str, ...] = ()
     denied_by: str = ""  # who denies them
     unseen: str = ""  # why that could not be seen; "" if it could
+    # whether it has the default driver capabilities only because it names none
+    has_default_capabilities: bool = False
+    image: str = ""  # its image's name; "" if the engine does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tests.unit.doctor.breaks import (
     another_gpu,
     another_version,
     changed,
+    container_of,
     enable_cdi,
     gpu_driver,
     gpu_off_the_bus,
@@ -426,6 +427,12 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         changed(f"{BUNDLE}/nvidia.json", "GPU-", "GPU-0"), "D102", ERROR, "k8s.io/web",
     ),
     "its record is damaged": (text(f"{BUNDLE}/nvidia.json", "[]"), "D103", NOTE, "could not look"),
+    "no driver capabilities are named": (
+        container_of("example.com/vision:1"), "D113", NOTE, "of the image example.com/vision:1",
+    ),
+    "driver capabilities are named by nothing": (
+        container_of(NVIDIA_DRIVER_CAPABILITIES=""), "D113", NOTE, "1 of 1 ",
+    ),
     "systemd does not answer": (
         lambda tree: tree.script("/usr/bin/systemctl", "echo no bus >&2; exit 1"),
         "D103", NOTE, "no bus",

@@ -26,6 +26,7 @@ from tests.unit.doctor.breaks import (
     OPTIONS,
     PROGRAM,
     RUNTIMES,
+    container_of,
     in_k0s,
     in_version_1,
     module_of_another_version,
@@ -35,6 +36,7 @@ from tests.unit.doctor.breaks import (
 )
 from tests.unit.doctor.sick import ELSEWHERE, ERROR, NOTE, SICK, WARNING
 from tests.unit.doctor.trees import (
+    BUNDLE,
     CONTAINERD,
     CONTAINERD_PID,
     DAEMON,
@@ -311,6 +313,13 @@ def test_gpu_that_nvml_cannot_open_by_a_wrong_node_needs_no_reset(
     tree.write("/dev/nvidia0", "")
     assert found(tree, "D005") == []
     assert [each.found for each in found(tree, "D009")]
+
+
+def test_containers_that_name_their_capabilities_are_not_counted(tree: Tree) -> None:
+    container_of(NVIDIA_DRIVER_CAPABILITIES="compute,utility")(tree)
+    assert found(tree, "D113") == []
+    tree.remove(f"{BUNDLE}/config.json")
+    assert found(tree, "D113") == []
 
 
 def test_k0s_configuration_that_somebody_has_taken_over_is_not_written_anew(tree: Tree) -> None:
