@@ -188,6 +188,14 @@ def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert load_config().dev == "/elsewhere"
 
 
+def test_name_of_a_file_in_quotes_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVSHIM_CONFIG", f'"{written(tmp_path, "")}"')
+    with pytest.raises(ConfigUnreadable, match="without quotes"):
+        load_config()
+
+
 def test_argument_wins_over_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVSHIM_CONFIG", "/nowhere")
     assert load_config(written(tmp_path, "")) == Config()
