@@ -231,8 +231,8 @@ def check_default_exists(options: Options, after: Mapping[str, Any]) -> None:
         f"the configuration in {options.config}",
         found=f"default_runtime_name is {name}, and there is no such handler ({there}): "
         "containerd's CRI plugin would not start",
-        do=f"give default_runtime_name the name of one, or add --set-default for "
-        f"{options.runtime_name}; --force goes on anyway",
+        do=f"add the handler {name}, name another in default_runtime_name, or make "
+        f"{options.runtime_name} the default with --set-default; --force goes on anyway",
     )
 
 
