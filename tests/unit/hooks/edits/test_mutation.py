@@ -11,6 +11,7 @@ from hooks.edits.mutation import apply, apply_process
 from hooks.edits.verification import verify
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
 from hooks.plan import Bounds, Device, File, LinkDirectory, Mount, Plan, ProcFile, united
+from hooks.requests.oci_hooks import LISTS
 
 GPU = Device("/dev/nvidia0", 195, 0, reason="GPU 0")
 CTL = Device("/dev/nvidiactl", 195, 255, reason="control device")
@@ -100,13 +101,15 @@ NVIDIAS = {
     "path": "/usr/bin/nvidia-container-runtime-hook",
     "args": ["/usr/bin/nvidia-container-runtime-hook", "prestart"],
 }
+# Of the same program, and nothing that is known.
+UNKNOWN = {"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "explode"]}
 
 
 @pytest.mark.parametrize("plan", [PLAN, Plan()])
-@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+@pytest.mark.parametrize("stage", LISTS)
 def test_hook_of_nvidias_is_taken_out_and_no_other(stage: str, plan: Plan) -> None:
     before = spec()
-    before["hooks"] = {"prestart": [{"path": "/bin/true"}], "poststop": [NVIDIAS]}
+    before["hooks"] = {"prestart": [{"path": "/bin/true"}], "poststop": [UNKNOWN]}
     expected = copy.deepcopy(before["hooks"])
     expected.setdefault(stage, [])
     before["hooks"].setdefault(stage, []).append(NVIDIAS)
@@ -131,7 +134,7 @@ def test_hook_of_nvidias_is_taken_out_and_no_other(stage: str, plan: Plan) -> No
 )
 def test_result_without_any_other_hook_or_with_nvidias_does_not_leave(edit: str) -> None:
     before = spec()
-    before["hooks"] = {"prestart": [NVIDIAS, {"path": "/bin/true"}], "poststop": [NVIDIAS]}
+    before["hooks"] = {"prestart": [NVIDIAS, {"path": "/bin/true"}], "poststop": [UNKNOWN]}
     edited = copy.deepcopy(apply(before, PLAN))
     eval(edit, {"s": edited, "NVIDIAS": NVIDIAS})
     with pytest.raises(VerificationFailed):
