@@ -51,7 +51,7 @@ from hooks.image.layout import Layout
 from hooks.image.placement import Placed
 from hooks.node.host_setup import CharLinks, MadeNodes
 from hooks.node.inventory import Inventory
-from hooks.ocispec import part
+from hooks.ocispec import part, parts
 from hooks.plan import Contribution, Plan, device_node, shut_devices
 from hooks.requests.oci_hooks import hooks_of, is_nvidia_hook, tell_hook
 from hooks.requests.policy import Verdict
@@ -252,8 +252,10 @@ def _edits(plan: Plan) -> dict[str, Any]:
 
 def _in_spec(spec: Mapping[str, Any], plan: Plan) -> dict[str, list[str]]:
     """Which devices and mounts of a plan are in a spec that was edited by it, from before."""
-    nodes = {str(node.get("path")) for node in part(part(spec, "linux", dict), "devices", list)}
-    there = {posixpath.normpath(str(m.get("destination"))) for m in part(spec, "mounts", list)}
+    listed = parts(part(spec, "linux", dict), "devices", dict, "linux.")
+    nodes = {str(node.get("path")) for node in listed}
+    mounted = parts(spec, "mounts", dict)
+    there = {posixpath.normpath(str(mount.get("destination"))) for mount in mounted}
     return {
         "devices": [device.path for device in plan.devices if device.path in nodes],
         "mounts": [mount.destination for mount in plan.mounts if mount.destination in there],

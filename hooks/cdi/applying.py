@@ -48,6 +48,7 @@ from hooks.cdi.spec import NO_PERMISSIONS, DeviceNode, Edits, SpecHook, SpecMoun
 from hooks.config import Config
 from hooks.edits.compat import with_compat
 from hooks.plan import Bounds, Contribution, Device, Hook, IntelRdt, Mount, NetDevice, Plan
+from hooks.requests.oci_hooks import Call
 from hooks.words import KERNELS, is_below, normal_path
 
 MOUNT_KINDS: Final = frozenset({"bind", "tmpfs", "hugetlbfs"})
@@ -127,7 +128,7 @@ class _Work:
         self._mounts: dict[str, Mount] = {}
         self._gids: dict[int, None] = {}
         self._hooks: list[Hook] = []
-        self._nvidia: list[nvidia_hooks.Call] = []
+        self._nvidia: list[Call] = []
         self._intel_rdt: IntelRdt | None = None
         self._net_devices: dict[str, NetDevice] = {}
         self._notes: list[str] = []

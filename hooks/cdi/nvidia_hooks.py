@@ -53,6 +53,7 @@ from hooks.image.rootfs_errors import MalformedElf
 from hooks.node.host_setup import without_node_making
 from hooks.node.roots import is_version
 from hooks.node.witness import read_fields, read_names, read_text
+from hooks.ocispec import part, parts
 from hooks.plan import (
     Bounds,
     CachedLibrary,
@@ -149,6 +150,9 @@ def contribute(
 
     Returns:
         Edits of the image alone, and what was decided of its libcuda.
+
+    Raises:
+        MalformedSpec: a part of the spec has the wrong shape.
     """
     calls = calls_of(spec)
     given = Plan(devices=tuple(_devices_in(spec)), mounts=tuple(_mounts_in(spec)))
@@ -160,17 +164,17 @@ def contribute(
 
 def _mounts_in(spec: Mapping[str, Any]) -> Iterator[Mount]:
     """The bind mounts of a spec."""
-    for entry in spec.get("mounts") or ():
+    for entry in parts(spec, "mounts", dict):
         source, destination = entry.get("source"), entry.get("destination")
-        options = entry.get("options") or ()
-        is_bind = entry.get("type") == "bind" or not {"bind", "rbind"}.isdisjoint(options)
+        options = part(entry, "options", list, "mounts.")
+        is_bind = entry.get("type") == "bind" or "bind" in options or "rbind" in options
         if is_bind and isinstance(source, str) and source.startswith("/"):
             yield Mount(source, posixpath.normpath(str(destination)))
 
 
 def _devices_in(spec: Mapping[str, Any]) -> Iterator[Device]:
     """The device nodes of a spec."""
-    for node in (spec.get("linux") or {}).get("devices") or ():
+    for node in parts(part(spec, "linux", dict), "devices", dict, "linux."):
         path, major, minor = node.get("path"), node.get("major"), node.get("minor")
         if isinstance(path, str) and isinstance(major, int) and isinstance(minor, int):
             yield Device(path, major, minor)

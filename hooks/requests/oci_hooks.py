@@ -232,8 +232,9 @@ def calls_of(spec: Mapping[str, Any]) -> tuple[Call, ...]:
 
 def hooks_of(spec: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """A spec's hooks with the list of each; what has the wrong shape has none."""
-    hooks = spec.get("hooks")
-    for name in LISTS if isinstance(hooks, dict) else ():
+    found = spec.get("hooks")
+    hooks = found if isinstance(found, dict) else {}
+    for name in LISTS:
         listed = hooks.get(name)
         yield from ((name, hook) for hook in (listed if isinstance(listed, list) else ()))
 
