@@ -85,7 +85,8 @@ def test_podman_that_refuses_groups_gets_a_spec_without_them(
         assert (found["cdiVersion"] == "0.7.0") == bool(listed)
         return listed, "Podman" in seen.err
 
-    everything, nothing = ({44}, False), (set(), False)
+    everything: tuple[set[int], bool] = ({44}, False)
+    nothing: tuple[set[int], bool] = (set(), False)
     assert groups(*command) == everything
     program = tmp_path / "podman"
     program.write_text(f"#!/bin/sh\necho podman version {version}\n")
