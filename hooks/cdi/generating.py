@@ -285,7 +285,7 @@ def _without_groups(edits: Edits) -> Edits:
     return replace(edits, additional_gids=())
 
 
-# By these links a library or module is found; its file's own name is for people.
+# Programs find a library or module by these links, and not by its file's own name.
 _FINDING: Final = frozenset({"soname", "X module"})
 # Names for linkers that programs open all the same.
 _OPENED: Final = frozenset({"libcuda.so", "libnvidia-ml.so", "libnvidia-opticalflow.so"})
@@ -311,7 +311,7 @@ def _without_links(plan: Plan) -> Plan:
 
 
 def _is_for_linkers(path: str, end: str) -> bool:
-    """Whether a name beside a library is one that only the making of programs takes."""
+    """Whether a name beside a library is for linkers, and programs do not open it."""
     directory, name = posixpath.split(path)
     beside = directory == posixpath.dirname(end)
     return beside and name.endswith(".so") and name not in _OPENED and "/xorg/" not in path

@@ -24,8 +24,8 @@ Rules
 - :mod:`hooks.requests.oci_hooks` says which hooks these are. Of a CDI spec that we apply, one with
   a word or an option that is not known is an error. In an OCI spec, where an engine has applied the
   CDI spec, it stays.
-- Of an OCI spec nobody can tell any more which mounts are of the CDI spec. All are looked at, the
-  tenant's volumes too: so only a regular file is ever opened, and only its headers are read.
+- An OCI spec does not say which of its mounts the CDI spec brought. All are looked at, a tenant's
+  volumes too. So the engine opens regular files only, and reads only their headers.
 - A link's target that climbs ("../x") is resolved as it is written. A link that leads to itself
   is none.
 
@@ -139,9 +139,9 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
 def contribute(
     spec: Mapping[str, Any], config: Config, find_compat: FindCompat | None
 ) -> tuple[Contribution, Compat]:
-    """What the hooks do that an engine has written into an OCI spec, of a CDI spec's.
+    """Do what the hooks of a CDI spec would, which an engine has written into an OCI spec.
 
-    Nothing is granted by this: the devices and the driver's files are in the spec already.
+    This grants nothing: the devices and the driver's files are in the spec already.
 
     Args:
         spec: config.json, decoded.
@@ -323,7 +323,7 @@ def _every_mounted_file(
 
 
 def _elf_at(path: str) -> Elf | None:
-    """What an ELF file of the host says of itself; None for anything else, which is not opened."""
+    """Read the headers of an ELF file of the host; None for anything else, which stays closed."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

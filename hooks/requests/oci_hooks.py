@@ -18,8 +18,8 @@ with ``hook``                                                                :cl
 
 Rules
 - The program is never looked at. It need not be there.
-- A hook with a word, an option or a value that is not known here would do something else: it is not
-  one of these, and stays in the spec.
+- A hook with a word, an option or a value that this module does not know stays in the spec: it
+  would do something else.
 - A list's value may have several items, with commas between them.
 
 Source: NVIDIA Container Toolkit, cmd/nvidia-cdi-hook (1.10 to 1.20) and cmd/nvidia-container-
@@ -108,7 +108,7 @@ def parse_call(path: str, arguments: Sequence[str], owner: str = "the spec") -> 
     Args:
         path: of its program.
         arguments: all of them, the program's name first.
-        owner: whose hook it is, for people.
+        owner: what the hook belongs to, for messages.
 
     Returns:
         The call; None if the program is not one of NVIDIA's for CDI.
@@ -135,7 +135,7 @@ def parse_call(path: str, arguments: Sequence[str], owner: str = "the spec") -> 
 
 
 def _take_options(words: list[str], known: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
-    """The options at the beginning of ``words``, which are taken from it."""
+    """Remove the options at the beginning of ``words``, and yield them."""
     while words and words[0].startswith("-"):
         word = words.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
@@ -240,7 +240,7 @@ def hooks_of(spec: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def tell_hook(hook: object) -> str:
-    """A hook in a few words, for people."""
+    """Describe a hook in a few words."""
     path, arguments = _command(hook)
     call = call_in(hook)
     words = (call.name,) if call is not None else arguments[1:4]

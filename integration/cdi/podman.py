@@ -23,7 +23,7 @@ _VERSION: Final = re.compile(r"\bversion ((\d+)\.(\d+)\S*)")
 
 
 def too_old() -> str:
-    """The version of a Podman of this node that refuses groups; "" if there is none."""
+    """Return the version of a Podman of this node that refuses groups; "" if there is none."""
     for program in programs_named(_PODMAN):
         try:
             said = run([program, "--version"], timeout=_TIMEOUT).stdout
@@ -36,7 +36,7 @@ def too_old() -> str:
 
 
 def note_on(version: str) -> str:
-    """What is said where groups are left out for a Podman of a version."""
+    """Say why a spec has no groups."""
     return (
         f"the spec has no groups, since Podman {version} of this node reads no spec that has; "
         "a process that is not root may lack those of DRM nodes"

@@ -64,7 +64,7 @@ class Given:
 
 
 def files_of_driver(count: int) -> str:
-    """A number of files, for people."""
+    """Return a count of files with its noun."""
     return f"{count} file{'' if count == 1 else 's'} of the driver"
 
 
@@ -113,7 +113,7 @@ def _of_nvidia(nodes: Iterable[str]) -> tuple[str, ...]:
 
 
 def _mounts_in(spec: Mapping[str, Any]) -> int:
-    """How many of the driver's files a spec mounts, as far as their names tell."""
+    """Count the driver's files that a spec mounts, by their names."""
     sources = (str(mount.get("source")) for mount in entries(spec, "mounts"))
     return sum(1 for source in sources if _OF_DRIVER.search(source))
 

@@ -74,7 +74,7 @@ def low_levels(parts: Parts, workshop: str) -> dict[str, str]:
 
 
 def every_link(node: SimulatedNode) -> dict[str, str]:
-    """What the real hooks leave behind: the path of each link, and where it leads in the end."""
+    """Return the links that the real hooks make: the file that each path ends at."""
     found = {}
     for texts in engine_cdi.links(node).values():
         for text in texts:
@@ -180,7 +180,7 @@ def read_only(spec: dict[str, Any]) -> None:
 
 
 def mapped(spec: dict[str, Any]) -> None:
-    """Its root is nobody of the host's."""
+    """Give it a user namespace."""
     ids = [{"containerID": 0, "hostID": MAPPED, "size": 65536}]
     spec["linux"] |= {"uidMappings": ids, "gidMappings": ids}
     spec["linux"]["namespaces"].append({"type": "user"})

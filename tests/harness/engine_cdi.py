@@ -36,7 +36,7 @@ def trap(directory: Path, name: str = "nvidia-cdi-hook") -> tuple[str, Path]:
 
 
 def links(node: SimulatedNode) -> dict[str, list[str]]:
-    """What create-symlinks is called with, by the hook that it is of."""
+    """Return the values of ``--link`` by the hook that has them."""
     version = node.driver_version
     return {
         "by-path": [

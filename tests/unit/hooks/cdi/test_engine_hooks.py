@@ -155,7 +155,7 @@ def test_newer_libcuda_of_the_image_comes_first_where_the_hook_says(
 def test_nothing_but_a_regular_file_of_a_mount_is_opened(
     node: Node, rootfs: Path, inject: Inject, tmp_path: Path
 ) -> None:
-    """Which mounts are the engine's, and which are a tenant's volumes, a spec does not say."""
+    """A spec does not say which mounts are the engine's, and which are a tenant's volumes."""
     volume = tmp_path / "volume"
     volume.mkdir()
     os.mkfifo(volume / "liba.so.1")
@@ -163,7 +163,7 @@ def test_nothing_but_a_regular_file_of_a_mount_is_opened(
     (volume / "libc.so.1").symlink_to("liba.so.1")
     (volume / "libd.so.1").write_bytes(b"no library")
     (volume / "libe.so.1").symlink_to("libe.so.1")
-    # Whoever opens a FIFO to read it lets this one write.
+    # A FIFO that a process has opened for reading can be opened for writing at once.
     spec = applied(node, call("update-ldcache", "--folder", "/vol", "--folder", "/more/sub"))
     spec["mounts"] += [
         bind(volume, "/more"), bind(volume / "libb.so.1", "/vol/libb.so.1"),

@@ -186,7 +186,7 @@ def test_what_a_client_of_containerd_says_comes_before_what_the_image_does() -> 
 
 
 def test_policy_leaves_what_a_client_of_containerd_was_given_by_its_caller() -> None:
-    """No image writes a hook. Whoever does is root on the node."""
+    """No image can write a hook: its author is root on the node."""
     spec = {
         "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "capabilities": {}},
         "hooks": {"prestart": [client("configure", "--device=all", *REST)]},
