@@ -275,7 +275,7 @@ def _libraries(
     found: dict[tuple[str, Arch], CachedLibrary] = {}
     arches: dict[str, Arch] = {}
     sonames: dict[str, str] = {}
-    for path, source in _mounted_files(mounts, tuple({*folders, *linked})):
+    for path, source in _mounted_files(mounts, tuple(dict.fromkeys((*folders, *linked)))):
         elf = _elf_at(source)
         if elf is None or elf.arch is None:
             continue
@@ -316,7 +316,7 @@ def _every_mounted_file(
                 below = f"{mount.source}{folder[len(mount.destination) :]}"
                 try:
                     names = sorted(os.listdir(below))[:_MOST_FILES]
-                except OSError:
+                except (OSError, ValueError):  # or no path at all: a zero byte
                     continue
                 for inside in filter(_SHARED_OBJECT.fullmatch, names):
                     yield f"{folder}/{inside}", f"{below}/{inside}"
@@ -326,7 +326,7 @@ def _elf_at(path: str) -> Elf | None:
     """Read the headers of an ELF file of the host; None for anything else, which stays closed."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
+    except (OSError, ValueError):
         return None
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):

@@ -168,6 +168,7 @@ def test_nothing_but_a_regular_file_of_a_mount_is_opened(
     spec["mounts"] += [
         bind(volume, "/more"), bind(volume / "libb.so.1", "/vol/libb.so.1"),
         bind(volume, "/more/sub"), bind("/nowhere", "/vol/libx.so"),
+        bind("/zero\0byte", "/vol/libn.so"), bind("/zero\0byte", "/more/sub"),
         {"destination": "/vol/liby.so", "type": "bind", "source": "relative"},
         {"destination": "/vol/libz.so", "type": "tmpfs", "source": "tmpfs"},
     ]  # fmt: skip
