@@ -271,9 +271,8 @@ def _granted(record: Mapping[str, Any] | None) -> list[tuple[str, Mapping[str, A
 
 def _nodes(container: Container) -> list[str]:
     """The paths of the nodes that a container was given."""
-    if container.record:
-        return [str(node.get("path")) for node in entries(container.record, "edits", "devices")]
-    return nodes_of(container)
+    ours = [str(node.get("path")) for node in entries(container.record, "edits", "devices")]
+    return ours or nodes_of(container)
 
 
 def _numa_node(config: Config, address: str) -> int | None:
