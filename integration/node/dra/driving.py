@@ -41,6 +41,7 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from integration.node.api_server import api_server_of
+from integration.node.api_status import is_away
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
 from integration.node.dra.claims import read_claim, refuse_drained, refuse_taken
@@ -49,7 +50,7 @@ from integration.node.dra.devices import EFFECTS, publishable
 from integration.node.dra.looking import Looking
 from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
-from integration.node.dra.reading import ClaimReader, Stale, is_away
+from integration.node.dra.reading import ClaimReader, Stale
 from integration.node.dra.recalling import has_daemon, recall
 from integration.node.dra.serving import Serving
 from integration.node.dra.sharing import refuse_conflicts, refuse_overfull

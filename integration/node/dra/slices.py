@@ -158,8 +158,13 @@ def lost_counters(sent: Mapping[str, Any], has: Mapping[str, Any]) -> bool:
     if "sharedCounters" in sent and "sharedCounters" not in has:
         return True
     key = "consumesCounters"
-    pairs = zip(sent.get("devices") or (), has.get("devices") or (), strict=False)
+    pairs = zip(_whats(sent), _whats(has), strict=False)
     return any(key in ours and key not in theirs for ours, theirs in pairs)
+
+
+def _whats(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What a slice has of each device, whichever version of the API it is of."""
+    return (device.get("basic", device) for device in content.get("devices") or ())
 
 
 def changes(
