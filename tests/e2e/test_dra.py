@@ -483,16 +483,20 @@ def test_an_agent_of_the_host_asks_as_the_kubelet(fresh: Place, tmp_path: Path) 
 
 
 def test_the_driver_can_take_nvidias_name(fresh: Place) -> None:
+    def drivers() -> set[str]:
+        return {each["spec"]["driver"] for each in fresh.cluster.slices()}
+
+    foreign = fresh.cluster.slices()[0]
+    foreign["spec"]["driver"] = "nic.example.com"
+    fresh.cluster.put(foreign)
     fresh.agent.stop()
+    assert drivers() == {DRA_DRIVER, "nic.example.com"}, "they stay when an agent ends"
     with fresh.new_agent("--dra-driver", "gpu.nvidia.com"):
         assert fresh.kubelet.wait_for("gpu.nvidia.com").info.name == "gpu.nvidia.com"
-        eventually(
-            lambda: (
-                {each["spec"]["driver"] for each in fresh.cluster.slices()}
-                == {DRA_DRIVER, "gpu.nvidia.com"}
-            ),
-            "it publishes its own, and leaves the others to the kubelet",
-        )
+        eventually(lambda: "gpu.nvidia.com" in drivers(), "it publishes its own")
+        assert drivers() == {"gpu.nvidia.com", "nic.example.com"}, "no GPU is there twice"
+    history = [(kind, each["spec"]["driver"]) for kind, each in fresh.cluster.history()]
+    assert history.index(("DELETED", DRA_DRIVER)) < history.index(("ADDED", "gpu.nvidia.com"))
 
 
 def test_nothing_is_given_twice_or_left_whatever_ends(place: Place) -> None:

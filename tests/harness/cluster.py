@@ -137,6 +137,17 @@ class Cluster(ApiServer):
             for device in each["spec"].get("devices", ())
         }
 
+    def history(self) -> list[tuple[str, dict[str, Any]]]:
+        """What has become of slices: the kind of each change, and the slice."""
+        with self._changed:
+            return [(kind, copy.deepcopy(each)) for _, kind, each in self._history]
+
+    def put(self, like: dict[str, Any]) -> None:
+        """Have a slice of somebody else's."""
+        with self._changed:
+            code, _ = self._made({**like, "metadata": {"name": f"slice-{uuid.uuid4()}"}})
+            assert code < 300, code
+
     def wipe(self) -> None:
         """Delete every slice, as a kubelet does when it begins."""
         with self._changed:

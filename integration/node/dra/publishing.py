@@ -66,7 +66,7 @@ from integration.node.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from integration.node.api_server import ApiServer, Watch
     from integration.node.components import Context
@@ -103,7 +103,11 @@ class _Uncounted(Exception):
 
 
 class Publisher:
-    """Publishes what it is told to."""
+    """Publishes what it is told to.
+
+    Args:
+        before: called with the path of slices before any is written.
+    """
 
     def __init__(
         self,
@@ -112,12 +116,15 @@ class Publisher:
         driver: str,
         node: str,
         fault: Callable[[str, str], None],
+        *,
+        before: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._say = context.say
         self._api = api
         self._driver = driver
         self._node = node
         self._fault = fault
+        self._before = before
         self._version = ""
         self._wanted: tuple[Device, ...] | None = None
         self._there: dict[str, dict[str, Any]] = {}
@@ -186,6 +193,8 @@ class Publisher:
         """List, watch, and write whenever it is needed; until all has to be listed anew."""
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
+        if self._before is not None:
+            await self._before(path)
         self._owner = Owner(self._driver, self._node, await self._node_uid(), version)
         ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
         found = await self._call("GET", path, query=ours)
