@@ -1,0 +1,74 @@
+"""The child that reads what may make it wait for ever: a program of its own, run by path.
+
+    python3 -I -S reading_child.py < QUESTIONS > ANSWERS
+
+A question is a line: ``text MOST PATH``, for so many bytes, or ``node PATH``. An answer is a line
+with the length of what follows it, or -1 for what could not be read. Of a node it is
+``MAJOR:MINOR`` for a character device, and nothing for any other file; it is asked for by statx(2)
+with AT_STATX_DONT_SYNC, which has no file system ask its server.
+
+It ends with its questions. See :mod:`integration.inspection.reading`.
+
+Source: statx(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+
+_CHUNK = 1 << 20
+_AT_FDCWD = -100
+_AT_STATX_DONT_SYNC = 0x4000
+_STATX_TYPE = 0x1
+# Where struct statx has stx_mode, and stx_rdev_major before stx_rdev_minor.
+_MODE, _MAJOR, _MINOR = 28, 128, 132
+_SIZE = 256
+
+
+def main() -> None:
+    """Answer questions until there are no more."""
+    libc = ctypes.CDLL(None)
+    with os.fdopen(0, "rb", buffering=0) as questions:
+        for question in questions:
+            kind, _, path = question.rstrip(b"\n").partition(b" ")
+            try:
+                answer = _read(*path.split(b" ", 1)) if kind == b"text" else _node(libc, path)
+            except OSError:
+                _write(b"-1\n")
+                continue
+            _write(b"%d\n" % len(answer) + answer)
+
+
+def _read(most: bytes, path: bytes) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        chunks, left = [], int(most)
+        while left and (chunk := os.read(fd, min(left, _CHUNK))):
+            chunks.append(chunk)
+            left -= len(chunk)
+        return b"".join(chunks)
+    finally:
+        os.close(fd)
+
+
+def _node(libc: ctypes.CDLL, path: bytes) -> bytes:
+    found = ctypes.create_string_buffer(_SIZE)
+    if libc.statx(_AT_FDCWD, path, _AT_STATX_DONT_SYNC, _STATX_TYPE, found):
+        raise OSError
+    mode = int.from_bytes(found.raw[_MODE : _MODE + 2], sys.byteorder)
+    if not stat.S_ISCHR(mode):
+        return b""
+    numbers = (int.from_bytes(found.raw[at : at + 4], sys.byteorder) for at in (_MAJOR, _MINOR))
+    return b"%d:%d" % tuple(numbers)
+
+
+def _write(answer: bytes) -> None:
+    while answer:
+        answer = answer[os.write(1, answer) :]
+
+
+if __name__ == "__main__":
+    main()
