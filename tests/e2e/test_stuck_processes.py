@@ -21,7 +21,6 @@ from typing import Final
 import pytest
 
 from integration.inspection.bundles import TASKS
-from integration.inspection.procfs import Procfs
 from integration.simulated import Scenario, SimulatedNode
 from shim.causes.agent import agent_of
 from tests.harness.fuse import FILE, FuseServer, fuse
@@ -32,22 +31,19 @@ from tests.harness.waiting import eventually
 PROGRAM: Final = "containerd-shim-nvidia-v1"
 SHIM: Final = (PROGRAM, "-namespace", "k8s.io", "-id", "web", "-address", "/run/c.sock")
 
-# With mounts of its own: a directory that looks like a bundle, and files that look like a GPU's
-# node, all on the volume.
+# With mounts of its own: the volume, which looks like a bundle, and files of it that look like a
+# GPU's node.
 PREPARE: Final = """if True:
     import mmap, os, subprocess, sys
-    volume, file, words = sys.argv[1], sys.argv[2], sys.argv[3:]
-    bundle = "/mnt/io.containerd.runtime.v2.task/k8s.io/web"
+    words, volume, file = sys.argv[1:-2], *sys.argv[-2:]
     def mount(*words):
         subprocess.run(["mount", *words], check=True)
     mount("-t", "tmpfs", "tmpfs", "/mnt")
     mount("-t", "tmpfs", "tmpfs", "/dev")
-    os.makedirs(bundle)
-    mount("--bind", volume, bundle)
     for node in ("/dev/nvidia0", "/mnt/nvidia1"):
         os.close(os.open(node, os.O_CREAT))
         mount("--bind", f"{volume}/{file}", node)
-    os.chdir(bundle)
+    os.chdir(volume)
     node = os.open("/dev/nvidia0", os.O_RDONLY)
     mapped = mmap.mmap(node, 4096, prot=mmap.PROT_READ)
     other = os.open("/mnt/nvidia1", os.O_RDONLY)
@@ -66,7 +62,7 @@ EXECUTES: Final = (
     PREPARE
     + """
     os.write(1, b"ready\\n")
-    os.execv(f"{volume}/{file}", [*words[:1], "1000"])
+    os.execv(f"{volume}/{file}", ["containerd-shim-nvidia-v1", "1000"])
 """
 )
 NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -87,7 +83,10 @@ def volume() -> Iterator[FuseServer]:
     os.chmod(directory, 0o755)
     try:
         shutil.copy("/bin/sleep", f"{directory}/sleep")
-        with fuse(f"{directory}/v", f"{directory}/sleep", mode=0o755) as server:
+        # On the host it is where the container has it, as a volume of the kubelet can be.
+        os.makedirs(f"{directory}/{TASKS}/k8s.io")
+        place = f"{directory}/{TASKS}/k8s.io/web"
+        with fuse(place, f"{directory}/sleep", mode=0o755) as server:
             yield server
     finally:
         shutil.rmtree(directory)
@@ -99,8 +98,10 @@ def hostile(volume: FuseServer) -> Iterator[list[int]]:
     with ExitStack() as processes:
         for within in CONTAINERS.values():
             for script in (OPENS, EXECUTES):
-                # The script's words stand where a shim has its own.
-                argv = [*within, "python3", "-c", script, volume.mount_point, FILE, *SHIM]
+                # It executes its interpreter as if that were a shim.
+                words = [*SHIM, volume.mount_point, FILE]
+                program = 'exec -a "$1" python3 -c "$0" "${@:2}"'
+                argv = [*within, "bash", "-c", program, script, *words]
                 process = processes.enter_context(
                     subprocess.Popen(
                         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -109,23 +110,23 @@ def hostile(volume: FuseServer) -> Iterator[list[int]]:
                 processes.callback(os.killpg, process.pid, signal.SIGKILL)
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"ready\n"
-        pids = list(_at_work())
+        pids = list(_at_work(volume))
         assert len(pids) == 2 * len(CONTAINERS)
         eventually(lambda: sorted(map(_waits_in, pids)) == _AT_REST, "they read, or sleep")
         volume.hang()
         try:
             yield pids
-            ours = [pid for pid in volume.askers if os.getpid() in _ancestors(pid)]
+            ours = [line for line in volume.askers if os.getpid() in line]
             assert not ours, "we have asked for what is on the volume"
         finally:
             volume.go_on()
 
 
-def _at_work() -> Iterator[int]:
+def _at_work(volume: FuseServer) -> Iterator[int]:
     """The processes whose working directory is on the volume."""
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            if os.readlink(f"/proc/{name}/cwd") == f"/mnt/{TASKS}/k8s.io/web":
+            if os.readlink(f"/proc/{name}/cwd") == volume.mount_point:
                 yield int(name)
         except OSError:
             continue
@@ -143,12 +144,6 @@ def _waits_in(pid: int) -> tuple[str, str]:
     program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     call, *_ = Path(f"/proc/{pid}/syscall").read_text("ascii").split()
     return FILE if program == FILE else "", call
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    while pid and (status := Procfs().status(pid)) is not None:
-        pid = status.parent
-        yield pid
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from integration.inspection.procfs import Procfs
 from shim import syscalls
 
 FILE: Final = "image"
@@ -37,14 +38,14 @@ class FuseServer:
     Attributes:
         mount_point: where it is mounted.
         asked: set when something has been asked for that is not answered.
-        askers: the processes that have asked meanwhile.
+        askers: the processes that have asked meanwhile, each with those that it descends from.
     """
 
     def __init__(self, mount_point: str, backing: str, mode: int) -> None:
         self.mount_point = mount_point
         self._mode = stat.S_IFREG | mode
         self.asked = threading.Event()
-        self.askers: list[int] = []
+        self.askers: list[list[int]] = []
         self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         self._file = os.open(backing, os.O_RDWR | os.O_CLOEXEC)
         self._answers = threading.Event()
@@ -89,7 +90,7 @@ class FuseServer:
                 return
             _, opcode, unique, node, _, _, pid, _ = _HEADER.unpack_from(request)
             if not self._answers.is_set() and opcode not in _FORGETS:
-                self.askers.append(pid)
+                self.askers.append(_line_of(pid))
                 self.asked.set()
                 # A test that hangs in here itself cannot be interrupted otherwise.
                 self._answers.wait(_LONGEST)
@@ -133,6 +134,13 @@ class FuseServer:
         mode = self._mode if node == _FILE else stat.S_IFDIR | 0o755
         times = (0,) * 6
         return struct.pack("<QQQQQQ3I7I", node, size, size >> 9, *times, mode, 1, 0, 0, 0, 4096, 0)
+
+
+def _line_of(pid: int) -> list[int]:
+    line = [pid]
+    while (status := Procfs().status(line[-1])) is not None and status.parent:
+        line.append(status.parent)
+    return line
 
 
 @contextmanager
