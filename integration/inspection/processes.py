@@ -16,8 +16,9 @@ a spare       is of the user, program, mount, user and pid namespaces of a fork 
               forked from it: its stack begins at the same place, which is random in others
 ============  ================================================================================
 
-A process in a container (:meth:`~integration.inspection.procfs.Procfs.is_contained`) is not looked
-at: it serves nothing of this node, and can make a look take as long as it likes.
+A process of another user, or in a container
+(:meth:`~integration.inspection.procfs.Procfs.is_contained`), is not looked at: it serves nothing of
+this node, and can make a look take as long as it likes.
 
 Which version it is, its memory says: the files of its tree that are mapped, also when they have
 been removed meanwhile. A shim was started warm if it was forked from a fork server; it is not known
@@ -56,6 +57,8 @@ SHIM: Final = "shim"
 FORK_SERVER: Final = "fork-server"
 SPARE: Final = "spare"
 
+# What the kernel calls a shim, or its interpreter, or the loader of that.
+_NAMES: Final = (PROGRAM[:15], "python", "ld-")
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _NAMESPACES: Final = ("ns/mnt", "ns/user", "ns/pid")
 
@@ -66,7 +69,7 @@ class OurProcess:
 
     pid: int  # which
     kind: str  # SHIM, FORK_SERVER or SPARE
-    uid: int  # whose it is: only root's, and one's own, are what a node runs
+    uid: int  # whose it is: root's, or the caller's
     address: str  # of containerd, as it says
     namespace: str = ""  # of containerd; "" but for a shim
     group: str = ""  # the id that it was started for: of a pod's sandbox, or a container
@@ -160,8 +163,7 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
             bundles.
 
     Returns:
-        The processes that are what they say, by kind and pid. Of those of other users, a caller
-        who is not root sees none.
+        The processes that are what they say, by kind and pid: those of root and of the caller.
     """
     procfs = _Glance(proc) if glance else Procfs(proc)
     named = {each.status.pid: each for each in _candidates(procfs)}
@@ -183,17 +185,19 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
 
 
 def _candidates(procfs: Procfs) -> Iterator[_Candidate]:
-    """The processes that are worth a look.
+    """The processes that are worth a look: of root or the caller, and in no container.
 
-    A hardened kernel does not let a shim change the command line of the verb that it was forked
-    from: an interpreter, with the path of our program.
+    A hardened kernel does not let a shim change the name and the command line of the verb that it
+    was forked from: an interpreter, with the path of our program.
     """
-    caller = os.geteuid()
+    trusted = {0, os.geteuid()}
     for pid in procfs.pids():
         status, owner = procfs.status(pid), procfs.owner(pid)
-        if status is None or owner is None or status.is_zombie or status.is_kernel:
+        if status is None or owner not in trusted or status.is_zombie or status.is_kernel:
             continue
-        if caller not in {0, owner} or procfs.is_contained(pid):
+        if not procfs.is_own(pid) and (
+            procfs.is_contained(pid) or not status.name.startswith(_NAMES)
+        ):
             continue
         words = procfs.words(pid)
         if any(os.path.basename(word) in {PROGRAM, f"{PROGRAM}.py"} for word in words[:3]):

@@ -57,6 +57,7 @@ class Status:
     stack: int
     threads: int = 1  # how many go on
     is_kernel: bool = False  # whether it is a thread of the kernel
+    name: str = ""  # of its program, or what it calls itself; 15 bytes at most
 
     @property
     def is_zombie(self) -> bool:
@@ -135,7 +136,8 @@ class Procfs:
 
     def status(self, pid: int) -> Status | None:
         """What ``stat`` says of a process; None if it is gone."""
-        fields = self.text(pid, "stat").rpartition(")")[2].split()
+        before, _, rest = self.text(pid, "stat").rpartition(")")
+        fields = rest.split()
         if len(fields) <= _START_STACK:
             return None
         return Status(
@@ -146,6 +148,7 @@ class Procfs:
             stack=int(fields[_START_STACK]),
             threads=int(fields[_THREADS]),
             is_kernel=bool(int(fields[_FLAGS]) & _PF_KTHREAD),
+            name=before.partition("(")[2],
         )
 
     def text(self, pid: int | str, name: str) -> str:
@@ -177,7 +180,7 @@ class Procfs:
 
     def sees_our_mounts(self, pid: int) -> bool:
         """Whether a process has our mount namespace, or that is not known."""
-        return self.link(pid, "ns/mnt") in {"", os.readlink("/proc/self/ns/mnt")}
+        return self.link(pid, "ns/mnt") in {"", _our_namespace("mnt")}
 
     def _is_elsewhere(self, pid: int, kind: str) -> bool:
         namespace = self.link(pid, f"ns/{kind}")
@@ -186,8 +189,8 @@ class Procfs:
     def _home(self, kind: str) -> frozenset[str]:
         """The namespaces of the node: that of its first process, and ours."""
         if kind not in self._homes:
-            ours = os.readlink(f"/proc/self/ns/{kind}")
-            self._homes[kind] = frozenset({self.link(1, f"ns/{kind}"), ours} - {""})
+            both = {self.link(1, f"ns/{kind}"), _our_namespace(kind)}
+            self._homes[kind] = frozenset(both - {""})
         return self._homes[kind]
 
     def words(self, pid: int) -> list[str]:
@@ -375,6 +378,13 @@ class Procfs:
         except KeyError:  # of a process that ends it is empty
             return None
         return pss << 10, uss << 10
+
+
+def _our_namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:
+        return ""
 
 
 def _place(path: str, mounts: list[Mount]) -> tuple[str, str] | None:
