@@ -1,14 +1,14 @@
-"""Read what other processes can make a reader wait for, by a child that is left alone then.
+"""Read what other processes can make a reader wait for, in a child with a deadline.
 
-The kernel asks a file system that has a server, or waits for a process, when it is asked for the
-number of a file that a process has open, or for the memory of a process (its command line, its
-maps). A reader that waits for a server that is gone cannot be killed. Nor is a thread enough: it
-keeps its process from ending. So a child reads, and whoever asks it outlives it.
+The kernel may ask the server of a file system for the number of an open file, and may wait for a
+process to read its memory (its command line, its maps). No signal ends a reader that waits for a
+server that is gone. A thread is no help: it keeps its process from ending. So a child reads, and
+the caller outlives it.
 
 Rules
-- A child that does not answer in time is killed, and reaped if it ever ends.
-- After some such children a reader reads nothing any more: there may be any number of processes
-  that nobody can look at.
+- A child that misses the deadline is killed, and reaped if it ever ends.
+- After a few such children a reader reads nothing more: a tenant can start any number of processes
+  that block a reader.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CHUNK: Final = 1 << 16
 
 
 class Reader:
-    """A child that reads. It is started by the first question, and ends with this.
+    """Reads in a child, which the first question starts, and which ends with this object.
 
     Attributes:
-        lost: how many questions were not answered in time.
+        lost: how many questions missed the deadline.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class Reader:
         self._end: weakref.finalize[..., Reader] | None = None
 
     def text(self, path: str, most: int) -> bytes | None:
-        """The first bytes of a file; None if it cannot be read, or not in time.
+        """Return the first bytes of a file; None if it cannot be read in time.
 
         Args:
-            most: how many.
+            most: how many bytes.
         """
         return self._ask(f"text {most} {path}\n")
 
     def node(self, path: str) -> int:
-        """The number of a character device; 0 if a path leads to none, or is not answered."""
+        """Return the number of a character device; 0 for any other file, or past the deadline."""
         major, _, minor = (self._ask(f"node {path}\n") or b"").partition(b":")
         return os.makedev(int(major), int(minor)) if minor else 0
 
@@ -68,7 +68,7 @@ class Reader:
         except TimeoutError:
             self.lost += 1
         except OSError:
-            self.lost = _MOST_LOST  # it cannot be started, or was killed: as if nothing is read
+            self.lost = _MOST_LOST  # no child can be started, or it was killed: read nothing more
         if self._end is not None:
             self._end()
         self._child = self._end = None
@@ -86,11 +86,11 @@ class Reader:
 
 
 def _answer(child: subprocess.Popen[bytes], question: bytes) -> bytes | None:
-    """What a child answers.
+    """Return a child's answer; None if it could not read the file.
 
     Raises:
-        TimeoutError: nothing in time.
-        OSError: it has ended.
+        TimeoutError: the deadline has passed.
+        OSError: the child has ended.
     """
     assert child.stdin is not None  # noqa: S101 - they are pipes
     assert child.stdout is not None  # noqa: S101

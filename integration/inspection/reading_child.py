@@ -1,13 +1,13 @@
-"""The child that reads what may make it wait for ever: a program of its own, run by path.
+"""The child that reads what can block for ever: a program of its own, run by path.
 
     python3 -I -S reading_child.py < QUESTIONS > ANSWERS
 
-A question is a line: ``text MOST PATH``, for so many bytes, or ``node PATH``. An answer is a line
-with the length of what follows it, or -1 for what could not be read. Of a node it is
-``MAJOR:MINOR`` for a character device, and nothing for any other file; it is asked for by statx(2)
-with AT_STATX_DONT_SYNC, which has no file system ask its server.
+A question is a line: ``text BYTES PATH`` or ``node PATH``. An answer is a line with its length,
+then its bytes; the length -1 means that the file could not be read. The answer to ``node`` is
+``MAJOR:MINOR`` for a character device, and empty for any other file. statx(2) with
+AT_STATX_DONT_SYNC finds it without the file system's server.
 
-It ends with its questions. See :mod:`integration.inspection.reading`.
+The child ends when its input does. See :mod:`integration.inspection.reading`.
 
 Source: statx(2).
 """
@@ -29,7 +29,7 @@ _SIZE = 256
 
 
 def main() -> None:
-    """Answer questions until there are no more."""
+    """Answer questions until the input ends."""
     libc = ctypes.CDLL(None)
     with os.fdopen(0, "rb", buffering=0) as questions:
         for question in questions:

@@ -1,13 +1,13 @@
 """Keep a file open in a thread that has descriptors of its own.
 
 The kernel closes the files of a process with the last of its threads. A thread that waits for a
-file system that does not answer outlives SIGKILL, and so would a lock by flock(2) that the process
-holds: the process is a zombie for good, and its lock is held.
+file system that does not answer outlives SIGKILL. The process stays as a zombie, and a lock by
+flock(2) that it holds stays with it.
 
-Therefore a thread holds such a file alone. It does nothing but wait in user space, so SIGKILL and
-exit_group(2) end it at once, and the kernel closes its file then. No other thread runs the
-program's code any more by that time: the kernel has given the signal to all of them, and one that
-still waits in the kernel dies on its way out.
+Therefore one thread alone has such a file open. It only waits for an event, so SIGKILL and
+exit_group(2) end it at once, and the kernel closes its file. The other threads run no more of the
+program's code by then: the kernel has sent SIGKILL to all of them first, and one that still waits
+in the kernel dies before it returns to user space.
 
 Source: unshare(2), CLONE_FILES; flock(2); signal(7); kernel/signal.c, zap_other_threads().
 """
