@@ -242,24 +242,29 @@ class Procfs:
             path: of a file of ours, which has its name everywhere.
         """
         name = os.path.basename(path)
-        numbers = [
-            number
+        links = {
+            number: link
             for number, link in self.descriptors(pid).items()
             if os.path.basename(link.removesuffix(DELETED)) == name
-        ]
-        if not numbers:
+        }
+        if not links:
             return False
         try:
             fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return False
         try:
-            inode = os.fstat(fd).st_ino
+            inode, real = os.fstat(fd).st_ino, os.path.realpath(path)
             ours = Procfs().open_file("self", str(fd))
         finally:
             os.close(fd)
-        files = (self.open_file(pid, number) for number in numbers)
-        alike = {file.mount for file in files if file is not None and file.inode in {0, inode}}
+        alike = {
+            file.mount
+            for number, link in links.items()
+            if (file := self.open_file(pid, number)) is not None
+            # A kernel that does not tell the inode has the path alone.
+            and (file.inode == inode if file.inode else link == real)
+        }
         if not alike or ours is None:
             return False
         mounts = {m.id: m.device for each in ("self", pid) for m in self.mounts(each)}

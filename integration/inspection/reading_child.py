@@ -55,6 +55,12 @@ def _read(most: bytes, path: bytes) -> bytes:
 
 
 def _node(libc: ctypes.CDLL, path: bytes) -> bytes:
+    if not hasattr(libc, "statx"):  # of before glibc 2.28
+        seen = os.stat(path)
+        number = seen.st_rdev
+        return (
+            b"%d:%d" % (os.major(number), os.minor(number)) if stat.S_ISCHR(seen.st_mode) else b""
+        )
     found = ctypes.create_string_buffer(_SIZE)
     if libc.statx(_AT_FDCWD, path, _AT_STATX_DONT_SYNC, _STATX_TYPE, found):
         raise OSError

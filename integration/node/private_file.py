@@ -36,28 +36,33 @@ def keep_private(fd: int) -> Callable[[], None]:
     Returns:
         A function that closes the file; to be called once.
     """
-    moved, wanted, closed = threading.Event(), threading.Event(), threading.Event()
-    shared: list[OSError] = []
+    settled, wanted, closed = threading.Event(), threading.Event(), threading.Event()
+    moved = False
 
     def keep() -> None:
+        nonlocal moved
         try:
             syscalls.unshare(syscalls.CLONE_FILES)
-        except OSError as error:
-            shared.append(error)
-        else:
             _close_all_but(fd)
-        moved.set()
+            moved = True
+        except OSError:
+            return  # its copies are closed with this thread
+        finally:
+            settled.set()
         wanted.wait()
         os.close(fd)
         closed.set()
 
     def close() -> None:
-        wanted.set()
-        closed.wait()
+        if moved:
+            wanted.set()
+            closed.wait()
+        else:
+            os.close(fd)
 
     threading.Thread(target=keep, name="private-file", daemon=True).start()
-    moved.wait()
-    if not shared:
+    settled.wait()
+    if moved:
         os.close(fd)
     return close
 

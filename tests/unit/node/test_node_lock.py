@@ -18,6 +18,7 @@ from hooks.config import Config
 from integration.inspection.procfs import Procfs
 from integration.node.lock import NodeLock, holds
 from integration.node.readiness import pod_path
+from shim import syscalls
 from shim.causes.agent import agent_of, agent_runs, is_locked
 from tests.harness.fuse import FILE, FuseServer, fuse
 from tests.harness.launcher import REPOSITORY
@@ -167,4 +168,19 @@ def test_the_lock_is_let_go_at_the_end_and_no_other_descriptor_is_closed(config:
             assert is_locked(pod_path(config, UID))
         assert not agent_runs(config.state)
         assert not is_locked(pod_path(config, UID))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_where_a_thread_may_not_have_descriptors_of_its_own_the_process_has_the_lock(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: int) -> None:
+        raise PermissionError
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(syscalls, "unshare", refused)
+    with NodeLock(config) as lock:
+        assert lock.take()
+        assert agent_runs(config.state)
+    assert not agent_runs(config.state)
     assert sorted(os.listdir("/proc/self/fd")) == before
