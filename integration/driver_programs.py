@@ -14,7 +14,7 @@ from typing import IO, Final
 
 from shim.programs import has_ended
 
-__all__ = ["run_for"]
+__all__ = ["kill", "run_for"]
 
 _TO_DIE: Final = 1.0
 # What was left alone.
@@ -44,10 +44,7 @@ def run_for(
         OSError: it cannot be executed.
         subprocess.TimeoutExpired: its time was up; it may not have ended.
     """
-    for each in tuple(_left):
-        if each.poll() is not None:
-            with suppress(ValueError):  # another thread was faster
-                _left.remove(each)
+    _reap()
     # Files, since a pipe is held open by whatever the program leaves behind.
     with _file() as output, _file() as errors:
         process = subprocess.Popen(
@@ -62,12 +59,25 @@ def run_for(
             is_done = _ends(process, seconds)
         finally:
             if not is_done:
-                process.kill()
-                if not _ends(process, _TO_DIE):
-                    _left.append(process)
+                kill(process)
         if not is_done:
             raise subprocess.TimeoutExpired(argv, seconds)
         return subprocess.CompletedProcess(argv, process.returncode, _read(output), _read(errors))
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that may hang in the kernel; one that does is reaped if it ever ends."""
+    _reap()
+    process.kill()
+    if not _ends(process, _TO_DIE):
+        _left.append(process)
+
+
+def _reap() -> None:
+    for each in tuple(_left):
+        if each.poll() is not None:
+            with suppress(ValueError):  # another thread was faster
+                _left.remove(each)
 
 
 def _file() -> IO[bytes]:

@@ -5,6 +5,11 @@ Source: proc(5), /proc/PID/smaps_rollup.
 
 from __future__ import annotations
 
+from typing import Final
+
+ROLLUP: Final = "smaps_rollup"
+"""The file of a process that has the sums."""
+
 
 def pss_and_uss(pid: int, proc: str = "/proc") -> tuple[int, int]:
     """The memory of a process: its part of what it shares, and what it has alone.
@@ -19,9 +24,18 @@ def pss_and_uss(pid: int, proc: str = "/proc") -> tuple[int, int]:
     Raises:
         OSError: it is gone.
     """
+    with open(f"{proc}/{pid}/{ROLLUP}", encoding="ascii") as file:
+        return read_rollup(file.read())
+
+
+def read_rollup(text: str) -> tuple[int, int]:
+    """PSS and USS in KiB, of the text of a ``smaps_rollup``.
+
+    Raises:
+        KeyError: it is empty, as of a process that ends.
+    """
     table = {}
-    with open(f"{proc}/{pid}/smaps_rollup", encoding="ascii") as file:
-        for line in file.readlines()[1:]:
-            name, value, _ = line.split()
-            table[name] = int(value)
+    for line in text.splitlines()[1:]:
+        name, value, _ = line.split()
+        table[name] = int(value)
     return table["Pss:"], table["Private_Clean:"] + table["Private_Dirty:"]

@@ -101,12 +101,18 @@ def may_hang(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> bool:
     """
     if any(_SERVED.match(kind) for kind, *_ in mounts):
         return True
-    points = _served_mount_points()
+    points = served_mount_points()
     plain: set[str] = set()
-    return bool(points) and any(_is_below(path, points, plain) for path in _paths(mounts))
+    return bool(points) and any(leads_below(path, points, plain) for path in _paths(mounts))
 
 
-def _served_mount_points() -> frozenset[str]:
+def is_served(kind: str) -> bool:
+    """Whether a kind of file system needs another machine or process to answer."""
+    return _SERVED.match(kind) is not None
+
+
+def served_mount_points() -> frozenset[str]:
+    """Where file systems that may hang are mounted, in the calling thread's mount namespace."""
     with open("/proc/thread-self/mountinfo", "rb", buffering=0) as file:
         content = file.read()
     points = []
@@ -124,10 +130,13 @@ def _paths(mounts: Sequence[tuple[str, str, str, Sequence[str]]]) -> Iterator[st
             yield from option.partition("=")[2].split(":")
 
 
-def _is_below(path: str, points: Container[str], plain: set[str]) -> bool:
+def leads_below(path: str, points: Container[str], plain: set[str]) -> bool:
     """Whether a path leads to or below one of some mount points, also through links.
 
-    ``plain`` has paths that are known not to be links; those of this path are added.
+    Args:
+        path: a path. One that is not absolute leads nowhere.
+        points: the mount points, which are not touched.
+        plain: paths that are known not to be links; those of this path are added.
     """
     if not path.startswith("/"):
         return False

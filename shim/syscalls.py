@@ -39,6 +39,7 @@ MNT_EXPIRE: Final = 4
 UMOUNT_NOFOLLOW: Final = 8
 
 CLONE_FS: Final = 0x200
+CLONE_FILES: Final = 0x400
 CLONE_PARENT: Final = 0x8000
 CLONE_NEWNS: Final = 0x20000
 CLONE_NEWUTS: Final = 0x4000000
@@ -259,7 +260,8 @@ def unshare(flags: int) -> None:
     """Give the calling thread its own copy of what it shares.
 
     Args:
-        flags: ``CLONE_FS`` (working directory, root, umask), ``CLONE_NEW…`` (namespaces).
+        flags: ``CLONE_FS`` (working directory, root, umask), ``CLONE_FILES`` (descriptors),
+            ``CLONE_NEW…`` (namespaces).
     """
     _check(_libc.unshare(flags))
 

@@ -18,7 +18,9 @@ Rules
 - A mark comes first, the list second (:mod:`hooks.node.drained`).
 - A container whose shim is gone before it has made the init process will never have one.
 - A process is known by the numbers of the nodes that it has open, whatever they are called where
-  it is. A privileged container has every node in its spec, so it holds what its processes have
+  it is. A descriptor that only names a node (O_PATH) holds nothing. What may be no node of the
+  driver, or is on a file system that needs another to answer, is not asked for its number. A
+  privileged container has every node in its spec, so it holds what its processes have
   open, or what a claim or the kubelet's word gives it.
 - Of the driver, every container that was given anything of it is a holder, since it may open the
   control node; so is every process that has any node of the driver open.
@@ -30,7 +32,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -252,39 +253,48 @@ def _drm(paths: Iterable[str], config: Config) -> Iterator[tuple[int, int]]:
 def _processes(procfs: Procfs, numbers: _Numbers) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The processes that have a node open or mapped, with what of it."""
     own = os.getpid()
+    known: dict[tuple[int, int], str] = {}
     for pid in procfs.pids():
         if pid == own:
             continue
-        names = dict.fromkeys(_open_in(procfs, pid, numbers))
+        names = dict.fromkeys(_open_in(procfs, pid, numbers, known))
         if names:
             yield pid, tuple(names)
 
 
-def _open_in(procfs: Procfs, pid: int, numbers: _Numbers) -> Iterator[str]:
+def _open_in(
+    procfs: Procfs, pid: int, numbers: _Numbers, known: dict[tuple[int, int], str]
+) -> Iterator[str]:
+    """The names of what a process has open or mapped.
+
+    Args:
+        known: those of files by their mount and inode; this adds to it, so that nobody asks twice.
+    """
     for number, path in procfs.descriptors(pid).items():
-        # Only what may be a node is asked for its number: a dead file server does not answer.
         if path.startswith(_WITHOUT_NODES) or not _may_be_node(path):
             continue
-        if name := _name_of(f"{procfs.path}/{pid}/fd/{number}", numbers):
+        file = procfs.open_file(pid, number)
+        if file is not None and (file.is_place_only or procfs.is_on_served(pid, file.mount)):
+            continue
+        place = (0, 0) if file is None else (file.mount, file.inode)
+        if not place[1] or place not in known:
+            known[place] = numbers.name_of(procfs.node(f"{pid}/fd/{number}"))
+        if known[place]:
+            yield known[place]
+    mapped = {
+        (each.device, each.inode): each.addresses
+        for each in procfs.mappings(pid)
+        if each.path.startswith((_NODES, "/dev/dri/"))
+    }
+    for (device, _), addresses in mapped.items():
+        if procfs.is_on_served(pid, device):
+            continue
+        if name := numbers.name_of(procfs.node(f"{pid}/map_files/{addresses}")):
             yield name
-    for path in procfs.mapped(pid):
-        # What is mapped has its name alone, by which it is looked up as the process sees it.
-        if path.startswith((_NODES, "/dev/dri/")):
-            name = _name_of(f"{procfs.path}/{pid}/root{path.removesuffix(' (deleted)')}", numbers)
-            if name:
-                yield name
 
 
 def _may_be_node(path: str) -> bool:
     return path.startswith("/dev/") or _OURS in os.path.basename(path) or "/dev/" in path
-
-
-def _name_of(path: str, numbers: _Numbers) -> str:
-    try:
-        seen = os.stat(path)
-    except OSError:
-        return ""
-    return numbers.name_of(seen.st_rdev) if stat.S_ISCHR(seen.st_mode) else ""
 
 
 def _named(pid: int, procfs: Procfs, agent: int) -> tuple[str, str]:

@@ -147,19 +147,15 @@ def find_containers(states: Iterable[str], proc: str = "/proc") -> list[Containe
     Raises:
         StateUnreadable: a directory may not be read: the caller is not root.
     """
+    procfs = Procfs(proc)
     found = [
         container
         for state in states
         for namespace in _names(os.path.join(state, TASKS))
         for name in _names(os.path.join(state, TASKS, namespace))
-        if (container := _read(os.path.join(state, TASKS, namespace, name), Procfs(proc)))
+        if (container := read_container(os.path.join(state, TASKS, namespace, name), procfs))
     ]
     return sorted(found, key=lambda c: (c.namespace, c.id))
-
-
-def read_container(bundle: str, proc: str = "/proc") -> Container | None:
-    """The container of one bundle; None if it is none, or was removed meanwhile."""
-    return _read(bundle, Procfs(proc))
 
 
 def _names(directory: str) -> Iterator[str]:
@@ -176,7 +172,8 @@ def _names(directory: str) -> Iterator[str]:
     yield from (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
-def _read(bundle: str, procfs: Procfs) -> Container | None:
+def read_container(bundle: str, procfs: Procfs) -> Container | None:
+    """The container of one bundle; None if it is none, or was removed meanwhile."""
     # Of a sandbox that a shim holds there is no spec, and of one that is made not yet.
     spec = _or_nothing(bundle_files.read_spec, bundle) or {}
     record = _or_nothing(_record, bundle)

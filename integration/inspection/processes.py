@@ -5,17 +5,20 @@ line and the addresses of its sockets are its own words. So a name only makes a 
 look, and it is believed for what nobody else can have:
 
 ============  ================================================================================
-a shim        has the directory of a bundle as its own (the very directory, by device and inode),
-              in which only its user may write, and listens where that bundle's ``address`` says;
-              one that has outlived its bundle is root's (or the caller's), in the namespaces
-              of who asks, and has our code mapped. A container whose volume is mounted where
-              the host has it can look like that; so where containers are, only one says that is
-              in the node's own pid and user namespaces
-a fork        holds open the lock beside the socket that it listens on (the very file), in a
-server        directory of sockets of its user's alone
+a shim        has the directory of a bundle as its own (by the place in its file system that the
+              kernel prints), in which only its user may write, and listens where that bundle's
+              ``address`` says; one that has outlived its bundle is root's (or the caller's), in
+              the namespaces of who asks, and has our code mapped. Where containers are, only one
+              says that is in the node's own pid and user namespaces
+a fork        holds open the lock beside the socket that it listens on (by its place and inode), in
+server        a directory of sockets of its user's alone
 a spare       is of the user, program, mount, user and pid namespaces of a fork server, and was
               forked from it: its stack begins at the same place, which is random in others
 ============  ================================================================================
+
+A process of another user, or in a container
+(:meth:`~integration.inspection.procfs.Procfs.is_contained`), is not looked at: it serves nothing of
+this node, and can make a look take as long as it likes.
 
 Which version it is, its memory says: the files of its tree that are mapped, also when they have
 been removed meanwhile. A shim was started warm if it was forked from a fork server; it is not known
@@ -32,7 +35,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hooks.config import Config
 from integration.inspection.bundles import (
@@ -45,18 +48,17 @@ from integration.inspection.bundles import (
 from integration.inspection.ended import causes_of, find_ends
 from integration.inspection.errors import StateUnreadable
 from integration.inspection.holding import Holders, indexes_of, inventory_for
-from integration.inspection.procfs import Procfs, Status
+from integration.inspection.procfs import DELETED, Procfs, Status
 from integration.inspection.records import entries, strings
-from integration.inspection.trees import DELETED, Tree, is_current, tree_of
+from integration.inspection.trees import Tree, is_current, tree_of
 from shim import PROGRAM
-
-if TYPE_CHECKING:
-    _Servers = Sequence[tuple["OurProcess", "_Candidate"]]
 
 SHIM: Final = "shim"
 FORK_SERVER: Final = "fork-server"
 SPARE: Final = "spare"
 
+# What the kernel calls a shim, or its interpreter, or the loader of that.
+_NAMES: Final = (PROGRAM[:15], "python", "ld-")
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _NAMESPACES: Final = ("ns/mnt", "ns/user", "ns/pid")
 
@@ -67,7 +69,7 @@ class OurProcess:
 
     pid: int  # which
     kind: str  # SHIM, FORK_SERVER or SPARE
-    uid: int  # whose it is: only root's, and one's own, are what a node runs
+    uid: int  # whose it is: root's, or the caller's
     address: str  # of containerd, as it says
     namespace: str = ""  # of containerd; "" but for a shim
     group: str = ""  # the id that it was started for: of a pod's sandbox, or a container
@@ -118,8 +120,24 @@ class _Candidate:
         """The value of a flag that follows the program's name; "" if it is not given."""
         return dict(pairwise(self.words)).get(name, "")
 
-    def namespaces(self) -> list[tuple[int, int] | None]:
-        return [self.procfs.identity(self.status.pid, name) for name in _NAMESPACES]
+    def namespaces(self) -> list[str]:
+        return [self.procfs.link(self.status.pid, name) for name in _NAMESPACES]
+
+    def own(self, path: str) -> int:
+        """The inode of what is at a path of the host, if it is the user's, or root's, alone.
+
+        Returns:
+            0 for a file of others, and for one on a file system that needs another to answer.
+        """
+        if not self.procfs.is_local(path):
+            return 0
+        try:
+            seen = os.lstat(path)
+        except OSError:
+            return 0
+        if seen.st_uid not in {0, self.owner} or seen.st_mode & _OTHERS_MAY_WRITE:
+            return 0
+        return seen.st_ino
 
     def believed(self, kind: str, **more: Any) -> OurProcess:
         """It, once it is known for what it says that it is."""
@@ -145,13 +163,13 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
             bundles.
 
     Returns:
-        The processes that are what they say, by kind and pid. Of those of other users, a caller
-        who is not root sees none.
+        The processes that are what they say, by kind and pid: those of root and of the caller.
     """
     procfs = _Glance(proc) if glance else Procfs(proc)
     named = {each.status.pid: each for each in _candidates(procfs)}
-    servers = [(server, each) for each in named.values() if (server := _fork_server(each))]
-    found = [server for server, _ in servers]
+    pairs = [(server, each) for each in named.values() if (server := _fork_server(each))]
+    servers = _Servers.of(pairs)
+    found = [server for server, _ in pairs]
     known = {server.pid for server in found}
     for pid, candidate in named.items():
         if pid in known:
@@ -167,47 +185,68 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
 
 
 def _candidates(procfs: Procfs) -> Iterator[_Candidate]:
-    """The processes that are worth a look.
+    """The processes that are worth a look: of root or the caller, and in no container.
 
-    A hardened kernel does not let a shim change the command line of the verb that it was forked
-    from: an interpreter, with the path of our program.
+    A hardened kernel does not let a shim change the name and the command line of the verb that it
+    was forked from: an interpreter, with the path of our program.
     """
+    trusted = {0, os.geteuid()}
     for pid in procfs.pids():
-        words = procfs.words(pid)
-        if not any(os.path.basename(word) in {PROGRAM, f"{PROGRAM}.py"} for word in words[:3]):
-            continue
         status, owner = procfs.status(pid), procfs.owner(pid)
-        if status is not None and owner is not None and not status.is_zombie:
+        if status is None or owner not in trusted or status.is_zombie or status.is_kernel:
+            continue
+        if not procfs.is_own(pid) and (
+            procfs.is_contained(pid) or not status.name.startswith(_NAMES)
+        ):
+            continue
+        words = procfs.words(pid)
+        if any(os.path.basename(word) in {PROGRAM, f"{PROGRAM}.py"} for word in words[:3]):
             yield _Candidate(procfs, words, status, owner)
 
 
-def _forked_by(candidate: _Candidate, servers: _Servers) -> tuple[OurProcess, _Candidate] | None:
-    stack = candidate.status.stack
-    return next((each for each in servers if stack and each[1].status.stack == stack), None)
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    """The fork servers."""
+
+    by_stack: Mapping[int, tuple[OurProcess, _Candidate]]
+    # by the address of its containerd, when the first of them was started
+    first: Mapping[str, int]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[OurProcess, _Candidate]]) -> _Servers:
+        by_stack: dict[int, tuple[OurProcess, _Candidate]] = {}
+        first: dict[str, int] = {}
+        for server, its in pairs:
+            if its.status.stack:
+                by_stack.setdefault(its.status.stack, (server, its))
+            time = its.status.start_time
+            first[server.address] = min(time, first.get(server.address, time))
+        return cls(by_stack, first)
+
+    def forked(self, candidate: _Candidate) -> tuple[OurProcess, _Candidate] | None:
+        """The server that has forked a process."""
+        return self.by_stack.get(candidate.status.stack)
 
 
 def _is_warm(candidate: _Candidate, servers: _Servers) -> bool | None:
     """Whether a fork server has forked a shim; None if it may have ended since."""
-    if _forked_by(candidate, servers):
+    if servers.forked(candidate):
         return True
-    its, address = candidate.status, candidate.flag("-address")
-    started = [each.status.start_time for server, each in servers if server.address == address]
+    its, first = candidate.status, servers.first.get(candidate.flag("-address"))
     # One that was there before, and has not forked it: nobody else does.
-    return False if its.stack and any(time <= its.start_time for time in started) else None
+    return False if its.stack and first is not None and first <= its.start_time else None
 
 
 def _shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
     procfs, pid = candidate.procfs, candidate.status.pid
-    # In the host's view: "/proc/PID/cwd" of a process in a container leads into its image.
     directory = procfs.link(pid, "cwd")
     if os.path.basename(os.path.dirname(os.path.dirname(directory))) != TASKS:
         return None
     if directory.endswith(DELETED):
         return _left_shim(candidate, servers)
-    its = _own(directory, candidate.owner)
-    if its is None or its != procfs.identity(pid, "cwd"):
+    if not candidate.own(directory) or not procfs.is_at(pid, directory):
         return None
-    container = read_container(directory, procfs.path)
+    container = read_container(directory, procfs)
     if container is None or container.address not in procfs.listening(pid):
         return None
     return candidate.believed(
@@ -229,17 +268,17 @@ def _is_abroad(procfs: Procfs, pid: int) -> bool:
     names = ("ns/user", "ns/pid")
     # The first process is not everybody's to look at; and another procfs has no self.
     for one in (1, os.getpid()) if procfs.path == "/proc" else (1,):
-        home = [procfs.identity(one, name) for name in names]
-        if None not in home:
-            return home != [procfs.identity(pid, name) for name in names]
+        home = [procfs.link(one, name) for name in names]
+        if "" not in home:
+            return home != [procfs.link(pid, name) for name in names]
     return False
 
 
 def _left_shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
     """A shim whose bundle is gone; so it is told by whose it is, and where it runs."""
     procfs = candidate.procfs
-    own = [procfs.identity(os.getpid(), name) for name in _NAMESPACES]
-    is_at_home = None not in own and own == candidate.namespaces()
+    own = [procfs.link(os.getpid(), name) for name in _NAMESPACES]
+    is_at_home = "" not in own and own == candidate.namespaces()
     if candidate.owner not in {0, os.geteuid()} or not is_at_home:
         return None
     shim = candidate.believed(
@@ -254,40 +293,29 @@ def _left_shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
 def _fork_server(candidate: _Candidate) -> OurProcess | None:
     if candidate.words[-1] != FORK_SERVER or "-spare" in candidate.words:
         return None
-    procfs, pid, owner = candidate.procfs, candidate.status.pid, candidate.owner
-    files = procfs.descriptors(pid)
+    procfs, pid = candidate.procfs, candidate.status.pid
+    numbers = {path: number for number, path in procfs.descriptors(pid).items()}
     for socket in procfs.listening(pid):
         lock = f"{socket}.lock"
-        number = next((number for number, path in files.items() if path == lock), None)
-        if number is None or _own(os.path.dirname(socket), owner) is None:
+        if lock not in numbers or not candidate.own(os.path.dirname(socket)):
             continue
-        its = _own(lock, owner)
-        if its is not None and its == procfs.identity(pid, f"fd/{number}"):
+        inode, file = candidate.own(lock), procfs.open_file(pid, numbers[lock])
+        if inode and file is not None and file.inode in {0, inode} and procfs.is_at(pid, lock):
             return candidate.believed(FORK_SERVER, socket=socket)
     return None
 
 
 def _spare(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
-    forked_by = _forked_by(candidate, servers)
+    forked_by = servers.forked(candidate)
     if forked_by is None or candidate.words[-2:] != ["-spare", FORK_SERVER]:
         return None
     server, parent = forked_by
-    program, its = (each.procfs.identity(each.status.pid, "exe") for each in (candidate, parent))
+    # Of one mount namespace, so what is called alike is the same.
+    program, its = (each.procfs.link(each.status.pid, "exe") for each in (candidate, parent))
     alike = candidate.owner == parent.owner and candidate.namespaces() == parent.namespaces()
     if not alike or program != its:
         return None
     return replace(candidate.believed(SPARE, warm=True), address=server.address)
-
-
-def _own(path: str, owner: int) -> tuple[int, int] | None:
-    """The identity of what is at a path of the host, if it is a user's, or root's, alone."""
-    try:
-        seen = os.lstat(path)
-    except OSError:
-        return None
-    if seen.st_uid not in {0, owner} or seen.st_mode & _OTHERS_MAY_WRITE:
-        return None
-    return seen.st_dev, seen.st_ino
 
 
 def states_of(processes: Iterable[OurProcess]) -> list[str]:
@@ -354,7 +382,19 @@ def list_processes(
     holders = Holders(config, inventory)
     indexes = {**_recorded_indexes(containers), **indexes_of(inventory)}
     causes = {} if config is None else causes_of(containers, find_ends(config.state))
-    return [process_row(process, containers, holders, indexes, causes) for process in processes]
+    by_socket: dict[tuple[str, str], list[Container]] = {}
+    for each in containers:
+        by_socket.setdefault((each.namespace, each.address), []).append(each)
+    rows = []
+    for process in processes:
+        # That of one that is being made is not known yet.
+        served = [
+            container
+            for socket in dict.fromkeys((process.socket, ""))
+            for container in by_socket.get((process.namespace, socket), ())
+        ]
+        rows.append(process_row(process, served, holders, indexes, causes))
+    return rows
 
 
 def _recorded_indexes(containers: Iterable[Container]) -> dict[str, str]:

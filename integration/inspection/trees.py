@@ -8,13 +8,9 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from integration.inspection.procfs import Procfs
-
-DELETED: Final = " (deleted)"
-"""How the kernel ends the name of what is not there any more."""
+from integration.inspection.procfs import DELETED, Procfs
 
 # The library that every process of ours has mapped, by its place in a directory of packages.
 _MAPPED: Final = "/google/_upb/"

@@ -4,7 +4,8 @@ A process uses a tree if it executes or maps a file of it: its interpreter's loa
 Files are told by their path, and by device and inode: a process in another mount namespace may see
 them elsewhere, and one whose tree was renamed sees them where they are now. A container can have
 files under the same path; they are on another device. What a process says that it is counts only if
-it is root's.
+it is root's. All of that is what the kernel prints: no file of a process is asked for, since that
+may be on a file system whose server is gone.
 
 A tree that cannot be ruled out counts as used: a process that cannot be looked at (it has gone) is
 no reason, but one that may not be looked at, or a shim in a pid namespace that is not seen from
@@ -19,18 +20,18 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from api.ttrpc.sockets import peer_credentials
-from integration.inspection.procfs import Procfs
+from integration.inspection.procfs import Mapping, Procfs
 from integration.install.places import PROGRAMS, SHIM
 
 if TYPE_CHECKING:
-    Identity = tuple[int, int]
+    Identity = tuple[str, int]
 
 PROC: Final = "/proc"
 SOCKETS: Final = "/run/containerd/s"
@@ -72,19 +73,20 @@ def users(trees: Iterable[str], *, proc: str = PROC) -> list[User]:
     Returns:
         One for each process and tree, in the order of their pids.
     """
-    known = {tree: _Known.of(tree) for tree in trees}
+    ours = Procfs()
+    known = {tree: _Known.of(tree, ours) for tree in trees}
     procfs = Procfs(proc)
     found = []
-    for pid in procfs.pids():
-        files = _files(procfs, pid)
-        for tree, its in known.items():
-            # One that ends meanwhile looks as if it hid what it has.
-            if any(map(its.has, files)) and not _has_ended(procfs, pid):
-                # Not of others: to read the words of a process can take as long as it wants.
-                role = role_of(procfs.words(pid)) if procfs.owner(pid) == 0 else Role.OTHER
-                asked_by = _asked_by(f"{proc}/{pid}/cwd") if role is Role.SHIM else ""
-                found.append(User(pid, role, tree, asked_by))
-    return found
+    # Those in containers come last: they can make it take long, and then are not read any more.
+    for pid in sorted(procfs.pids(), key=procfs.is_contained):
+        used = _used(procfs, pid, known)
+        # One that ends meanwhile looks as if it hid what it has.
+        if not used or _has_ended(procfs, pid):
+            continue
+        role = role_of(procfs.words(pid)) if procfs.owner(pid) == 0 else Role.OTHER
+        asked_by = _asked_by(procfs, pid) if role is Role.SHIM else ""
+        found += [User(pid, role, tree, asked_by) for tree in used]
+    return sorted(found, key=lambda user: user.pid)
 
 
 def _has_ended(procfs: Procfs, pid: int) -> bool:
@@ -153,78 +155,87 @@ def _is_closed(procfs: Procfs, pid: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """A file that a process executes or maps."""
-
-    path: str  # as the kernel tells it
-    identity: Identity  # likewise; on some file systems the device is not that which stat(2) tells
-    link: str  # leads to it, in procfs
-
-
-@dataclass(frozen=True, slots=True)
 class _Known:
     """What the files of a tree are known by."""
 
     below: tuple[str, ...]  # how their paths begin, as they are given and as the kernel tells them
     own: frozenset[Identity]  # what they are
-    device: int  # that they are on; -1 if that is not known
+    devices: frozenset[str]  # that they are on, as stat(2) and as the kernel tells it
 
     @classmethod
-    def of(cls, tree: str) -> _Known:
-        """Look at a tree."""
-        try:
-            device = os.stat(tree).st_dev
-        except OSError:
-            device = -1
-        return cls((f"{tree}/", f"{os.path.realpath(tree)}/"), _identities(tree), device)
+    def of(cls, tree: str, ours: Procfs) -> _Known:
+        """Look at a tree.
 
-    def has(self, file: _File) -> bool:
-        """Whether a file is the tree's, or may be."""
-        if file.identity in self.own:
+        Args:
+            ours: where this process is shown.
+        """
+        devices = frozenset(_devices(tree, ours))
+        inodes = _inodes(tree)
+        return cls(
+            (f"{tree}/", f"{os.path.realpath(tree)}/"),
+            frozenset((device, inode) for device in devices for inode in inodes),
+            devices,
+        )
+
+    def has(self, file: Mapping, *, is_here: bool) -> bool:
+        """Whether a file is the tree's, or may be.
+
+        Args:
+            is_here: whether paths mean for the process what they mean for us.
+        """
+        if (file.device, file.inode) in self.own:
             return True
-        if not file.path.startswith(self.below):
-            return False
-        try:
-            return self.device in {os.stat(file.link).st_dev, -1}
-        except OSError:
-            return True
+        return file.path.startswith(self.below) and (
+            is_here or not self.devices or file.device in self.devices
+        )
 
 
-def _identities(tree: str) -> frozenset[Identity]:
-    """Device and inode of every file that could be executed or mapped."""
+def _devices(tree: str, ours: Procfs) -> Iterator[str]:
+    try:
+        fd = os.open(tree, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        device = os.fstat(fd).st_dev
+        yield f"{os.major(device)}:{os.minor(device)}"
+        # On some file systems (Btrfs, overlay) it is not that of mountinfo and maps.
+        if (file := ours.open_file("self", str(fd))) is not None:
+            yield from (m.device for m in ours.known_mounts() if m.id == file.mount)
+    finally:
+        os.close(fd)
+
+
+def _inodes(tree: str) -> set[int]:
+    """The inode of every file that could be executed or mapped."""
     found = set()
     for folder, _, names in os.walk(tree):
         for name in names:
             with suppress(OSError):
                 status = os.lstat(os.path.join(folder, name))
                 if stat.S_ISREG(status.st_mode):
-                    found.add((status.st_dev, status.st_ino))
-    return frozenset(found)
+                    found.add(status.st_ino)
+    return found
 
 
-def _files(procfs: Procfs, pid: int) -> list[_File]:
-    """The files that a process executes or maps."""
-    found = set()
-    folder = f"{procfs.path}/{pid}"
-    if identity := procfs.identity(pid, "exe"):
-        found.add(_File(procfs.link(pid, "exe"), identity, f"{folder}/exe"))
-    for line in procfs.text(pid, "maps").splitlines():
-        # address permissions offset device inode path
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[4] != "0":  # noqa: PLR2004 - as listed above
-            major, _, minor = fields[3].partition(":")
-            identity = (os.makedev(int(major, 16), int(minor, 16)), int(fields[4]))
-            # Which is named without the zeros before it.
-            begin, _, end = fields[0].partition("-")
-            link = f"{begin.lstrip('0') or '0'}-{end.lstrip('0')}"
-            found.add(_File(fields[5], identity, f"{folder}/map_files/{link}"))
-    return list(found)
+def _used(procfs: Procfs, pid: int, known: dict[str, _Known]) -> list[str]:
+    """The trees of which a process executes or maps a file."""
+    is_here = procfs.sees_our_mounts(pid)
+    files = procfs.mappings(pid)
+    if is_here:
+        # A program that a process has unmapped has its path alone.
+        files.append(Mapping("", "", 0, procfs.link(pid, "exe")))
+    return [
+        tree for tree, its in known.items() if any(its.has(file, is_here=is_here) for file in files)
+    ]
 
 
-def _asked_by(bundle: str) -> str:
+def _asked_by(procfs: Procfs, pid: int) -> str:
     """The program that containerd has noted in the bundle, which is the shim's directory."""
+    path = os.path.join(procfs.link(pid, "cwd"), _ASKED_BY)
+    if procfs.is_contained(pid) or not procfs.is_local(path):
+        return ""
     with suppress(OSError):
-        fd = os.open(f"{bundle}/{_ASKED_BY}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             return os.fsdecode(os.read(fd, _LONGEST_PATH)).strip()
         finally:

@@ -1,4 +1,4 @@
-"""Which agent has the node: a lock in its state directory, which ends with the process.
+"""Which agent has the node: a lock in its state directory, which ends with the process's life.
 
 ::
 
@@ -7,10 +7,12 @@
 
 Rules
 - Whoever only asks whether a lock is held has it for a moment, so it is tried for a second.
+- A thread of its own holds each lock (:mod:`integration.node.private_file`): a thread that hangs in
+  the kernel keeps a killed agent as a zombie, and must not keep its lock.
 - Who waits for the lock does so in the kernel, in a thread that the process need not wait for.
 - What agents that have ended left in ``pods`` is removed by the next that keeps the node.
 
-Source: flock(2).
+Source: flock(2); proc_locks(5).
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from typing import TYPE_CHECKING, Final, Self
 
 from integration.node.aside import aside
 from integration.node.errors import AgentRunning, AgentStateUnusable
+from integration.node.private_file import keep_private
 from integration.node.readiness import PODS, pod_path
 from integration.nvml_lock import locked
 from shim.causes.agent import LOCK, is_locked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hooks.config import Config
 
-__all__ = ["NodeLock", "lock_path"]
+__all__ = ["NodeLock", "holds"]
 
 _MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o711
@@ -37,9 +42,28 @@ _DIRECTORY_MODE: Final = 0o711
 _TO_ASK: Final = 1.0
 
 
-def lock_path(config: Config) -> str:
+def _lock_path(config: Config) -> str:
     """The file that an agent holds locked, and writes its pid into."""
     return os.path.join(config.state, LOCK)
+
+
+def holds(pid: int, config: Config) -> bool:
+    """Whether a process is the agent that has the node, as the kernel lists its locks.
+
+    Args:
+        pid: its number in our pid namespace.
+    """
+    try:
+        inode = os.stat(_lock_path(config)).st_ino
+        with open("/proc/locks", encoding="ascii") as file:
+            # "1: FLOCK  ADVISORY  WRITE 4711 00:1a:99 0 EOF"; "->" before what waits for a lock
+            rows = [line.split() for line in file]
+    except OSError:
+        return False
+    return any(
+        row[1:2] == ["FLOCK"] and row[4] == str(pid) and row[5].rpartition(":")[2] == str(inode)
+        for row in rows
+    )
 
 
 class NodeLock:
@@ -51,9 +75,10 @@ class NodeLock:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._path = lock_path(config)
+        self._path = _lock_path(config)
         self._fd = -1
-        self._pod: tuple[str, int] | None = None
+        self._let_go: Callable[[], None] | None = None
+        self._pod: tuple[str, Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
         self._fd = _opened(self._path)
@@ -61,11 +86,14 @@ class NodeLock:
 
     def __exit__(self, *_: object) -> None:
         if self._pod is not None:
-            path, fd = self._pod
+            path, let_go = self._pod
             with suppress(OSError):
                 os.unlink(path)
-            os.close(fd)
-        os.close(self._fd)
+            let_go()
+        if self._let_go is None:
+            os.close(self._fd)
+        else:
+            self._let_go()
 
     @property
     def holder(self) -> str:
@@ -83,13 +111,13 @@ class NodeLock:
     def take(self) -> bool:
         """Take it; whether it was to be had."""
         if is_taken := locked(self._fd, fcntl.LOCK_EX, _TO_ASK):
-            self._sign()
+            self._own()
         return is_taken
 
     async def wait(self) -> None:
         """Take it as soon as it is to be had."""
         await aside(fcntl.flock, self._fd, fcntl.LOCK_EX)
-        self._sign()
+        self._own()
 
     def show_pod(self, uid: str) -> None:
         """Have it be seen that the agent of a pod does what it is there for.
@@ -105,9 +133,13 @@ class NodeLock:
             fd = _opened(path)
             locked(fd, fcntl.LOCK_EX, _TO_ASK)
             if _is_at(fd, path):
-                self._pod = path, fd
+                self._pod = path, keep_private(fd)
             else:  # it was removed before it was locked
                 os.close(fd)
+
+    def _own(self) -> None:
+        self._sign()
+        self._let_go = keep_private(self._fd)
 
     def _sign(self) -> None:
         with suppress(OSError):  # a full disk: then it is not known which it is

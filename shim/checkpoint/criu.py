@@ -146,18 +146,20 @@ def external_files(init: int, pids: Iterable[int], paths: Sequence[str | None]) 
     inside = _mount_ids(init)
     numbers: dict[tuple[int, int], int] = {}
     for number in (2, 1, 0):  # a file that is stdout and stderr counts as stdout
-        for path in (paths[number], f"/proc/{init}/fd/{number}"):
+        own = f"/proc/{init}/fd/{number}" if _mount_of(init, str(number)) not in inside else None
+        for path in (paths[number], own):
             if path is not None and (identity := _identity(path)) is not None:
                 numbers[identity] = number
     files = {}
     for pid in {init, *pids}:
         for fd in _descriptors(pid):
-            number = numbers.get(_identity(f"/proc/{pid}/fd/{fd}") or (0, 0), -1)
-            if number < 0:
+            mount = _mount_of(pid, fd)
+            # What is on a mount of the container is not asked for: its server may be gone.
+            if mount is None or mount in inside:
                 continue
-            mount, inode = _place_of(pid, fd)
-            if mount is not None and mount not in inside:
-                files[f"file[{mount:x}:{inode:x}]"] = number
+            identity = _identity(f"/proc/{pid}/fd/{fd}")
+            if identity is not None and identity in numbers:
+                files[f"file[{mount:x}:{identity[1]:x}]"] = numbers[identity]
     return files
 
 
@@ -199,17 +201,16 @@ def _identity(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _place_of(pid: int, fd: str) -> tuple[int | None, int]:
-    """The mount of a descriptor's file, and the file's inode."""
+def _mount_of(pid: int, fd: str) -> int | None:
+    """The mount of a descriptor's file; None if it was closed meanwhile."""
     try:
-        inode = os.stat(f"/proc/{pid}/fd/{fd}").st_ino
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
             for line in file:
                 if line.startswith(b"mnt_id:"):
-                    return int(line.split()[1]), inode
+                    return int(line.split()[1])
     except OSError:
-        pass  # it was closed meanwhile
-    return None, 0
+        pass
+    return None
 
 
 # -- what went wrong ------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from shim import bundle, files, programs
 from shim.cgroup import cgroup
 from shim.errors import BundleUnusable
 from shim.files import at_and_below
+from shim.mountinfo import leads_below, served_mount_points
 from shim.processes import hold, hold_descendants, may_be_alive, send_kill, start_time_of
 from shim.programs import has_ended, run
 
@@ -288,7 +289,24 @@ def read_state(directory: str, problems: list[str]) -> Recorded:
 
 def _calls_that_log(bundle_path: str, logs: Sequence[str]) -> list[int]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if _logs_to(pid, bundle_path, logs)]
+    return [pid for pid in pids if _may_be_ours(pid) and _logs_to(pid, bundle_path, logs)]
+
+
+def _may_be_ours(pid: int) -> bool:
+    """Whether a process is of our user, in our pid and user namespaces.
+
+    One in a container can have any command line, and make it take for ever to be read.
+    """
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            return False
+        kinds = ("pid", "user")
+        return all(
+            os.readlink(f"/proc/{pid}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}")
+            for kind in kinds
+        )
+    except OSError:
+        return False  # it has ended
 
 
 def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
@@ -297,7 +315,9 @@ def _logs_to(pid: int, bundle_path: str, logs: Sequence[str]) -> bool:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = [os.fsdecode(word) for word in file.read().split(b"\0")]
         paths = [w for w in words if w.startswith("/") and os.path.basename(w) in logs]
-        return any(os.path.samefile(os.path.dirname(p), bundle_path) for p in paths)
+        served = served_mount_points() if paths else ()
+        folders = (os.path.dirname(p) for p in paths if not leads_below(p, served, set()))
+        return any(os.path.samefile(folder, bundle_path) for folder in folders)
     except OSError:
         return False  # it has ended, or speaks of a directory that is gone
 

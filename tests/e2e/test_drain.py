@@ -16,6 +16,7 @@ import pytest
 
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import Answer, nvshim, start_nvshim
+from tests.harness.openable import make_openable
 from tests.harness.runtime import Runtime, new_name
 from tests.harness.waiting import eventually
 from tests.tools.images import GLIBC
@@ -228,10 +229,8 @@ def test_two_drains_and_an_undrain(place: Place) -> None:
 
 
 def test_a_process_of_the_host_that_has_the_node_open_is_a_holder(place: Place) -> None:
-    node = f"{place.node.dev}/nvidia{_MINORS + 1}"
     with subprocess.Popen(
-        # Nobody answers behind a simulated node, so that it cannot be opened for more.
-        [sys.executable, "-c", _HOLDS, node],
+        [sys.executable, "-c", _HOLDS, make_openable(place.node, 1)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
@@ -252,7 +251,7 @@ def test_a_process_of_the_host_that_has_the_node_open_is_a_holder(place: Place) 
 
 
 _HOLDS: Final = (
-    "import os, sys; fd = os.open(sys.argv[1], os.O_PATH); print(flush=True); sys.stdin.read()"
+    "import os, sys; fd = os.open(sys.argv[1], os.O_RDWR); print(flush=True); sys.stdin.read()"
 )
 
 

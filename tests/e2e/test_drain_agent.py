@@ -26,6 +26,7 @@ from tests.harness.launcher import REPOSITORY
 from tests.harness.node_agent import NodeAgent
 from tests.harness.nvidia_smi import nvidia_smi
 from tests.harness.nvshim import Answer, nvshim
+from tests.harness.openable import make_openable
 from tests.harness.processes import with_nvml
 from tests.harness.waiting import eventually
 
@@ -436,8 +437,8 @@ def test_a_reset_that_is_interrupted_can_be_seen_and_gone_on_with(
 @contextmanager
 def _holding(place: Place) -> Iterator[Callable[[], None]]:
     """A process that holds the second GPU until the end, or until what is yielded is called."""
-    holds = "import os, sys; os.open(sys.argv[1], os.O_PATH); print(flush=True); sys.stdin.read()"
-    argv = [sys.executable, "-c", holds, f"{place.node.dev}/nvidia{_MINORS + 1}"]
+    holds = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print(flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", holds, make_openable(place.node, 1)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None

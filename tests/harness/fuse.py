@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from integration.inspection.procfs import Procfs
 from shim import syscalls
 
 FILE: Final = "image"
@@ -37,11 +38,14 @@ class FuseServer:
     Attributes:
         mount_point: where it is mounted.
         asked: set when something has been asked for that is not answered.
+        askers: the processes that have asked meanwhile, each with those that it descends from.
     """
 
-    def __init__(self, mount_point: str, backing: str) -> None:
+    def __init__(self, mount_point: str, backing: str, mode: int) -> None:
         self.mount_point = mount_point
+        self._mode = stat.S_IFREG | mode
         self.asked = threading.Event()
+        self.askers: list[list[int]] = []
         self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         self._file = os.open(backing, os.O_RDWR | os.O_CLOEXEC)
         self._answers = threading.Event()
@@ -56,6 +60,7 @@ class FuseServer:
     def hang(self) -> None:
         """Answer nothing from now on."""
         self.asked.clear()
+        self.askers.clear()
         self._answers.clear()
 
     def go_on(self) -> None:
@@ -83,8 +88,9 @@ class FuseServer:
                 return
             if not request:
                 return
-            _, opcode, unique, node, *_ = _HEADER.unpack_from(request)
+            _, opcode, unique, node, _, _, pid, _ = _HEADER.unpack_from(request)
             if not self._answers.is_set() and opcode not in _FORGETS:
+                self.askers.append(_line_of(pid))
                 self.asked.set()
                 # A test that hangs in here itself cannot be interrupted otherwise.
                 self._answers.wait(_LONGEST)
@@ -125,20 +131,29 @@ class FuseServer:
 
     def _attributes(self, node: int) -> bytes:
         size = os.fstat(self._file).st_size if node == _FILE else 0
-        mode = stat.S_IFREG | 0o600 if node == _FILE else stat.S_IFDIR | 0o755
+        mode = self._mode if node == _FILE else stat.S_IFDIR | 0o755
         times = (0,) * 6
         return struct.pack("<QQQQQQ3I7I", node, size, size >> 9, *times, mode, 1, 0, 0, 0, 4096, 0)
 
 
+def _line_of(pid: int) -> list[int]:
+    line = [pid]
+    while (status := Procfs().status(line[-1])) is not None and status.parent:
+        line.append(status.parent)
+    return line
+
+
 @contextmanager
-def fuse(directory: str, content: str = "/dev/null") -> Iterator[FuseServer]:
+def fuse(directory: str, content: str = "/dev/null", *, mode: int = 0o600) -> Iterator[FuseServer]:
     """Mount one.
 
     Args:
         directory: where; made.
+        content: the file whose content its file has.
+        mode: of its file.
     """
     os.mkdir(directory)
-    server = FuseServer(directory, content)
+    server = FuseServer(directory, content, mode)
     try:
         yield server
     finally:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from api.errors import one_line
@@ -33,14 +34,18 @@ _MOST_BYTES: Final = 8 << 20
 _NOT_RUN: Final = frozenset({126, 127})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Process:
     """A process of the node."""
 
     pid: int  # its number
     name: str  # the kernel's short name of it
-    words: list[str]  # its command line. For looking at, not for keeping.
     procfs: Procfs  # what else the kernel says of it
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Its command line. For looking at, not for keeping."""
+        return self.procfs.words(self.pid)
 
     def option(self, *names: str) -> str:
         """The value of an option of its command line; "" if it is not given."""
@@ -65,7 +70,7 @@ def processes(places: Places) -> Iterator[Process]:
     procfs = Procfs(places.at("/proc"))
     for pid in procfs.pids() if os.path.isdir(procfs.path) else ():
         if name := procfs.text(pid, "comm").strip():  # or it has ended meanwhile
-            yield Process(pid, name, procfs.words(pid), procfs)
+            yield Process(pid, name, procfs)
 
 
 def hosts_processes(places: Places) -> Iterator[Process]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from integration.cri.errors import CriRefused
 from integration.inspection.health import read_health
-from integration.inspection.procfs import Procfs
-from integration.node.lock import lock_path
+from integration.node.lock import holds
 from integration.node.readiness import is_ready
 from integration.timeouts import PATIENCE
 from integration.verify.checks.containers import gpu_asked_for
@@ -175,7 +174,7 @@ def restart_agent(node: Node) -> None:
     except OSError as error:
         raise NotMade(_UNSEEN) from error
     try:
-        if not Procfs().has_open(pid, lock_path(node.config)):  # its number may be another's here
+        if not holds(pid, node.config):  # its number may be another's here
             raise NotMade(_UNSEEN)
         signal.pidfd_send_signal(fd, signal.SIGTERM)
     finally:

@@ -6,7 +6,9 @@ import fcntl
 import json
 import os
 import socket
-from contextlib import ExitStack
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +21,7 @@ from integration.drain.holders import AGENT, CONTAINER, MPS, Holder, find_holder
 from integration.drain.targets import THE_DRIVER, targets_of
 from integration.drain.waiting import blocking, not_by_themselves
 from integration.inspection.bundles import TASKS, find_containers
+from integration.inspection.procfs import Procfs
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:
@@ -191,3 +194,101 @@ def test_one_whose_init_is_made_while_it_is_looked_at_has_not_stopped(
     # It is listed as one that is being made, and by its process the next time.
     for pid in (0, 40):
         assert [(each.name, each.pid) for each in place.found("0")] == [("k8s.io/starts", pid)]
+
+
+# A node that anybody may make and open, and the program that has it open or mapped.
+NULL: Final = os.makedev(1, 3)
+OPENS: Final = """if True:
+    import mmap, os, sys
+    flags, path, does = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    fd = os.open(path, flags)
+    if does == "map":
+        mapped = mmap.mmap(fd, 4096, prot=mmap.PROT_READ)
+        os.close(fd)
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def has(path: str, flags: int, does: str = "open", within: tuple[str, ...] = ()) -> Iterator[int]:
+    """A process that has a node open or mapped, and no other."""
+    words = [*within, sys.executable, "-c", OPENS, str(flags), path, does]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a node")
+def test_a_descriptor_that_only_names_a_node_holds_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an unprivileged container makes it: mknod, and open with O_PATH."""
+    monkeypatch.setattr(holders, "read_majors", lambda _: {"nvidia": os.major(NULL)})
+    node = place.node.add_node("nvidia7", os.major(NULL), os.minor(NULL))
+
+    def pids() -> set[int]:
+        inventory = load_inventory(place.node.config)
+        states = [str(place.state)]
+        found = find_holders((THE_DRIVER,), inventory, place.node.config, states, "/proc")
+        return {each.pid for each in found}
+
+    with has(str(node), os.O_RDONLY) as holds, has(str(node), os.O_PATH) as names:
+        found = pids()
+        assert holds in found
+        assert names not in found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a node")
+def test_a_node_that_is_mapped_and_not_open_any_more_is_held(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    zero = os.makedev(1, 5)
+    monkeypatch.setattr(holders, "read_majors", lambda _: {"nvidia": os.major(zero)})
+    # With a /dev of its own, in which the file of that name is a node, or is none.
+    (tmp_path / "plain").write_bytes(bytes(4096))
+    make = {
+        True: f"mknod /dev/nvidia0 c {os.major(zero)} {os.minor(zero)}",
+        False: f"cp {tmp_path}/plain /dev/nvidia0",
+    }
+    for is_node, prepare in make.items():
+        script = f'mount -t tmpfs tmpfs /dev && {prepare} && exec "$@"'
+        within = ("unshare", "--mount", "sh", "-c", script, "sh")
+        with has("/dev/nvidia0", os.O_RDONLY, "map", within) as pid:
+            inventory = load_inventory(place.node.config)
+            states = [str(place.state)]
+            found = find_holders((THE_DRIVER,), inventory, place.node.config, states, "/proc")
+            assert (pid in {each.pid for each in found}) is is_node
+
+
+def test_what_a_process_has_many_of_is_gone_through_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mounts are read once for each namespace, and a node is asked for its number once."""
+    dev = place.node.dev
+    place.process(10, "python", *(f"{dev}/nvidia0" for _ in range(50)))
+    here = place.proc / "10"
+    (here / "fdinfo").mkdir()
+    for number in range(50):
+        (here / f"fdinfo/{number}").write_text("flags:\t02\nmnt_id:\t77\nino:\t5\n")
+    asked: list[str] = []
+    node, text = Procfs.node, Procfs.text
+
+    def counted_node(procfs: Procfs, path: str) -> int:
+        asked.append("node")
+        return node(procfs, path)
+
+    def counted_text(procfs: Procfs, pid: int | str, name: str) -> str:
+        asked.append(name)
+        return text(procfs, pid, name)
+
+    monkeypatch.setattr(Procfs, "node", counted_node)
+    monkeypatch.setattr(Procfs, "text", counted_text)
+    assert {name for _, name, _ in place.kinds("0")} == {"python"}
+    assert asked.count("node") == 1
+    assert asked.count("mountinfo") <= 2

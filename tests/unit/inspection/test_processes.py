@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from integration.inspection.bundles import Container, Pod
+from integration.inspection.bundles import Container, Pod, find_containers
 from integration.inspection.processes import (
     FORK_SERVER,
     SHIM,
@@ -163,7 +164,8 @@ def test_a_process_that_has_ended_is_not_there() -> None:
     assert procfs.owner(ended.pid) is None
     assert procfs.descriptors(ended.pid) == {}
     assert procfs.listening(ended.pid) == set()
-    assert procfs.identity(ended.pid, "cwd") is None
+    assert procfs.link(ended.pid, "cwd") == ""
+    assert procfs.open_file(ended.pid, "0") is None
 
 
 class _Mapped(Procfs):
@@ -301,3 +303,114 @@ def test_what_a_container_holds_has_names() -> None:
 )
 def test_a_record_of_another_shape_holds_nothing(record: dict[str, Any]) -> None:
     assert held_names(record) == []
+
+
+MANY: Final = """if True:
+    import os, socket, sys
+    listeners = []
+    for number in range(int(sys.argv[1])):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{sys.argv[2]}/{number}")
+        listener.listen(1)
+        listeners.append(listener)
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+
+
+class _Counted(dict[str, str]):
+    """A table that counts how many of its entries are gone through."""
+
+    seen = 0
+
+    def items(self) -> Any:
+        for item in super().items():
+            _Counted.seen += 1
+            yield item
+
+    def values(self) -> Any:
+        for value in super().values():
+            _Counted.seen += 1
+            yield value
+
+
+@pytest.mark.parametrize("sockets", [10, 200])
+def test_each_descriptor_of_a_process_is_looked_at_a_fixed_number_of_times(
+    monkeypatch: pytest.MonkeyPatch, place: str, sockets: int
+) -> None:
+    """A process that calls itself a fork server can listen on any number of sockets."""
+    descriptors, text = Procfs.descriptors, Procfs.text
+    read: list[str] = []
+
+    def counted(procfs: Procfs, pid: int) -> dict[str, str]:
+        return _Counted(descriptors(procfs, pid))
+
+    def noted(procfs: Procfs, pid: int | str, name: str) -> str:
+        read.append(name)
+        return text(procfs, pid, name)
+
+    argv = [PROGRAM, "-c", MANY, str(sockets), place, "fork-server"]
+    with subprocess.Popen(
+        argv, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"listens\n"
+            monkeypatch.setattr(Procfs, "descriptors", counted)
+            monkeypatch.setattr(Procfs, "text", noted)
+            monkeypatch.setattr(Procfs, "pids", lambda _: iter([process.pid]))
+            _Counted.seen = 0
+            assert find_processes() == []
+            assert sockets < _Counted.seen <= 4 * (sockets + 10)
+            assert read.count("net/unix") <= 1
+        finally:
+            process.kill()
+
+
+def test_sockets_are_read_once_for_all_containers(
+    make_bundle: Callable[..., str], place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read: list[str] = []
+    text = Procfs.text
+
+    def noted(procfs: Procfs, pid: int | str, name: str) -> str:
+        read.append(name)
+        return text(procfs, pid, name)
+
+    monkeypatch.setattr(Procfs, "text", noted)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{place}/s")
+        listener.listen()
+        with subprocess.Popen(["sleep", "1000"]) as init:
+            try:
+                # As those of a runtime whose cgroups are not named after containers.
+                for number in range(20):
+                    make_bundle(f"c{number}", address=f"unix://{place}/s", init_pid=str(init.pid))
+                found = find_containers([str(tmp_path / "state")])
+            finally:
+                init.kill()
+    assert [container.pid for container in found] == [init.pid] * 20
+    assert read.count("net/unix") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
+def test_of_a_process_in_a_container_nothing_is_read_but_whose_it_is(
+    make_bundle: Callable[..., str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = f"{place}/s"
+    bundle = make_bundle("web", address=f"unix://{socket}")
+    within = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+    read: list[str] = []
+    text = Procfs.text
+    with process(bundle, *shim_words(), socket=socket, within=within) as unshare:
+        children = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text("ascii")
+        (pid,) = map(int, children.split())
+
+        def noted(procfs: Procfs, of: int | str, name: str) -> str:
+            if of == pid:
+                read.append(name)
+            return text(procfs, of, name)
+
+        monkeypatch.setattr(Procfs, "text", noted)
+        assert not [each for each in find_processes() if each.bundle == bundle]
+    assert set(read) == {"stat", "status"}

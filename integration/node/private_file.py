@@ -1,0 +1,77 @@
+"""Keep a file open in a thread that has descriptors of its own.
+
+The kernel closes the files of a process with the last of its threads. A thread that waits for a
+file system that does not answer outlives SIGKILL. The process stays as a zombie, and a lock by
+flock(2) that it holds stays with it.
+
+Therefore one thread alone has such a file open. It only waits for an event, so SIGKILL and
+exit_group(2) end it at once, and the kernel closes its file. The other threads run no more of the
+program's code by then: the kernel has sent SIGKILL to all of them first, and one that still waits
+in the kernel dies before it returns to user space.
+
+Source: unshare(2), CLONE_FILES; flock(2); signal(7); kernel/signal.c, zap_other_threads().
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from shim import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["keep_private"]
+
+
+def keep_private(fd: int) -> Callable[[], None]:
+    """Move an open file to a thread that shares no descriptors with the others.
+
+    Args:
+        fd: a descriptor of it. This closes it for all threads but that one. Where the kernel does
+            not allow that (seccomp), the file stays open in the whole process.
+
+    Returns:
+        A function that closes the file; to be called once.
+    """
+    settled, wanted, closed = threading.Event(), threading.Event(), threading.Event()
+    moved = False
+
+    def keep() -> None:
+        nonlocal moved
+        try:
+            syscalls.unshare(syscalls.CLONE_FILES)
+            _close_all_but(fd)
+            moved = True
+        except OSError:
+            return  # its copies are closed with this thread
+        finally:
+            settled.set()
+        wanted.wait()
+        os.close(fd)
+        closed.set()
+
+    def close() -> None:
+        if moved:
+            wanted.set()
+            closed.wait()
+        else:
+            os.close(fd)
+
+    threading.Thread(target=keep, name="private-file", daemon=True).start()
+    settled.wait()
+    if moved:
+        os.close(fd)
+    return close
+
+
+def _close_all_but(fd: int) -> None:
+    """Close the thread's copies of what other threads have open."""
+    for name in os.listdir("/proc/thread-self/fd"):
+        if int(name) != fd:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the descriptor that listed them

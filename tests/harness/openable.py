@@ -1,0 +1,24 @@
+"""A node of a simulated GPU that a test can open: nobody answers behind the others."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from integration.simulated import SimulatedNode
+
+
+def make_openable(node: SimulatedNode, gpu: int) -> str:
+    """Let a GPU's render node be the kernel's ``/dev/full``, which nothing else has open.
+
+    Args:
+        gpu: its index.
+
+    Returns:
+        The path. Who has it open holds the GPU.
+    """
+    path = f"{node.dev}/dri/renderD{128 + gpu}"
+    os.unlink(path)
+    os.mknod(path, 0o20666, os.makedev(1, 7))
+    return path

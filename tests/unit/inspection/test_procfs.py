@@ -1,0 +1,147 @@
+"""What is told of a process by what the kernel prints, and by nothing that its files answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from integration.inspection.procfs import Procfs
+from tests.harness.fuse import FILE, fuse
+from tests.harness.launcher import REPOSITORY
+
+ROOT: Final = pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
+WAITS: Final = "import os, sys; fds = [os.open(p, os.O_RDONLY) for p in sys.argv[1:]];"
+WAITS_ON: Final = WAITS + " print(1, flush=True); sys.stdin.read()"
+
+
+@contextmanager
+def process(*files: str, within: tuple[str, ...] = (), cwd: str = "/") -> Iterator[int]:
+    """One that has files open."""
+    with subprocess.Popen(
+        [*within, sys.executable, "-c", WAITS_ON, *files],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd,
+    ) as started:  # fmt: skip
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"1\n"
+            text = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text("ascii")
+            yield int(text.split()[0]) if text.split() else started.pid
+        finally:
+            started.kill()
+
+
+def test_a_file_is_open_whatever_it_is_called_where_it_is(tmp_path: Path) -> None:
+    lock, other = tmp_path / "lock", tmp_path / "other"
+    other.mkdir()
+    lock.touch()
+    (other / "lock").touch()
+    procfs = Procfs()
+    with process(str(lock)) as has, process(str(other / "lock")) as namesake:
+        assert procfs.has_open(has, str(lock))
+        assert not procfs.has_open(namesake, str(lock))
+        assert not procfs.has_open(has, str(tmp_path / "none"))
+        (tmp_path / "none").touch()
+        assert not procfs.has_open(has, str(tmp_path / "none"))
+
+
+@ROOT
+def test_a_file_is_open_in_a_namespace_where_it_is_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here/lock").touch()
+    bind = f'mount --bind {tmp_path}/here {tmp_path}/there && exec "$@"'
+    within = ("unshare", "--mount", "sh", "-c", bind, "sh")
+    with process(f"{tmp_path}/there/lock", within=within) as pid:
+        assert Procfs().has_open(pid, f"{tmp_path}/here/lock")
+
+
+@ROOT
+def test_a_file_that_has_the_name_and_number_of_ours_elsewhere_is_another(tmp_path: Path) -> None:
+    def fill(place: str) -> str:
+        return f"mount -t tmpfs tmpfs {place} && touch {place}/lock"
+
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here, there = f"{tmp_path}/here", f"{tmp_path}/there"
+    within = ("unshare", "--mount", "sh", "-c", f'{fill(there)} && exec "$@"', "sh")
+    subprocess.run(["sh", "-c", fill(here)], check=True)
+    try:
+        with process(f"{there}/lock", within=within) as pid, process(f"{here}/lock") as ours:
+            procfs = Procfs()
+            (number,) = [n for n, p in procfs.descriptors(pid).items() if p.endswith("/lock")]
+            file = procfs.open_file(pid, number)
+            assert file is not None
+            assert file.inode == os.stat(f"{here}/lock").st_ino
+            assert not procfs.has_open(pid, f"{here}/lock")
+            assert procfs.has_open(ours, f"{here}/lock")
+    finally:
+        subprocess.run(["umount", "--lazy", here], check=True)
+
+
+@ROOT
+def test_a_path_leads_where_the_mounts_of_a_process_have_it(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "in").mkdir(parents=True)
+    one, two = f"{tmp_path}/one/in", f"{tmp_path}/two/in"
+    procfs = Procfs()
+    with process() as ours:
+        assert procfs.is_at(ours, one)
+    same = ("unshare", "--mount", "sh", "-c", 'exec "$@"', "sh")
+    with process(within=same) as pid:
+        assert Procfs().is_at(pid, one)
+    covered = f'mount --bind {tmp_path}/two {tmp_path}/one && exec "$@"'
+    with process(within=("unshare", "--mount", "sh", "-c", covered, "sh")) as pid:
+        assert not Procfs().is_at(pid, one)
+        assert Procfs().is_at(pid, two)
+
+
+@ROOT
+@pytest.mark.parametrize(
+    ("flags", "contained", "own"),
+    [
+        ((), False, True),
+        (("--mount",), False, False),
+        (("--pid", "--fork", "--kill-child"), False, True),
+        (("--mount", "--pid", "--fork", "--kill-child"), True, False),
+        (("--mount", "--user", "--map-root-user"), True, False),
+    ],
+)
+def test_whose_a_process_is_is_told_by_its_namespaces(
+    flags: tuple[str, ...], contained: bool, own: bool
+) -> None:
+    with process(within=("unshare", *flags) if flags else ()) as pid:
+        assert Procfs().is_contained(pid) is contained
+        assert Procfs().is_own(pid) is own
+
+
+@ROOT
+def test_a_process_of_another_user_is_not_the_nodes_own() -> None:
+    with process(within=("setpriv", "--reuid=65534", "--clear-groups")) as pid:
+        assert not Procfs().is_own(pid)
+        assert Procfs().words(pid)
+
+
+@ROOT
+def test_a_file_that_is_called_as_ours_is_on_a_volume_that_does_not_answer(tmp_path: Path) -> None:
+    ask = "import sys; from integration.inspection.procfs import Procfs; p = Procfs();"
+    ask += " print(p.has_open(int(sys.argv[1]), sys.argv[2]))"
+    (tmp_path / FILE).touch()
+    with (
+        fuse(str(tmp_path / "volume")) as volume,
+        process(f"{volume.mount_point}/{FILE}") as pid,
+    ):
+        volume.hang()
+        done = subprocess.run(
+            [sys.executable, "-c", ask, str(pid), str(tmp_path / FILE)],
+            cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=20,
+        )  # fmt: skip
+        assert not [line for line in volume.askers if os.getpid() in line]
+        volume.go_on()
+    assert done.stdout == "False\n"

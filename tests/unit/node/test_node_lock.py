@@ -1,0 +1,186 @@
+"""The node's lock ends with its agent's life, whatever a thread of that agent waits for."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from hooks.config import Config
+from integration.inspection.procfs import Procfs
+from integration.node.lock import NodeLock, holds
+from integration.node.readiness import pod_path
+from shim import syscalls
+from shim.causes.agent import agent_of, agent_runs, is_locked
+from tests.harness.fuse import FILE, FuseServer, fuse
+from tests.harness.launcher import REPOSITORY
+from tests.harness.waiting import eventually
+
+UID: Final = "0f9a-pod"
+# Takes the lock, and then has a thread that waits for a file.
+AGENT: Final = """if True:
+    import os, sys, threading, time
+    from hooks.config import Config
+    from integration.node.lock import NodeLock
+    with NodeLock(Config(state=sys.argv[1])) as lock:
+        assert lock.take()
+        lock.show_pod(sys.argv[3])
+        print("taken", flush=True)
+        sys.stdin.readline()
+        threading.Thread(target=os.stat, args=(sys.argv[2],), daemon=True).start()
+        sys.stdin.readline()
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+
+
+@contextmanager
+def agent(state: Path, file: str) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-c", AGENT, str(state), file, UID]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "taken\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(state=str(tmp_path / "state"))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FuseServer]:
+    with fuse(str(tmp_path / "served")) as served:
+        yield served
+
+
+def stuck(process: subprocess.Popen[str], server: FuseServer) -> None:
+    """A thread of the agent waits for the file server, which does not answer."""
+    server.hang()
+    go_on(process)
+    assert server.asked.wait(30)
+
+
+def test_the_next_agent_has_the_node_though_a_thread_of_the_killed_one_hangs(
+    config: Config, server: FuseServer
+) -> None:
+    with agent(Path(config.state), f"{server.mount_point}/{FILE}") as before:
+        assert holds(before.pid, config)
+        assert not holds(os.getpid(), config)
+        stuck(before, server)
+        os.kill(before.pid, signal.SIGKILL)
+        eventually(lambda: Procfs().status(before.pid).state == "Z", "it is killed")  # type: ignore[union-attr]
+        status = Procfs().status(before.pid)
+        assert status is not None
+        assert status.threads > 1, "a thread of it is there still"
+        with NodeLock(config) as lock:
+            assert lock.take()
+            assert agent_of(config.state) == os.getpid()
+            assert holds(os.getpid(), config)
+            # What it left of its pod is known for that, too.
+            assert not os.path.exists(pod_path(config, UID))
+        assert not agent_runs(config.state)
+        server.go_on()
+
+
+def test_an_agent_that_lives_keeps_the_node_though_a_thread_of_it_hangs(
+    config: Config, server: FuseServer
+) -> None:
+    with agent(Path(config.state), f"{server.mount_point}/{FILE}") as before:
+        stuck(before, server)
+        with NodeLock(config) as lock:
+            assert not lock.take()
+            assert lock.holder == str(before.pid)
+        assert is_locked(pod_path(config, UID))
+        server.go_on()
+
+
+def test_of_many_agents_that_wait_for_a_killed_one_only_one_has_the_node(
+    config: Config, server: FuseServer
+) -> None:
+    script = """if True:
+        import sys
+        from hooks.config import Config
+        from integration.node.lock import NodeLock
+        with NodeLock(Config(state=sys.argv[1])) as lock:
+            print("asks", flush=True)
+            while not lock.take():
+                pass
+            print("has it", flush=True)
+            sys.stdin.readline()
+    """
+    with agent(Path(config.state), f"{server.mount_point}/{FILE}") as before:
+        stuck(before, server)
+        others = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, config.state],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
+            )
+            for _ in range(3)
+        ]  # fmt: skip
+        try:
+            outputs = {other.stdout: other for other in others if other.stdout is not None}
+            assert [output.readline() for output in outputs] == ["asks\n"] * 3
+            os.kill(before.pid, signal.SIGKILL)
+            while outputs:
+                (first, *more), _, _ = select.select(list(outputs), [], [], 30)
+                assert not more
+                assert first.readline() == "has it\n"
+                # As long as this one has it, nobody else has.
+                owner = outputs.pop(first)
+                assert holds(owner.pid, config)
+                assert [other.pid for other in others if holds(other.pid, config)] == [owner.pid]
+                go_on(owner)
+                assert owner.wait(30) == 0
+        finally:
+            for other in others:
+                other.kill()
+                other.communicate()
+        server.go_on()
+
+
+def test_the_lock_is_let_go_at_the_end_and_no_other_descriptor_is_closed(config: Config) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with NodeLock(config) as lock:
+            assert lock.take()
+            lock.show_pod(UID)
+            assert agent_runs(config.state)
+            assert is_locked(pod_path(config, UID))
+        assert not agent_runs(config.state)
+        assert not is_locked(pod_path(config, UID))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_where_a_thread_may_not_have_descriptors_of_its_own_the_process_has_the_lock(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: int) -> None:
+        raise PermissionError
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(syscalls, "unshare", refused)
+    with NodeLock(config) as lock:
+        assert lock.take()
+        assert agent_runs(config.state)
+    assert not agent_runs(config.state)
+    assert sorted(os.listdir("/proc/self/fd")) == before
