@@ -282,6 +282,33 @@ def test_resources_come_and_go_without_a_word_to_the_others(
         assert not whole.ended
 
 
+def test_a_gpu_in_mig_mode_is_announced_by_no_strategy_that_cannot_give_it(
+    gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    """Else no pod could have it, and its Deployment would make one after the other."""
+    cut = [{"index": 1, "mig": ["1g.5gb"]}, {"index": 2, "mig": []}]
+    changed_node(gpus, Scenario.parse({"gpus": 3, "model": "a100", "gpu": cut}))
+    agent = NodeAgent(gpus, str(tmp_path), kubelet.socket)
+    kubelet.start()
+    with agent:
+        (whole,) = kubelet.wait_for(GPU, 1)
+        assert list(kubelet.devices(GPU)) == [whole]
+        warned = [line["event"] for line in agent.said("migStrategy none announces whole GPUs")]
+        assert [line.split()[:2] for line in warned] == [["GPU", "1"], ["GPU", "2"]]
+        for ways in ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"):
+            by = {"plugin": {"deviceListStrategy": ways}}
+            agent.configure(flags={"migStrategy": "mixed", **by})
+            kubelet.wait_for(SLICE, 1)
+            for resource in (GPU, SLICE):
+                kubelet.allocate(resource, 1, pod="one")
+                kubelet.release("one")
+            agent.configure(flags={"migStrategy": "none", **by})
+            eventually(lambda: not kubelet.healthy(SLICE), "there is no MIG device any more")
+            kubelet.allocate(GPU, 1, pod="one")
+            kubelet.release("one")
+        assert list(kubelet.devices(GPU)) == [whole]
+
+
 def starting(agent: NodeAgent, words: str) -> list[str]:
     return [line for line in agent.faults() if line.startswith(words)]
 

@@ -104,8 +104,7 @@ def allocate(
     for device in devices:
         _refuse_gone(device, ground.inventory)
         _refuse_drained(device, ground)
-    by_index = settings.device_id_strategy == DeviceIds.INDEX
-    names = [device.index if by_index else device.uuid for device in devices]
+    names = [_name(device, settings) for device in devices]
     channels = _channels(ground)
     answer = pb.ContainerAllocateResponse()
     strategies = set(settings.device_list_strategies)
@@ -116,6 +115,15 @@ def allocate(
         if settings.pass_device_specs:
             _add_nodes(answer, devices, channels, ground)
     return answer
+
+
+def cdi_name(device: Device, settings: Settings) -> str:
+    """Return the full CDI name by which a container gets the device."""
+    return f"{VENDOR}/gpu={_name(device, settings)}"
+
+
+def _name(device: Device, settings: Settings) -> str:
+    return device.index if settings.device_id_strategy == DeviceIds.INDEX else device.uuid
 
 
 def refuse_ineffective(settings: Settings, config: Config) -> None:

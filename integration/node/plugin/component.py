@@ -11,6 +11,8 @@ Rules
   not: which of the two a kubelet listens to would be chance. It says so, and looks again.
 - Settings that cannot be used leave those before in force, and it is said what is wrong with them.
 - What cannot be looked at is unhealthy, and not gone (:mod:`integration.node.plugin.resources`).
+- A device that is handed over by a CDI name is unhealthy as long as no spec has the name: Allocate
+  would refuse it, and a Deployment would make one pod after the other.
 - CDI specs are written before the kubelet is told of what is new in them. That something is gone
   or unhealthy it is told at once.
 - What claims have changes with each pod, and nothing of the rest: the kubelet is told of it, and no
@@ -54,6 +56,7 @@ from integration.node.plugin.allocation import (
     IMEX_NODES,
     Ground,
     allocate,
+    cdi_name,
     refuse_ineffective,
 )
 from integration.node.plugin.cdi import KINDS, Specs, directory_of, keep_specs, path_of, state_of
@@ -61,7 +64,7 @@ from integration.node.plugin.claimed import claimed_on, refuse_claimed, without_
 from integration.node.plugin.engine_cdi import ENABLE, Told, told_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
-from integration.node.plugin.resources import resources_of, unhealthy, unmatched
+from integration.node.plugin.resources import resources_of, unannounced, unhealthy, unmatched
 from integration.node.plugin.topology import numa_nodes
 from integration.node.plugin.values import MPS, Resource, Settings
 from integration.node.watcher import ANY, Interest, Watcher
@@ -229,13 +232,23 @@ class _Plugin:
             self._serving.tell(self._unclaimed())
 
     def _unclaimed(self) -> list[Resource]:
-        """What is offered, as the kubelet is told of it: what claims have is not to be had."""
+        """What is offered, as the kubelet is told of it: what no pod can have is unhealthy."""
         claimed = claimed_on(self._board, self._context.config)
-        return [without_claimed(each, claimed) for each in self._offered]
+        return [without_claimed(each, claimed) for each in map(self._described, self._offered)]
+
+    def _described(self, resource: Resource) -> Resource:
+        """A resource, without what is to be handed over by CDI and no spec has."""
+        settings, names = self._known.settings, self._known.specs.devices
+        if settings is None or CDI.isdisjoint(settings.device_list_strategies):
+            return resource
+        described = {each.uuid for each in resource.devices if cdi_name(each, settings) in names}
+        return unhealthy((resource,), but=described)[0]
 
     def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
-        """Say what is to be shared and is not there, when that begins."""
-        lines = unmatched(inventory, settings) if inventory is not None else ()
+        """Warn once of each sharing rule without a device, and each GPU without a resource."""
+        lines: tuple[str, ...] = ()
+        if inventory is not None:
+            lines = (*unmatched(inventory, settings), *unannounced(inventory, settings))
         for line in lines:
             if line not in self._unmatched:
                 self._context.say("warning", line)

@@ -14,7 +14,7 @@ from integration.node.errors import (
 )
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
-from integration.node.plugin.resources import resources_of, unmatched
+from integration.node.plugin.resources import resources_of, unannounced, unmatched
 from integration.node.plugin.values import (
     MPS,
     TIME_SLICING,
@@ -50,6 +50,7 @@ def part(of: int, index: int, profile: str = "1g.10gb", **more: Any) -> MigDevic
         gpu_instance=index + 1,
         compute_instance=0,
         profile=profile,
+        caps=more.pop("caps", (of * 100 + index * 2, of * 100 + index * 2 + 1)),
         **more,
     )
 
@@ -109,7 +110,9 @@ TOLD: dict[str, tuple[Inventory, Settings, dict[str, list[str]]]] = {
     "no GPU": (node(), Settings(), {}),
     "no GPU, single": (node(), SINGLE, {}),
     "no GPU, mixed": (node(), MIXED, {}),
-    "no UUID, or excluded": (ODD, Settings(), {GPU: ["GPU-2"]}),
+    "no UUID, or excluded": (
+        node(gpu(0, uuid=""), gpu(1, excluded=True), gpu(2)), Settings(), {GPU: ["GPU-2"]},
+    ),
     "no UUID, or excluded, mixed": (ODD, MIXED, {"nvidia.com/mig-1g.10gb": ["MIG-2-1"]}),
     "two of one UUID": (
         node(gpu(0, uuid="GPU-x"), gpu(1, uuid="GPU-x"), gpu(2)), Settings(), {GPU: ["GPU-2"]},
@@ -117,7 +120,14 @@ TOLD: dict[str, tuple[Inventory, Settings, dict[str, list[str]]]] = {
     "two MIG devices of one UUID": (
         node(gpu(0, mig=True), mig=(part(0, 0, uuid="MIG-x"), part(0, 1, uuid="MIG-x"))), MIXED, {},
     ),
-    "GPUs in MIG mode without a strategy": (CUT, Settings(), {GPU: ["GPU-0", "GPU-1", "GPU-2"]}),
+    "GPUs in MIG mode without a strategy": (CUT, Settings(), {GPU: ["GPU-0"]}),
+    "MIG mode without MIG devices and a strategy": (
+        node(gpu(0, mig=True), gpu(1)), Settings(), {GPU: ["GPU-1"]},
+    ),
+    "nothing but GPUs in MIG mode without a strategy": (CUTS, Settings(), {}),
+    "MIG mode without MIG devices, mixed": (
+        node(gpu(0, mig=True), gpu(1)), MIXED, {GPU: ["GPU-1"]},
+    ),
     "MIG devices by profile, in order of their index": (
         CUT, MIXED,
         {
@@ -138,7 +148,7 @@ TOLD: dict[str, tuple[Inventory, Settings, dict[str, list[str]]]] = {
     "MIG devices as GPUs": (CUTS, SINGLE, {GPU: ["MIG-0-0", "MIG-0-1", "MIG-1-0"]}),
     "no MIG devices, single": (TWO, SINGLE, {GPU: ["GPU-0", "GPU-1"]}),
     "a lost GPU is not asked for its mode": (LOST, SINGLE, {GPU: ["MIG-1-0"]}),
-    "NVML is silent, without a strategy": (SILENT, Settings(), {GPU: ["GPU-0"]}),
+    "NVML is silent, without a strategy": (SILENT, Settings(), {}),
     **{
         f"NVML is silent of a whole GPU, {settings.mig_strategy}": (
             node(gpu(0), nvml_failure="it hangs"), settings, {GPU: ["GPU-0"]},
@@ -211,6 +221,7 @@ def test_nothing_is_known_of_mig_devices_while_nvml_does_not_answer(settings: Se
 
 DRAINED = node(gpu(0, mig=True), mig=(part(0, 0, drained="fan"), part(0, 1)))
 NODELESS = Nodes({}, {"/dev/nvidia1": "no such file"}, frozenset())
+UNCONTROLLED = Nodes({}, {"/dev/nvidiactl": "no such file"}, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -225,8 +236,16 @@ NODELESS = Nodes({}, {"/dev/nvidia1": "no such file"}, frozenset())
             [False, False, True],
         ),
         (node(gpu(0, lost="gone"), gpu(1)), shared(HALVES), [False, False, True, True]),
+        (node(gpu(0), gpu(1), nodes=UNCONTROLLED), Settings(), [False, False]),
+        (
+            node(gpu(0, mig=True), mig=(part(0, 0, caps=()), part(0, 1)), nodes=NODELESS), MIXED,
+            [False, True],
+        ),
     ],
-    ids=["drained", "a drained part", "a drained driver", "lost", "no node", "shares"],
+    ids=[
+        "drained", "a drained part", "a drained driver", "lost", "no node", "shares",
+        "no control node", "a part without capabilities",
+    ],
 )  # fmt: skip
 def test_what_is_lost_or_out_of_service_stays_and_is_unhealthy(
     there: Inventory, settings: Settings, healthy: list[bool]
@@ -290,6 +309,15 @@ def test_what_is_to_be_shared_and_is_not_there_is_said() -> None:
     assert "device 5" in line
     assert unmatched(TWO, halves(count=3))
     assert unmatched(TWO, halves()) == ()
+
+
+def test_a_gpu_in_mig_mode_that_is_in_no_resource_is_said() -> None:
+    (line,) = unannounced(node(gpu(0), gpu(1, mig=True), mig=(part(1, 0),)), Settings())
+    assert line.startswith("GPU 1 is in MIG mode")
+    assert "mixed or single" in line
+    assert unannounced(CUT, MIXED) == ()
+    (line,) = unannounced(node(gpu(0, mig=True), gpu(1)), MIXED)
+    assert line.startswith("GPU 0 is in MIG mode without MIG devices")
 
 
 def test_no_share_is_there_twice_on_the_largest_node() -> None:
