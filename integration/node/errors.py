@@ -101,10 +101,6 @@ class SettingsMalformed(SettingsError, code="NVSHIM-E2721", status=Status.INVALI
     """The configuration file is neither YAML nor JSON, or of a version that is not known."""
 
 
-class UnknownSetting(SettingsError, code="NVSHIM-E2722", status=Status.INVALID_ARGUMENT):
-    """The configuration file has a key that means nothing: a setting that would be ignored."""
-
-
 class WrongSetting(SettingsError, code="NVSHIM-E2723", status=Status.INVALID_ARGUMENT):
     """A value of the file, of a flag or of a variable is none that there is."""
 

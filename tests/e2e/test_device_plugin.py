@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -307,6 +307,55 @@ def test_a_gpu_in_mig_mode_is_announced_by_no_strategy_that_cannot_give_it(
             kubelet.allocate(GPU, 1, pod="one")
             kubelet.release("one")
         assert list(kubelet.devices(GPU)) == [whole]
+
+
+# What users have for NVIDIA's plugin; k8s-device-plugin#1433 and #1786.
+USERS: Final[dict[str, tuple[dict[str, Any], dict[str, int], list[str]]]] = {
+    "a key one level too high": (
+        {
+            "flags": {"migStrategy": "none", "renameByDefault": True},
+            "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 8}]}},
+        },
+        {GPU: 16},
+        ["flags.renameByDefault"],
+    ),
+    "a share for each step of memory": (
+        {"sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 16384}]}}},
+        {GPU: 32768},
+        [],
+    ),
+    "each GPU shared differently": (
+        {
+            "sharing": {
+                "timeSlicing": {
+                    "resources": [
+                        {"name": GPU, "rename": f"{GPU}.light", "devices": ["0"], "replicas": 2},
+                        {"name": GPU, "rename": f"{GPU}.heavy", "devices": ["1"], "replicas": 8},
+                    ]
+                }
+            }
+        },
+        {f"{GPU}.light": 2, f"{GPU}.heavy": 8},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USERS)
+def test_files_of_users_give_the_shares_that_they_ask_for(
+    agent: NodeAgent, kubelet: KubeletPlugins, case: str
+) -> None:
+    tables, shares, noted = USERS[case]
+    agent.configure(**tables)
+    kubelet.start()
+    with agent:
+        for resource, count in shares.items():
+            kubelet.wait_for(resource, count)
+            kubelet.allocate(resource, 1, pod=resource)
+        assert set(kubelet.plugins) == set(shares)
+        assert agent.faults() == []
+        notes = [line["event"].partition(" in ")[0] for line in agent.said("means nothing here")]
+        assert notes == noted
 
 
 def starting(agent: NodeAgent, words: str) -> list[str]:

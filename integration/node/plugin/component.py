@@ -241,7 +241,10 @@ class _Plugin:
         settings, names = self._known.settings, self._known.specs.devices
         if settings is None or CDI.isdisjoint(settings.device_list_strategies):
             return resource
-        described = {each.uuid for each in resource.devices if cdi_name(each, settings) in names}
+        uuids = {each.uuid: cdi_name(each, settings) for each in resource.devices}
+        described = {uuid for uuid, name in uuids.items() if name in names}
+        if len(described) == len(uuids):
+            return resource
         return unhealthy((resource,), but=described)[0]
 
     def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:

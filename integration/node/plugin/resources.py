@@ -21,7 +21,10 @@ Rules
   whoever asks keeps what was told before.
 - Shared devices may be some of a resource; then they are another resource, which is called
   NAME.shared if nothing else is said. NVIDIA's plugin shares all of them instead, and says so in
-  its log. What is left keeps its name.
+  its log. What is left keeps its name. Several entries may share devices of one resource, each its
+  own devices under a name of its own.
+- A kubelet is told all of a resource in one message, which holds 4 MiB: gRPC's limit, which no
+  kubelet changes. More shares than that are an error.
 
 Source: k8s-device-plugin internal/rm/device_map.go, api/config/v1/replicas.go; NVIDIA's
 Multi-Process Service, 2.3.1.1.
@@ -61,6 +64,12 @@ if TYPE_CHECKING:
 GPU: Final = "nvidia.com/gpu"
 """What whole GPUs are called, and MIG devices that are told of as such."""
 
+# Of gRPC, which no kubelet changes.
+_LARGEST_MESSAGE: Final = 4 << 20
+# Bytes of an entry of ListAndWatchResponse beside the device's name: tags and lengths (6), health
+# ("Unhealthy", 9), and a NUMA node (2 + 2 + 1, and 5 for its number).
+_OF_ENTRY: Final = 25
+
 _SHARED_SUFFIX: Final = ".shared"  # what renameByDefault adds
 
 _ASKED: Final = "the resources of this node"
@@ -95,26 +104,27 @@ def resources_of(
     Raises:
         MigDevicesUnknown: there are MIG devices to be told of, and NVML did not say which.
         MigLayoutUnsuitable: the GPUs are cut as the MIG strategy cannot tell.
-        SharingUnsuitable: a device cannot be shared so.
+        SharingUnsuitable: a device cannot be shared so, or not by so many.
         SettingsConflict: two resources would have one name.
     """
     node = _Node(inventory, health or {}, numa or {})
     named = _NAMED[settings.mig_strategy](node)
     found: dict[str, Resource] = {}
-    shared = {resource.name: resource for resource in settings.sharing.resources}
     for name, devices in named.items():
-        share = shared.get(name)
-        chosen = _chosen(node, share, devices) if share is not None else ()
-        if share is None or not chosen:
-            _add(found, Resource(name, devices, original=name))
-            continue
-        if settings.sharing.kind == MPS:
-            _check_mps(node, share, chosen)
-        rest = tuple(device for device in devices if device not in chosen)
+        rest, shared = devices, []
+        for share in settings.sharing.resources:
+            if share.name == name and (chosen := _chosen(node, share, devices)):
+                _check_free(share, chosen, rest)
+                if settings.sharing.kind == MPS:
+                    _check_mps(node, share, chosen)
+                _check_size(share, chosen)
+                rest = tuple(device for device in rest if device not in chosen)
+                shared.append((share, chosen))
         if rest:
             _add(found, Resource(name, rest, original=name))
-        new_name = _renamed(share, settings.sharing, partial=bool(rest))
-        _add(found, _split(name, new_name, share, settings.sharing, chosen))
+        for share, chosen in shared:
+            new_name = _renamed(share, settings.sharing, partial=bool(rest))
+            _add(found, _split(name, new_name, share, settings.sharing, chosen))
     return tuple(found.values())
 
 
@@ -363,6 +373,30 @@ def _split(
         one_each=sharing.fail_requests_greater_than_one,
         original=name,
     )
+
+
+def _check_free(share: SharedResource, chosen: Iterable[Device], rest: Collection[Device]) -> None:
+    """See that no entry before has shared these: one by the index, the other by the UUID."""
+    for device in chosen:
+        if device not in rest:
+            raise SettingsConflict(
+                f"{share.rename or share.name} of {share.name}",
+                found=f"device {device.index} ({device.uuid}) is in two entries of the sharing",
+                do="leave it in one of them",
+            )
+
+
+def _check_size(share: SharedResource, devices: Sequence[Device]) -> None:
+    """See that a kubelet can be told of so many shares at once."""
+    last = len(str(share.replicas - 1))
+    of_each = [_OF_ENTRY + len(f"{device.uuid}::") + last for device in devices]
+    if share.replicas * sum(of_each) > _LARGEST_MESSAGE:
+        raise SharingUnsuitable(
+            f"{share.replicas} replicas of {share.name}",
+            found=f"of {len(devices)} devices they are {share.replicas * len(devices)} shares, and "
+            "one message to the kubelet, of 4 MiB, holds fewer",
+            do=f"ask for {_LARGEST_MESSAGE // sum(of_each)} at most, or share fewer devices",
+        )
 
 
 def _check_mps(node: _Node, share: SharedResource, devices: Iterable[Device]) -> None:

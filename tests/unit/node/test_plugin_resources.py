@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from integration.node.errors import (
 )
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
-from integration.node.plugin.resources import resources_of, unannounced, unmatched
+from integration.node.plugin.resources import resources_of, unannounced, unhealthy, unmatched
+from integration.node.plugin.server import _list_of
 from integration.node.plugin.values import (
     MPS,
     TIME_SLICING,
@@ -299,6 +301,43 @@ def test_mps_is_for_whole_gpus_and_for_as_many_as_they_can_have() -> None:
     assert len(ids(TWO, many)[GPU]) == 34
     with pytest.raises(SharingUnsuitable, match=r"MIG device 0:0"):
         resources_of(ONE, shared(many.sharing.resources[0], kind=MPS, mig_strategy=Mig.SINGLE))
+
+
+LIGHT = SharedResource(GPU, 2, "nvidia.com/light", ("0",))
+HEAVY = SharedResource(GPU, 3, "nvidia.com/heavy", ("1",))
+
+
+def test_devices_of_one_resource_are_shared_differently() -> None:
+    shares = {
+        "nvidia.com/light": ["GPU-0::0", "GPU-0::1"],
+        "nvidia.com/heavy": ["GPU-1::0", "GPU-1::1", "GPU-1::2"],
+    }
+    assert ids(TWO, shared(LIGHT, HEAVY)) == shares
+    assert ids(node(gpu(0), gpu(1), gpu(2)), shared(LIGHT, HEAVY)) == {GPU: ["GPU-2"], **shares}
+    assert ids(node(gpu(0)), shared(LIGHT, HEAVY)) == {
+        "nvidia.com/light": shares["nvidia.com/light"]
+    }
+    with pytest.raises(SettingsConflict, match=r"device 0 \(GPU-0\) is in two entries"):
+        resources_of(TWO, shared(LIGHT, replace(HEAVY, devices=("GPU-0",))))
+
+
+LONG = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
+
+
+@pytest.mark.parametrize("count", [1, 2, 16])
+def test_there_are_as_many_shares_as_one_message_to_a_kubelet_holds(count: int) -> None:
+    uuids = [f"{LONG[:-2]}{number:02}" for number in range(count)]
+    there = node(*(gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)))
+    with pytest.raises(SharingUnsuitable, match=r"Ask for \d+ at most") as raised:
+        resources_of(there, shared(replace(HALVES, replicas=1 << 16)))
+    most = int(re.findall(r"Ask for (\d+) at most", str(raised.value))[0])
+    places = {each.bus_id: 7 for each in there.gpus}
+    (resource,) = resources_of(there, shared(replace(HALVES, replicas=most)), None, places)
+    message = _list_of(unhealthy((resource,))[0]).ByteSize()
+    # No more than a message may have, and not much less.
+    assert 0.9 * (4 << 20) < message <= 4 << 20
+    with pytest.raises(SharingUnsuitable):
+        resources_of(there, shared(replace(HALVES, replicas=most + most // 20)))
 
 
 def test_what_is_to_be_shared_and_is_not_there_is_said() -> None:
