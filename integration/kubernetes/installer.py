@@ -102,7 +102,7 @@ class Installer:
             self._work()
         except Stopped as stopped:
             self._log.info("told to end", signal=str(stopped))
-            if self._settings.remove_on_exit:
+            if self._settings.remove_on_exit and self._report.status.state != State.NO_GPU:
                 self._remove()
             self._report.say(state=State.ENDED, message=f"told to end by {stopped}")
         except NvshimError as error:

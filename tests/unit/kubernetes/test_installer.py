@@ -239,6 +239,16 @@ def test_a_node_without_a_gpu_is_left_alone_until_it_has_one(node: Node, running
     assert node.status["state"] != State.NO_GPU
 
 
+def test_of_a_node_without_a_gpu_nothing_is_taken_back(node: Node, running: Any) -> None:
+    node.unplug()
+    process = running(RUNTIME="containerd", NVSHIM_REMOVE_ON_EXIT="true")
+    eventually(lambda: node.status["state"] == State.NO_GPU, "it says that there is none")
+    process.terminate()
+    assert process.wait(30) == 0
+    assert node.asked == []
+    assert not node.path(PREFIX).exists()
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [
