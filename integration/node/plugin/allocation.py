@@ -34,7 +34,7 @@ Source: facts of NVIDIA's k8s-device-plugin; device plugin API v1beta1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -126,6 +126,24 @@ def _name(device: Device, settings: Settings) -> str:
     return device.index if settings.device_id_strategy == DeviceIds.INDEX else device.uuid
 
 
+def refuse_channels(settings: Settings, channels: Collection[int]) -> None:
+    """See whether the node has the IMEX channels that every container has to get.
+
+    Args:
+        channels: those that it has.
+
+    Raises:
+        ChannelsMissing: it lacks one.
+    """
+    missing = [channel for channel in settings.imex_channels if channel not in channels]
+    if missing and settings.imex_required:
+        raise ChannelsMissing(
+            f"the IMEX channels {', '.join(map(str, settings.imex_channels))}",
+            found=f"the node lacks {', '.join(map(str, missing))}",
+            do="make them (nvidia-modprobe -i), or do not require them",
+        )
+
+
 def refuse_ineffective(settings: Settings, config: Config) -> None:
     """See whether our shim would go by what containers are given.
 
@@ -194,15 +212,8 @@ def _has(inventory: Inventory, uuid: str) -> bool:
 
 
 def _channels(ground: Ground) -> list[int]:
-    wanted = ground.settings.imex_channels
-    missing = [channel for channel in wanted if channel not in ground.channels]
-    if missing and ground.settings.imex_required:
-        raise ChannelsMissing(
-            f"the IMEX channels {', '.join(map(str, wanted))}",
-            found=f"the node lacks {', '.join(map(str, missing))}",
-            do="make them (nvidia-modprobe -i), or do not require them",
-        )
-    return [channel for channel in wanted if channel in ground.channels]
+    refuse_channels(ground.settings, ground.channels)
+    return [channel for channel in ground.settings.imex_channels if channel in ground.channels]
 
 
 # -- how they are told ------------------------------------------------------------------------

@@ -289,6 +289,25 @@ async def test_what_no_spec_describes_is_unhealthy_until_one_does(
         assert (await world.allocate(GPUS[0])).cdi_devices
 
 
+async def test_without_a_required_channel_no_device_can_be_had(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(component, "_RETRY", 0.05)
+    channels = tmp_path / "nowhere/nvidia-caps-imex-channels"
+    world.kubelet.start()
+    wanted = replace(BY_VARIABLE, imex_channels=(0,), imex_required=True)
+    async with world.running(wanted) as context:
+        await until(lambda: len(world.kubelet.devices(GPU)) == 2)
+        assert world.kubelet.healthy(GPU) == set()
+        assert "NVSHIM-E2707" in context.board.faults["plugin imex"]
+        await world.refuses(GPUS[0], "E2707")
+        channels.mkdir(parents=True)
+        (channels / "channel0").touch()
+        await world.has(GPUS[0], GPUS[2])
+        assert "plugin imex" not in context.board.faults
+        assert (await world.allocate(GPUS[0])).envs["NVIDIA_IMEX_CHANNELS"] == "0"
+
+
 async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
     world.kubelet.start()
     sharing = Sharing(MPS, resources=(SharedResource(GPU, 2),))
