@@ -40,6 +40,7 @@ from integration.node.plugin.values import (
 )
 
 _LARGEST_FILE: Final = 1 << 20
+_FEW_KEYS: Final = 3  # of a ConfigMap, in a message
 MOST_MPS_REPLICAS: Final = 48
 """Clients that one MPS daemon has for each GPU. Source: NVIDIA's Multi-Process Service, 2.3.1.1."""
 
@@ -168,7 +169,8 @@ def _refuse_wrapped(tree: dict[str, Any], file: str) -> None:
     if "kind" in tree and "apiVersion" in tree:
         found, do = f"a Kubernetes {shown(tree['kind'])}", "give the configuration alone"
         if isinstance(tree.get("data"), dict):
-            do = f"give what is below data, below {one_line(' or '.join(tree['data']) or '-')}"
+            keys = one_line(" or ".join([*tree["data"]][:_FEW_KEYS]))
+            do = f"give what is below data, below {keys or 'its key'}"
         raise SettingsMalformed(asked, found=found, do=do)
     for key, value in tree.items():
         if key in _below("") or not isinstance(value, str):
