@@ -9,8 +9,8 @@ Rules
 - An event is made once for each container and cause, as long as its pod is there, however often the
   container starts. That the memory of a GPU is full is no event: many programs take all of it on
   purpose.
-- An event that the server refuses (the pod's namespace is being deleted) keeps no other from being
-  made. A server that is silent is asked for no more of them.
+- An event that the server refuses (the pod's namespace is being deleted, a policy denies it) keeps
+  no other from being made. A server that is silent, busy or failing is asked for no more of them.
 - Which faults are of this agent's time is told by the clock as it is now: it may be set back.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from integration.node.api_server import ApiServer
+from integration.node.api_status import is_away
 from integration.node.causes.journal import GPU_MEMORY, Entry, Key, told
 from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
@@ -54,12 +55,8 @@ def _make_event(api: ApiServer, namespace: str, event: dict[str, Any]) -> None:
     asked = f"an event in the namespace {namespace}"
     try:
         api.call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", event)
-    except ApiServerSilent as error:
+    except (ApiServerSilent, ApiServerRefused) as error:
         raise EventNotMade(asked, found=error.found, do=error.do) from error
-    except ApiServerRefused as error:
-        raise EventNotMade(
-            asked, found=error.found, do="see the ClusterRole of the agent's service account"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -165,7 +162,7 @@ async def run(context: Context) -> None:
                 _make_event(api, each.namespace, each.event(moment))
             except EventNotMade as error:
                 failed = failed or error
-                if not isinstance(error.__cause__, ApiServerRefused):
+                if is_away(error.__cause__):
                     break
             else:
                 made.add(each)
