@@ -88,6 +88,8 @@ def options_of(told: Told, *, spec: str, poll: float) -> Options:
             raise click.UsageError(f"--{flag} needs an --api-server, or a --kubeconfig")
     if others["dra_mig"] and not others["dra"]:
         raise click.UsageError("--dra-mig needs --dra")
+    if others["dra_shares"] and not others["dra"]:
+        raise click.UsageError("--dra-shares needs --dra")
     if others["kubeconfig"]:
         of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()

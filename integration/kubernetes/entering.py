@@ -2,7 +2,8 @@
 
 The agent writes paths into the CDI spec and asks the driver's own libraries, so it has to see the
 node as the node sees itself. The container's process becomes the node's own ``nvshim`` in the
-node's root, once there is one: the installer may still be at it.
+node's root, once there is one: the installer may still be at it, and on a node without a GPU it
+puts none there.
 
 Of the container's variables the agent gets those by which NVIDIA's device plugin is told what to do
 (:data:`HANDED_ON`), so that what a chart sets means the same, those that say where the API server
@@ -19,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from integration.kubernetes.errors import HostUnusable
+from integration.kubernetes.gpus import has_gpu
 from integration.kubernetes.host import ENVIRONMENT
 from integration.node.plugin.table import FLAGS
 
@@ -48,6 +50,11 @@ HANDED_ON: Final = frozenset(
 """The variables by which a container's agent is told what to do."""
 
 _POLL: Final = 1.0
+
+
+def is_idle(host: Host, program: str) -> bool:
+    """Return whether the node has no GPU, and so no program either."""
+    return host.identity(program) is None and not has_gpu(host)
 
 
 def become(

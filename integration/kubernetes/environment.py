@@ -174,6 +174,9 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "NVSHIM_REMOVE_ON_EXIT": _ours(
         "remove_on_exit", "everything is taken back at the end", _boolean
     ),
+    "NVSHIM_EVERY_NODE": _ours(
+        "every_node", "nodes without an NVIDIA GPU are set up as well", _boolean
+    ),
     "NVSHIM_INTERVAL": _ours("interval", "seconds between two looks at the node", _interval),
     "TOOLKIT_INSTALL_DIR": _nothing(_OWN_TREE),
     "ROOT": _nothing(_OWN_TREE),

@@ -40,6 +40,12 @@ class ValidationFileMalformed(KubernetesError, code="NVSHIM-E2666", status=Statu
     """A file of the operator's validator says something that cannot be followed."""
 
 
+class NodeWithoutGpu(KubernetesError, code="NVSHIM-E2667", status=Status.FAILED_PRECONDITION):
+    """The node has no NVIDIA GPU, so the installer has put nothing on it."""
+
+    remedy = "run it on a node with a GPU; NVSHIM_EVERY_NODE has the installer set up every node"
+
+
 class InstallerUnwell(KubernetesError, code="NVSHIM-E2668", status=Status.UNAVAILABLE):
     """A probe: the installer is not ready, or has not been heard of for too long."""
 

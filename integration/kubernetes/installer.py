@@ -20,6 +20,7 @@ from integration.errors import TreeError, fields_of
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
+from integration.kubernetes.gpus import has_gpu
 from integration.kubernetes.handlers import ask_engine
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import Log, Reporter, State
@@ -101,7 +102,7 @@ class Installer:
             self._work()
         except Stopped as stopped:
             self._log.info("told to end", signal=str(stopped))
-            if self._settings.remove_on_exit:
+            if self._settings.remove_on_exit and self._report.status.state != State.NO_GPU:
                 self._remove()
             self._report.say(state=State.ENDED, message=f"told to end by {stopped}")
         except NvshimError as error:
@@ -114,6 +115,8 @@ class Installer:
 
     def _work(self) -> None:
         self._report.say(state=State.STARTING)
+        if not self._await_gpu():
+            return
         root = self._driver_root()
         # What changes from here on is looked at again: it may not all have been our doing.
         seen = self._look(self._watched)
@@ -129,6 +132,27 @@ class Installer:
             self._ask(time.monotonic())
 
     # -- the steps ------------------------------------------------------------------------
+
+    def _await_gpu(self) -> bool:
+        """Wait for a GPU, unless the node has been set up already.
+
+        Returns:
+            Whether the node is to be set up; False if it has none and nobody is to wait.
+        """
+        settings = self._settings
+        while not (
+            settings.every_node
+            or self._host.identity(self._current) is not None
+            or has_gpu(self._host)
+        ):
+            if self._report.status.state != State.NO_GPU:
+                self._log.info("no NVIDIA GPU on this node; nothing is done")
+            self._report.say(state=State.NO_GPU, message="no NVIDIA GPU on this node")
+            if settings.once:
+                return False
+            self._report.alive(time.monotonic())
+            self._pause(settings.interval)
+        return True
 
     def _driver_root(self) -> str:
         """Wait for the driver if that is asked, and say where it is; empty if nobody said."""

@@ -50,6 +50,8 @@ class Settings:
     # whether a new tree has to start a container first, which takes a privileged installer that
     # sees the node's processes
     self_test: bool = False
+    # whether a node is set up though it has no GPU that can be seen
+    every_node: bool = False
     once: bool = False  # whether it ends when everything is done, and does not stay to watch
     remove_on_exit: bool = False  # whether it takes everything back when it is told to end
     interval: float = 5.0  # seconds between two looks

@@ -36,6 +36,7 @@ class State:
     """The words of ``state``."""
 
     STARTING: Final = "starting"
+    NO_GPU: Final = "no-gpu"
     WAITING: Final = "waiting-for-driver"
     INSTALLING: Final = "installing"
     CONFIGURING: Final = "configuring"
@@ -45,6 +46,9 @@ class State:
     REMOVING: Final = "removing"
     ENDED: Final = "ended"
     FAILED: Final = "failed"
+
+    # Of a node without a GPU nothing more is wanted.
+    ALL_DONE: Final = frozenset({READY, NO_GPU})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ def check(question: str, local: str, now: float) -> Status:
             f"whether the installer is {question}", found=f"nothing to be read from {path}: {error}"
         ) from error
     silent = now - status.heard
-    if silent > SILENCE or (question == "ready" and status.state != State.READY):
+    if silent > SILENCE or (question == "ready" and status.state not in State.ALL_DONE):
         raise InstallerUnwell(
             f"whether the installer is {question}",
             found=f"{status.state}: {status.message or '-'}; last heard of {silent:.0f} s ago",

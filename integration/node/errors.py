@@ -98,11 +98,7 @@ class SettingsUnreadable(SettingsError, code="NVSHIM-E2720", status=Status.NOT_F
 
 
 class SettingsMalformed(SettingsError, code="NVSHIM-E2721", status=Status.INVALID_ARGUMENT):
-    """The configuration file is neither YAML nor JSON, or of a version that is not known."""
-
-
-class UnknownSetting(SettingsError, code="NVSHIM-E2722", status=Status.INVALID_ARGUMENT):
-    """The configuration file has a key that means nothing: a setting that would be ignored."""
+    """The configuration file is neither YAML nor JSON, or has the configuration inside of it."""
 
 
 class WrongSetting(SettingsError, code="NVSHIM-E2723", status=Status.INVALID_ARGUMENT):

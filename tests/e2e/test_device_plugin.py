@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -280,6 +280,82 @@ def test_resources_come_and_go_without_a_word_to_the_others(
         eventually(lambda: is_given(kubelet, SLICE, *slices), "they can be given")
         assert kubelet.plugins[GPU] is whole
         assert not whole.ended
+
+
+def test_a_gpu_in_mig_mode_is_announced_by_no_strategy_that_cannot_give_it(
+    gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    """Else no pod could have it, and its Deployment would make one after the other."""
+    cut = [{"index": 1, "mig": ["1g.5gb"]}, {"index": 2, "mig": []}]
+    changed_node(gpus, Scenario.parse({"gpus": 3, "model": "a100", "gpu": cut}))
+    agent = NodeAgent(gpus, str(tmp_path), kubelet.socket)
+    kubelet.start()
+    with agent:
+        (whole,) = kubelet.wait_for(GPU, 1)
+        assert list(kubelet.devices(GPU)) == [whole]
+        warned = [line["event"] for line in agent.said("migStrategy none announces whole GPUs")]
+        assert [line.split()[:2] for line in warned] == [["GPU", "1"], ["GPU", "2"]]
+        for ways in ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri"):
+            by = {"plugin": {"deviceListStrategy": ways}}
+            agent.configure(flags={"migStrategy": "mixed", **by})
+            kubelet.wait_for(SLICE, 1)
+            for resource in (GPU, SLICE):
+                kubelet.allocate(resource, 1, pod="one")
+                kubelet.release("one")
+            agent.configure(flags={"migStrategy": "none", **by})
+            eventually(lambda: not kubelet.healthy(SLICE), "there is no MIG device any more")
+            kubelet.allocate(GPU, 1, pod="one")
+            kubelet.release("one")
+        assert list(kubelet.devices(GPU)) == [whole]
+
+
+# What users have for NVIDIA's plugin; k8s-device-plugin#1433 and #1786.
+USERS: Final[dict[str, tuple[dict[str, Any], dict[str, int], list[str]]]] = {
+    "a key one level too high": (
+        {
+            "flags": {"migStrategy": "none", "renameByDefault": True},
+            "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 8}]}},
+        },
+        {GPU: 16},
+        ["flags.renameByDefault"],
+    ),
+    "a share for each step of memory": (
+        {"sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 16384}]}}},
+        {GPU: 32768},
+        [],
+    ),
+    "each GPU shared differently": (
+        {
+            "sharing": {
+                "timeSlicing": {
+                    "resources": [
+                        {"name": GPU, "rename": f"{GPU}.light", "devices": ["0"], "replicas": 2},
+                        {"name": GPU, "rename": f"{GPU}.heavy", "devices": ["1"], "replicas": 8},
+                    ]
+                }
+            }
+        },
+        {f"{GPU}.light": 2, f"{GPU}.heavy": 8},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USERS)
+def test_files_of_users_give_the_shares_that_they_ask_for(
+    agent: NodeAgent, kubelet: KubeletPlugins, case: str
+) -> None:
+    tables, shares, noted = USERS[case]
+    agent.configure(**tables)
+    kubelet.start()
+    with agent:
+        for resource, count in shares.items():
+            kubelet.wait_for(resource, count)
+            kubelet.allocate(resource, 1, pod=resource)
+        assert set(kubelet.plugins) == set(shares)
+        assert agent.faults() == []
+        notes = [line["event"].partition(" in ")[0] for line in agent.said("means nothing here")]
+        assert notes == noted
 
 
 def test_mig_devices_that_are_made_again_by_hand_are_healthy(

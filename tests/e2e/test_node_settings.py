@@ -89,6 +89,12 @@ def test_a_flag_comes_before_its_variable_and_that_before_the_file(
     assert check("--config-file", str(again)).stdout == done.stdout
 
 
+def test_what_means_nothing_without_the_driver_of_claims_is_refused() -> None:
+    for words in (("--dra-mig",), ("--dra-shares", "4")):
+        done = check(*words)
+        assert (done.returncode, f"{words[0]} needs --dra" in done.stderr) == (2, True)
+
+
 def test_what_is_wrong_is_one_line_with_the_key(file: str, tmp_path: Path) -> None:
     with open(file, "a", encoding="utf-8") as config:
         config.write("imex: {channelIds: [1]}\n")

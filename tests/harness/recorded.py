@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from tests.harness.launcher import REPOSITORY
 
-__all__ = ["recorded_lines"]
+__all__ = ["RECORDED", "recorded_lines"]
 
-_ROOT: Final = f"{REPOSITORY}/tests/recorded/kubernetes-1.36"
+RECORDED: Final = f"{REPOSITORY}/tests/recorded/kubernetes-1.36"
 
 
 def recorded_lines(name: str) -> list[Any]:
@@ -18,5 +18,5 @@ def recorded_lines(name: str) -> list[Any]:
     Args:
         name: below the recordings of Kubernetes 1.36.
     """
-    with open(f"{_ROOT}/{name}", encoding="utf-8") as file:
+    with open(f"{RECORDED}/{name}", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

@@ -34,7 +34,7 @@ Source: facts of NVIDIA's k8s-device-plugin; device plugin API v1beta1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -104,8 +104,7 @@ def allocate(
     for device in devices:
         _refuse_gone(device, ground.inventory)
         _refuse_drained(device, ground)
-    by_index = settings.device_id_strategy == DeviceIds.INDEX
-    names = [device.index if by_index else device.uuid for device in devices]
+    names = [_name(device, settings) for device in devices]
     channels = _channels(ground)
     answer = pb.ContainerAllocateResponse()
     strategies = set(settings.device_list_strategies)
@@ -116,6 +115,33 @@ def allocate(
         if settings.pass_device_specs:
             _add_nodes(answer, devices, channels, ground)
     return answer
+
+
+def cdi_name(device: Device, settings: Settings) -> str:
+    """Return the full CDI name by which a container gets the device."""
+    return f"{VENDOR}/gpu={_name(device, settings)}"
+
+
+def _name(device: Device, settings: Settings) -> str:
+    return device.index if settings.device_id_strategy == DeviceIds.INDEX else device.uuid
+
+
+def refuse_channels(settings: Settings, channels: Collection[int]) -> None:
+    """See whether the node has the IMEX channels that every container has to get.
+
+    Args:
+        channels: those that it has.
+
+    Raises:
+        ChannelsMissing: it lacks one.
+    """
+    missing = [channel for channel in settings.imex_channels if channel not in channels]
+    if missing and settings.imex_required:
+        raise ChannelsMissing(
+            f"the IMEX channels {', '.join(map(str, settings.imex_channels))}",
+            found=f"the node lacks {', '.join(map(str, missing))}",
+            do="make them (nvidia-modprobe -i), or do not require them",
+        )
 
 
 def refuse_ineffective(settings: Settings, config: Config) -> None:
@@ -186,15 +212,8 @@ def _has(inventory: Inventory, uuid: str) -> bool:
 
 
 def _channels(ground: Ground) -> list[int]:
-    wanted = ground.settings.imex_channels
-    missing = [channel for channel in wanted if channel not in ground.channels]
-    if missing and ground.settings.imex_required:
-        raise ChannelsMissing(
-            f"the IMEX channels {', '.join(map(str, wanted))}",
-            found=f"the node lacks {', '.join(map(str, missing))}",
-            do="make them (nvidia-modprobe -i), or do not require them",
-        )
-    return [channel for channel in wanted if channel in ground.channels]
+    refuse_channels(ground.settings, ground.channels)
+    return [channel for channel in ground.settings.imex_channels if channel in ground.channels]
 
 
 # -- how they are told ------------------------------------------------------------------------

@@ -11,6 +11,9 @@ Rules
   not: which of the two a kubelet listens to would be chance. It says so, and looks again.
 - Settings that cannot be used leave those before in force, and it is said what is wrong with them.
 - What cannot be looked at is unhealthy, and not gone (:mod:`integration.node.plugin.resources`).
+- A device that is handed over by a CDI name is unhealthy as long as no spec has the name, and every
+  device while a required IMEX channel is missing: Allocate would refuse it, and a Deployment would
+  make one pod after the other.
 - CDI specs are written before the kubelet is told of what is new in them. That something is gone
   or unhealthy it is told at once.
 - What claims have changes with each pod, and nothing of the rest: the kubelet is told of it, and no
@@ -54,6 +57,8 @@ from integration.node.plugin.allocation import (
     IMEX_NODES,
     Ground,
     allocate,
+    cdi_name,
+    refuse_channels,
     refuse_ineffective,
 )
 from integration.node.plugin.cdi import KINDS, Specs, directory_of, keep_specs, path_of, state_of
@@ -61,7 +66,7 @@ from integration.node.plugin.claimed import claimed_on, refuse_claimed, without_
 from integration.node.plugin.engine_cdi import ENABLE, Told, told_by
 from integration.node.plugin.preferred import preferred
 from integration.node.plugin.reloading import keep_settings
-from integration.node.plugin.resources import resources_of, unhealthy, unmatched
+from integration.node.plugin.resources import resources_of, unannounced, unhealthy, unmatched
 from integration.node.plugin.topology import numa_nodes
 from integration.node.plugin.values import MPS, Resource, Settings
 from integration.node.watcher import ANY, Interest, Watcher
@@ -76,7 +81,7 @@ _GOES_BY: Final = ("seen", "health", "settings", "mps")
 # Another plugin that dies says nothing.
 _LOOK_FOR_OTHERS: Final = 30.0
 _MOST_BEHIND: Final = 5.0
-_RETRY_SPECS: Final = 30.0
+_RETRY: Final = 30.0
 _FEW: Final = 3
 # Seconds after which a swarm of changes is over, and how long one may last.
 _SWARM: Final = 0.05
@@ -121,6 +126,7 @@ class _Plugin:
         self._known = _Known()
         self._serving: Serving | None = None
         self._offered: tuple[Resource, ...] = ()
+        self._lacks_channels = False
         self._specs_of: tuple[Settings | None, Inventory | None, object] | None = None
         self._specs = Specs()
         self._keeping_specs = anyio.Lock()
@@ -194,7 +200,7 @@ class _Plugin:
         if self._serving is None:
             self._serving = self._new_serving()
         self._serve(self._serving, known.resources)
-        return min(pause, _RETRY_SPECS) if known.specs.fault else pause
+        return min(pause, _RETRY) if known.specs.fault or self._lacks_channels else pause
 
     def _look(self, before: _Known) -> _Known:
         """What is known now."""
@@ -221,7 +227,21 @@ class _Plugin:
     def _serve(self, serving: Serving, resources: tuple[Resource, ...]) -> None:
         """Offer resources to the kubelet."""
         self._offered = resources
+        self._see_channels()
         serving.serve(self._unclaimed())
+
+    def _see_channels(self) -> None:
+        """See whether containers can have the IMEX channels that they have to get."""
+        settings = self._board.settings
+        try:
+            if settings is not None and settings.imex_required:
+                refuse_channels(settings, _channels(self._context.config.dev))
+        except NvshimError as error:
+            self._lacks_channels = True
+            self.fault("imex", str(error))
+        else:
+            self._lacks_channels = False
+            self.fault("imex", "")
 
     def tell_claimed(self) -> None:
         """Tell the kubelet what claims have by now."""
@@ -229,13 +249,28 @@ class _Plugin:
             self._serving.tell(self._unclaimed())
 
     def _unclaimed(self) -> list[Resource]:
-        """What is offered, as the kubelet is told of it: what claims have is not to be had."""
+        """What is offered, as the kubelet is told of it: what no pod can have is unhealthy."""
         claimed = claimed_on(self._board, self._context.config)
-        return [without_claimed(each, claimed) for each in self._offered]
+        return [without_claimed(each, claimed) for each in map(self._described, self._offered)]
+
+    def _described(self, resource: Resource) -> Resource:
+        """A resource, without what is to be handed over by CDI and no spec has."""
+        if self._lacks_channels:
+            return unhealthy((resource,))[0]
+        settings, names = self._known.settings, self._known.specs.devices
+        if settings is None or CDI.isdisjoint(settings.device_list_strategies):
+            return resource
+        uuids = {each.uuid: cdi_name(each, settings) for each in resource.devices}
+        described = {uuid for uuid, name in uuids.items() if name in names}
+        if len(described) == len(uuids):
+            return resource
+        return unhealthy((resource,), but=described)[0]
 
     def _tell_unmatched(self, inventory: Inventory | None, settings: Settings) -> None:
-        """Say what is to be shared and is not there, when that begins."""
-        lines = unmatched(inventory, settings) if inventory is not None else ()
+        """Warn once of each sharing rule without a device, and each GPU without a resource."""
+        lines: tuple[str, ...] = ()
+        if inventory is not None:
+            lines = (*unmatched(inventory, settings), *unannounced(inventory, settings))
         for line in lines:
             if line not in self._unmatched:
                 self._context.say("warning", line)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, NoReturn
 
 from api.errors import one_line
-from integration.node.errors import UnknownSetting, WrongSetting
+from integration.node.errors import WrongSetting
 from integration.node.plugin.values import DeviceList
 
 ASKED: Final = "the device plugin's settings"
@@ -43,8 +43,9 @@ _DEVICE: Final = re.compile(
     rf"\d+(:\d+)?|(?P<new>GPU-|MIG-){_UUID}|(?P<old>MIG-GPU-){_UUID}/\d+/\d+", re.ASCII
 )
 _FEWEST_REPLICAS: Final = 2
-# More than a kubelet takes in one message (4 MiB), from a node with 16 GPUs.
-_MOST_REPLICAS: Final = 4096
+# More than one message to a kubelet holds of a single GPU; what a node's own GPUs may have is
+# checked where they are known (integration.node.plugin.resources).
+_MOST_REPLICAS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +54,27 @@ class Place:
 
     path: str
     file: str = ""
+    # of all places of the file, a line for each key that means nothing here
+    notes: list[str] = field(default_factory=list, compare=False)
 
     def __str__(self) -> str:
         return f"{self.path} in {self.file}" if self.file else self.path
 
     def key(self, name: str) -> Place:
         """The place of one of its keys."""
-        return Place(f"{self.path}.{name}" if self.path else name, self.file)
+        return Place(f"{self.path}.{name}" if self.path else name, self.file, self.notes)
 
     def entry(self, number: int) -> Place:
         """The place of an entry of the list."""
-        return Place(f"{self.path}[{number}]", self.file)
+        return Place(f"{self.path}[{number}]", self.file, self.notes)
 
     def fail(self, value: Any, wanted: str) -> NoReturn:
         """Raise WrongSetting with what is here and what is allowed."""
-        raise WrongSetting(ASKED, found=f"{self}: {shown(value)}", do=f"it has to be {wanted}")
+        quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] in {"'", '"'}
+        bare = ", without the quotes" if quoted else ""
+        raise WrongSetting(
+            ASKED, found=f"{self}: {shown(value)}", do=f"it has to be {wanted}{bare}"
+        )
 
 
 def shown(value: Any) -> str:
@@ -82,23 +89,31 @@ def shown(value: Any) -> str:
     return one_line(text if len(text) <= _LONGEST_FOUND else text[:_LONGEST_FOUND] + "…")
 
 
-def known_key(key: str, names: Iterable[str], at: Place) -> str:
-    """The name that a key stands for; case makes no difference, as for NVIDIA's decoder.
+def known_key(
+    key: str, names: Iterable[str], at: Place, parents: Mapping[str, Sequence[str]]
+) -> str | None:
+    """Return the name that a key stands for; case makes no difference, as for NVIDIA's decoder.
 
-    Raises:
-        UnknownSetting: there is no such name. It would be a setting that is ignored.
+    The file is NVIDIA's, whose decoder takes no notice of a key that it does not know, and whose
+    later releases have keys of their own. So a key without a meaning is noted, and is no error.
+
+    Args:
+        names: the keys that may be here.
+        at: the object that has the key.
+        parents: where keys belong, by their names in lower case.
+
+    Returns:
+        The name; None if there is none.
     """
     by_case = {name.casefold(): name for name in names}
     if (found := by_case.get(key.casefold())) is not None:
         return found
     near = difflib.get_close_matches(key.casefold(), by_case, n=1)
-    raise UnknownSetting(
-        ASKED,
-        found=f"{at.key(key[:_LONGEST_FOUND])}, which means nothing",
-        do=f"did you mean {by_case[near[0]]}?"
-        if near
-        else f"there is {', '.join(sorted(by_case.values()))}",
-    )
+    elsewhere = parents.get(key.casefold(), ())
+    hint = f"; did you mean {by_case[near[0]]}?" if near else ""
+    hint = f"; it belongs to {' or '.join(elsewhere)}" if elsewhere else hint
+    at.notes.append(one_line(f"{at.key(key[:_LONGEST_FOUND])} means nothing here{hint}"))
+    return None
 
 
 class Kind(NamedTuple):

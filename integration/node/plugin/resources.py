@@ -1,23 +1,30 @@
 """Which resources a node has, and which devices of each: of the inventory, settings and health.
 
 Rules
-- ``migStrategy: none``: every GPU is one, also one in MIG mode. ``single``: MIG devices are told of
+- ``migStrategy: none``: the GPUs that are not in MIG mode. ``single``: MIG devices are told of
   as GPUs; all GPUs have to be in MIG mode or none, each has to have a MIG device, and all devices
   have to be alike. ``mixed``: MIG devices by their profiles, and the GPUs that are not in MIG mode.
+- A GPU in MIG mode is never a whole device: nothing computes on its node alone, and the shim
+  refuses it. NVIDIA's plugin announces it with ``none``, and its pods start with a GPU that CUDA
+  does not find.
 - A GPU in MIG mode that has no instances yet is an error where it would be mistaken for another
   kind of node (``single``). With ``mixed`` it has nothing to give, and takes nothing from the
-  others; NVIDIA's plugin gives up there.
+  others.
 - An instance that is cut further is a resource of its own ("mig-1c.3g.40gb"); NVIDIA's plugin gives
   up there too.
 - A device is called by its UUID, a share of it UUID::N. What has no UUID, or one that another has
   too, or is excluded by the configuration, is not told of at all.
 - What is lost, has lost its node, or is out of service stays and is unhealthy: the kubelet knows
-  then that a pod has it still. A MIG device is as healthy as its GPU at best.
+  then that a pod has it still. A MIG device is as healthy as its GPU at best, and unhealthy if the
+  kernel lists no capabilities of it, without which no container can have it.
 - Where MIG devices matter and NVML does not answer, nothing is known of them, which is an error:
   whoever asks keeps what was told before.
 - Shared devices may be some of a resource; then they are another resource, which is called
   NAME.shared if nothing else is said. NVIDIA's plugin shares all of them instead, and says so in
-  its log. What is left keeps its name.
+  its log. What is left keeps its name. Several entries may share devices of one resource, each its
+  own devices under a name of its own.
+- A kubelet is told all of a resource in one message, which holds 4 MiB: gRPC's limit, which no
+  kubelet changes. More shares than that are an error.
 
 Source: k8s-device-plugin internal/rm/device_map.go, api/config/v1/replicas.go; NVIDIA's
 Multi-Process Service, 2.3.1.1.
@@ -30,6 +37,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from hooks.node.capabilities import CONTROL
 from integration.node.errors import (
     MigDevicesUnknown,
     MigLayoutUnsuitable,
@@ -55,6 +63,12 @@ if TYPE_CHECKING:
 
 GPU: Final = "nvidia.com/gpu"
 """What whole GPUs are called, and MIG devices that are told of as such."""
+
+# Of gRPC, which no kubelet changes.
+_LARGEST_MESSAGE: Final = 4 << 20
+# Bytes of an entry of ListAndWatchResponse beside the device's name: tags and lengths (6), health
+# ("Unhealthy", 9), and a NUMA node (2 + 2 + 1, and 5 for its number).
+_OF_ENTRY: Final = 25
 
 _SHARED_SUFFIX: Final = ".shared"  # what renameByDefault adds
 
@@ -90,27 +104,48 @@ def resources_of(
     Raises:
         MigDevicesUnknown: there are MIG devices to be told of, and NVML did not say which.
         MigLayoutUnsuitable: the GPUs are cut as the MIG strategy cannot tell.
-        SharingUnsuitable: a device cannot be shared so.
+        SharingUnsuitable: a device cannot be shared so, or not by so many.
         SettingsConflict: two resources would have one name.
     """
     node = _Node(inventory, health or {}, numa or {})
     named = _NAMED[settings.mig_strategy](node)
     found: dict[str, Resource] = {}
-    shared = {resource.name: resource for resource in settings.sharing.resources}
     for name, devices in named.items():
-        share = shared.get(name)
-        chosen = _chosen(node, share, devices) if share is not None else ()
-        if share is None or not chosen:
-            _add(found, Resource(name, devices, original=name))
-            continue
-        if settings.sharing.kind == MPS:
-            _check_mps(node, share, chosen)
-        rest = tuple(device for device in devices if device not in chosen)
+        rest, shared = devices, []
+        for share in settings.sharing.resources:
+            if share.name == name and (chosen := _chosen(node, share, devices)):
+                _check_free(share, chosen, rest)
+                if settings.sharing.kind == MPS:
+                    _check_mps(node, share, chosen)
+                _check_size(share, chosen)
+                rest = tuple(device for device in rest if device not in chosen)
+                shared.append((share, chosen))
         if rest:
             _add(found, Resource(name, rest, original=name))
-        new_name = _renamed(share, settings.sharing, partial=bool(rest))
-        _add(found, _split(name, new_name, share, settings.sharing, chosen))
+        for share, chosen in shared:
+            new_name = _renamed(share, settings.sharing, partial=bool(rest))
+            _add(found, _split(name, new_name, share, settings.sharing, chosen))
     return tuple(found.values())
+
+
+def unannounced(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
+    """Return why GPUs in MIG mode are in no resource, a line each, for people."""
+    found = []
+    cut = {device.gpu for device in inventory.mig_devices}
+    for gpu in _Node(inventory, {}, {}).gpus:
+        if not gpu.mig or gpu.lost:
+            continue
+        if settings.mig_strategy is Mig.NONE:
+            found.append(
+                f"GPU {gpu.index} is in MIG mode, and migStrategy none announces whole GPUs only: "
+                "set migStrategy to mixed or single, or switch MIG mode off"
+            )
+        elif settings.mig_strategy is Mig.MIXED and gpu.index not in cut:
+            found.append(
+                f"GPU {gpu.index} is in MIG mode without MIG devices: make some, with "
+                "nvidia-smi mig or mig-parted, or switch MIG mode off"
+            )
+    return tuple(found)
 
 
 def unmatched(inventory: Inventory, settings: Settings) -> tuple[str, ...]:
@@ -159,7 +194,8 @@ class _Node:
         self.nvml_failure = inventory.nvml_failure
         self.by_uuid = {gpu.uuid: gpu for gpu in self.gpus}
         self._faults = inventory.nodes.faults
-        self._drained = inventory.drained
+        # Without its control node no container gets anything of the driver.
+        self._unusable = bool(inventory.drained) or CONTROL.path in self._faults
         self._health = health
         self._numa = numa
         self._mig: dict[int, list[MigDevice]] = {}
@@ -190,7 +226,7 @@ class _Node:
 
     def part(self, gpu: Gpu, device: MigDevice) -> Device:
         lost = device.drained or any(path in self._faults for path in device.paths)
-        own = State.UNHEALTHY if lost else self._thought(device.uuid)
+        own = State.UNHEALTHY if lost or not device.caps else self._thought(device.uuid)
         return Device(
             id=device.uuid,
             uuid=device.uuid,
@@ -206,7 +242,7 @@ class _Node:
         return (device.uuid, device.index, self._former.get(device.uuid, device.uuid))
 
     def _state(self, gpu: Gpu) -> State:
-        if gpu.lost or gpu.drained or self._drained or gpu.path in self._faults:
+        if gpu.lost or gpu.drained or self._unusable or gpu.path in self._faults:
             return State.UNHEALTHY
         return self._thought(gpu.uuid)
 
@@ -234,7 +270,8 @@ _Named = dict[str, tuple[Device, ...]]
 
 
 def _without_mig(node: _Node) -> _Named:
-    return {GPU: tuple(node.whole(gpu) for gpu in node.gpus)} if node.gpus else {}
+    whole = tuple(node.whole(gpu) for gpu in node.gpus if not gpu.mig)
+    return {GPU: whole} if whole else {}
 
 
 def _single(node: _Node) -> _Named:
@@ -279,13 +316,10 @@ def _mixed(node: _Node) -> _Named:
     node.check_known()
     found: dict[str, list[Device]] = {}
     for gpu in node.gpus:
-        if not gpu.mig:
-            found.setdefault(GPU, []).append(node.whole(gpu))
-    for gpu in node.gpus:
         for part in node.mig_devices(gpu) if gpu.mig else ():
             if (name := _mig_name(part.profile)) is not None:
                 found.setdefault(name, []).append(node.part(gpu, part))
-    return {name: tuple(devices) for name, devices in found.items()}
+    return _without_mig(node) | {name: tuple(devices) for name, devices in found.items()}
 
 
 def _mig_name(profile: str) -> str | None:
@@ -339,6 +373,30 @@ def _split(
         one_each=sharing.fail_requests_greater_than_one,
         original=name,
     )
+
+
+def _check_free(share: SharedResource, chosen: Iterable[Device], rest: Collection[Device]) -> None:
+    """See that no entry before has shared these: one by the index, the other by the UUID."""
+    for device in chosen:
+        if device not in rest:
+            raise SettingsConflict(
+                f"{share.rename or share.name} of {share.name}",
+                found=f"device {device.index} ({device.uuid}) is in two entries of the sharing",
+                do="leave it in one of them",
+            )
+
+
+def _check_size(share: SharedResource, devices: Sequence[Device]) -> None:
+    """See that a kubelet can be told of so many shares at once."""
+    last = len(str(share.replicas - 1))
+    of_each = [_OF_ENTRY + len(f"{device.uuid}::") + last for device in devices]
+    if share.replicas * sum(of_each) > _LARGEST_MESSAGE:
+        raise SharingUnsuitable(
+            f"{share.replicas} replicas of {share.name}",
+            found=f"of {len(devices)} devices they are {share.replicas * len(devices)} shares, and "
+            "one message to the kubelet, of 4 MiB, holds fewer",
+            do=f"ask for {_LARGEST_MESSAGE // sum(of_each)} at most, or share fewer devices",
+        )
 
 
 def _check_mps(node: _Node, share: SharedResource, devices: Iterable[Device]) -> None:

@@ -3,8 +3,9 @@
 Rules
 - A flag comes before its variable, that before the file, that before the default. A variable that
   is empty is one that is not set, and so is a key that is null.
-- The file is YAML or JSON, of version v1; an empty one says nothing. A key that is not known is an
-  error, for it would be a setting that is ignored.
+- The file is YAML or JSON, of version v1; an empty one says nothing. A key that is not known is
+  noted, with where it belongs: the file is NVIDIA's, whose plugin takes no notice of it. A wrong
+  value of a known key is an error.
 - Where the driver is, the configuration of the shim says for both, since one of them would not give
   what the other has told of. A node without a driver never stops the agent: it is reported, and
   the driver is waited for. A setting that asks for something else gets a note.
@@ -22,12 +23,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from api.errors import one_line
 from hooks.cdi.tree import BadTree, of_json, of_yaml
 from integration.files import read_some
 from integration.node.errors import SettingsConflict, SettingsMalformed, SettingsUnreadable
 from integration.node.plugin.choosing import Choice, choose
 from integration.node.plugin.readers import ASKED, VERSION, Place, known_key, shown
-from integration.node.plugin.table import SETTINGS, Given
+from integration.node.plugin.table import PARENTS, SETTINGS, Given
 from integration.node.plugin.values import (
     MPS,
     TIME_SLICING,
@@ -38,6 +40,7 @@ from integration.node.plugin.values import (
 )
 
 _LARGEST_FILE: Final = 1 << 20
+_FEW_KEYS: Final = 3  # of a ConfigMap, in a message
 MOST_MPS_REPLICAS: Final = 48
 """Clients that one MPS daemon has for each GPU. Source: NVIDIA's Multi-Process Service, 2.3.1.1."""
 
@@ -116,7 +119,6 @@ def read_settings(content: bytes, file: str = "") -> Settings:
 
     Raises:
         SettingsMalformed: it is neither YAML nor JSON.
-        UnknownSetting: it has a key that means nothing.
         WrongSetting: a value is not allowed.
         SettingsConflict: two settings exclude each other.
     """
@@ -151,13 +153,36 @@ def _read_document(content: bytes, file: str) -> tuple[dict[str, _Found], list[s
             f"{ASKED} in {file}", found=str(error), do="write it as YAML or JSON"
         ) from error
     found: dict[str, _Found] = {}
-    notes: list[str] = []
+    top = Place("", file)
     if tree is not None and not isinstance(tree, dict):
         raise SettingsMalformed(
             f"{ASKED} in {file}", found=shown(tree), do="write an object with version: v1"
         )
-    _walk(tree or {}, Place("", file), found, notes)
-    return found, notes
+    _refuse_wrapped(tree or {}, file)
+    _walk(tree or {}, top, found)
+    return found, top.notes
+
+
+def _refuse_wrapped(tree: dict[str, Any], file: str) -> None:
+    """Refuse what has the configuration inside: all of it would mean nothing."""
+    asked = f"{ASKED} in {file}"
+    if "kind" in tree and "apiVersion" in tree:
+        found, do = f"a Kubernetes {shown(tree['kind'])}", "give the configuration alone"
+        if isinstance(tree.get("data"), dict):
+            keys = one_line(" or ".join([*tree["data"]][:_FEW_KEYS]))
+            do = f"give what is below data, below {keys or 'its key'}"
+        raise SettingsMalformed(asked, found=found, do=do)
+    for key, value in tree.items():
+        if key in _below("") or not isinstance(value, str):
+            continue
+        with contextlib.suppress(BadTree):
+            inner = _tree(str(value))
+            if isinstance(inner, dict) and not {*_below("")}.isdisjoint(inner):
+                raise SettingsMalformed(
+                    asked,
+                    found=f"a text below {shown(key)}, which has the configuration",
+                    do=f"give that text alone, without {shown(key)}",
+                )
 
 
 def _tree(text: str) -> Any:
@@ -168,21 +193,22 @@ def _tree(text: str) -> Any:
     return of_yaml(text)
 
 
-def _walk(tree: dict[str, Any], at: Place, found: dict[str, _Found], notes: list[str]) -> None:
+def _walk(tree: dict[str, Any], at: Place, found: dict[str, _Found]) -> None:
     names = _below(at.path)
     for key, value in tree.items():
-        place = at.key(known_key(key, names, at))
-        setting = SETTINGS.get(place.path)
-        if value is None:
+        name = known_key(key, names, at, PARENTS)
+        if name is None or value is None:
             continue
+        place = at.key(name)
+        setting = SETTINGS.get(place.path)
         if setting is None:
             if not isinstance(value, dict):
                 place.fail(value, f"an object with {', '.join(_below(place.path))}")
-            _walk(value, place, found, notes)
+            _walk(value, place, found)
             if place.path.startswith("sharing.") and f"{place.path}.resources" not in found:
                 place.key("resources").fail(None, "a list of resources")
         elif setting.ignored:
-            notes.append(f"{place} means nothing here: {setting.text}")
+            at.notes.append(f"{place} means nothing here: {setting.text}")
         else:
             found[place.path] = _Found(setting.kind.read(value, place), str(place))
 

@@ -14,6 +14,7 @@ sharing.go, replicas.go, resources.go, imex.go).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -98,13 +99,30 @@ def _read_resources(value: Any, at: Place) -> tuple[SharedResource, ...]:
     if not isinstance(value, list) or not value:
         at.fail(value, "a list of resources, each with name and replicas")
     found = tuple(_read_resource(entry, at.entry(number)) for number, entry in enumerate(value))
-    names: set[str] = set()
     for number, resource in enumerate(found):
-        for key, name in (("name", resource.name), ("rename", resource.rename)):
-            if name in names:
-                at.entry(number).key(key).fail(name, "a name that is not in the list already")
-        names |= {resource.name, resource.rename} - {""}
+        _check_names(resource, found[:number], at.entry(number))
     return found
+
+
+def _check_names(resource: SharedResource, before: Sequence[SharedResource], at: Place) -> None:
+    """See that an entry makes a resource of its own, of devices of its own."""
+    alike = [each for each in before if each.name == resource.name]
+    taken = {each.name for each in before} | {each.rename for each in before} - {""}
+    if not alike and resource.name in taken:
+        at.key("name").fail(resource.name, _UNUSED)
+    if resource.rename in taken:
+        at.key("rename").fail(resource.rename, _UNUSED)
+    if not all(each.devices and each.rename for each in (*alike, resource) if alike):
+        at.key("name").fail(
+            resource.name,
+            f"{_UNUSED}; or give each entry of it a list of devices and a rename",
+        )
+    for each in alike:
+        if both := {*(each.devices or ())} & {*(resource.devices or ())}:
+            at.key("devices").fail(min(both), "in one entry only")
+
+
+_UNUSED: Final = "a name that is not in the list already"
 
 
 def _read_resource(value: Any, at: Place) -> SharedResource:
@@ -112,8 +130,8 @@ def _read_resource(value: Any, at: Place) -> SharedResource:
         at.fail(value, "an object with name and replicas")
     known: dict[str, Any] = {}
     for key, given in value.items():
-        name = known_key(key, _OF_RESOURCE, at)
-        if given is not None:
+        name = known_key(key, _OF_RESOURCE, at, PARENTS)
+        if name is not None and given is not None:
             known[name] = _OF_RESOURCE[name](given, at.key(name))
     for needed in ("name", "replicas"):
         if needed not in known:
@@ -204,6 +222,24 @@ _TABLE: Final = (
 
 SETTINGS: Final = {setting.path: setting for setting in _TABLE}
 """Every key of the file, by its path."""
+
+
+def _parents() -> dict[str, list[str]]:
+    """Where keys belong, by their names in lower case; also objects, and those of a resource."""
+    found: dict[str, dict[str, None]] = {
+        name: {"an entry of sharing.timeSlicing.resources": None} for name in _OF_RESOURCE
+    }
+    for path in SETTINGS:
+        parent, _, name = path.rpartition(".")
+        while name:
+            at = found.setdefault(name.casefold(), {})
+            at[parent or "the top of the file"] = None
+            parent, _, name = parent.rpartition(".")
+    return {name: list(parents) for name, parents in found.items()}
+
+
+PARENTS: Final = _parents()
+"""Where keys belong, by their names in lower case."""
 
 FLAGS: Final = tuple(setting for setting in _TABLE if setting.name)
 """Those that can be given as a flag or a variable, too."""

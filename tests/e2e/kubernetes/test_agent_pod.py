@@ -10,10 +10,13 @@ import json
 import os
 from typing import Any, Final
 
+import pytest
 import yaml
 
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
+from integration.kubernetes.gpus import has_gpu
+from integration.kubernetes.host import Host
 from integration.node.refresh import MARK, MARK_OF_UNIT
 from integration.simulated import SimulatedNode
 from integration.tree import Tree
@@ -72,6 +75,36 @@ def _gpu_pod(kubelet: Kubelet, given: deviceplugin_pb2.ContainerAllocateResponse
     )
     kubelet.record(pod, "cuda", given)
     return kubelet.start(pod, config, {})
+
+
+def _machine_has_gpu() -> bool:
+    with Host("/") as host:
+        return has_gpu(host)
+
+
+@pytest.mark.skipif(_machine_has_gpu(), reason="this machine has a GPU")
+def test_on_a_node_without_a_gpu_both_daemon_sets_are_ready_and_do_nothing(
+    kubelet: Kubelet,
+) -> None:
+    """Its simulated GPUs are on no bus, and nobody has asked for every node."""
+    rendered = render(Kubectl.of_release("trixie"), "not-default")
+    started = []
+    for manifest in (each for each in rendered if each["kind"] == "DaemonSet"):
+        _, container = kubelet.run_daemon_set(manifest, image=IMAGE)
+        started.append((manifest, container))
+    names = {manifest["metadata"]["name"] for manifest, _ in started}
+    assert names == {"installer", "node-agent"}
+    for manifest, container in started:
+        for kind in ("startup", "readiness", "liveness"):
+            eventually(lambda: container.probe(kind).code == 0, f"{kind} of {manifest}")  # noqa: B023 - at once
+    status = json.loads(kubelet.read("/run/containerd-shim-nvidia/node-installer.json"))
+    assert status["state"] == "no-gpu"
+    for manifest, container in started:
+        container.stop(manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
+        assert container.exit_code() == 0, container.log()
+    for directory in (_PREFIX, "/etc/containerd-shim-nvidia"):
+        assert kubelet.world.do(f"ls -A {directory}").split() in ([], ["config.toml"])
+    assert "nvidia" not in kubelet.read("/etc/containerd/config.toml")
 
 
 def test_a_pod_gets_its_gpu_from_the_agent_of_the_daemon_set(

@@ -33,9 +33,11 @@ def _installer(*components: str) -> dict[str, Any]:
     sets = [each for each in rendered if each["kind"] == "DaemonSet"]
     (found,) = (each for each in sets if each["metadata"]["name"] == "installer")
     # Twenty looks a second in place of one in five.
-    found["spec"]["template"]["spec"]["containers"][0]["env"].append(
-        {"name": "NVSHIM_INTERVAL", "value": "0.05"}
-    )
+    found["spec"]["template"]["spec"]["containers"][0]["env"] += [
+        {"name": "NVSHIM_INTERVAL", "value": "0.05"},
+        # Simulated GPUs are on no bus.
+        {"name": "NVSHIM_EVERY_NODE", "value": "true"},
+    ]
     return found
 
 

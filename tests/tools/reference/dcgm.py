@@ -75,7 +75,10 @@ WITHOUT: Final = (
 """What has no series here."""
 
 # Its labels, of ours. Its Hostname is the node: what instance is here.
-_LABELS: Final = (("UUID", "uuid"), ("modelName", "model"), ("Hostname", "instance"))
+_LABELS: Final = (
+    ("UUID", "uuid"), ("modelName", "model"), ("hostname", "instance"),
+    ("Hostname", "instance"),  # before dcgm-exporter 4.6, whose dashboards are still about
+)  # fmt: skip
 
 
 def rules() -> str:

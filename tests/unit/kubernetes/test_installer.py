@@ -28,10 +28,11 @@ from integration.kubernetes.errors import HostUnusable, InstallerRunning
 from integration.kubernetes.host import Host
 from integration.kubernetes.installer import STAGING, Installer
 from integration.kubernetes.settings import Settings
-from integration.kubernetes.status import FILE, Log, State
+from integration.kubernetes.status import FILE, Log, State, check
 from integration.tree import read_tree
 from shim import PROGRAM, RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
+from tests.harness.nvshim import nvshim
 from tests.harness.waiting import eventually
 from tests.tools.dist.manifest import write_tree
 from tests.tools.images import busybox, unpack
@@ -87,8 +88,24 @@ class Node:
         for path in ("etc/containerd", "var/log", "usr/local/bin", "opt"):
             (self.root / path).mkdir(parents=True)
         self.path(CONFIG).write_text("version = 2\n")
+        self.plug("0000:17:00.0", "0x10de", "0x030200")
         (self.tree / "bin").mkdir(parents=True)
         self.release("first")
+
+    def plug(self, bus_id: str, vendor: str, class_: str) -> None:
+        """A device on the node's PCI bus, as sysfs shows it."""
+        device = self.path(f"/sys/devices/pci0000:00/{bus_id}")
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{class_}\n")
+        bus = self.path("/sys/bus/pci/devices")
+        bus.mkdir(parents=True, exist_ok=True)
+        (bus / bus_id).symlink_to(f"../../../devices/pci0000:00/{bus_id}")
+
+    def unplug(self) -> None:
+        """Take every device from the bus."""
+        for link in self.path("/sys/bus/pci/devices").iterdir():
+            link.unlink()
 
     def release(self, what: str) -> None:
         """Another version of the image's tree."""
@@ -199,6 +216,75 @@ def test_the_tree_is_installed_and_the_engine_configured(node: Node) -> None:
     assert not (node.path(PREFIX) / STAGING).exists()
     # There is no engine to ask, so it is not known whether it has to be restarted.
     assert (node.status["state"], node.status["restart_outstanding"]) == (State.READY, None)
+
+
+def test_a_node_without_a_gpu_is_left_alone_until_it_has_one(node: Node, running: Any) -> None:
+    node.unplug()
+    # Its network card, another's GPU, and a bridge of its own.
+    node.plug("0000:03:00.0", "0x15b3", "0x020700")
+    node.plug("0000:04:00.0", "0x1002", "0x038000")
+    node.plug("0000:05:00.0", "0x10de", "0x068000")
+    before = sorted(os.listdir(node.path("/opt")))
+    running(RUNTIME="containerd")
+    eventually(lambda: node.status["state"] == State.NO_GPU, "it says that there is none")
+    assert check("ready", str(node.local), time.monotonic()).message == "no NVIDIA GPU on this node"
+    assert node.asked == []
+    assert sorted(os.listdir(node.path("/opt"))) == before
+    node.plug("0000:18:00.0", "0x10de", "0x030000")
+    _is_at_rest(node)
+    # What is there is kept, though the GPU goes: a pod may run.
+    node.unplug()
+    node.path(f"{BINDIR}/{PROGRAM}").unlink()
+    eventually(node.path(f"{BINDIR}/{PROGRAM}").is_symlink, "it is put back")
+    assert node.status["state"] != State.NO_GPU
+
+
+def test_of_a_node_without_a_gpu_nothing_is_taken_back(node: Node, running: Any) -> None:
+    node.unplug()
+    process = running(RUNTIME="containerd", NVSHIM_REMOVE_ON_EXIT="true")
+    eventually(lambda: node.status["state"] == State.NO_GPU, "it says that there is none")
+    process.terminate()
+    assert process.wait(30) == 0
+    assert node.asked == []
+    assert not node.path(PREFIX).exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/dev/dxg", ""),
+        ("/etc/nv_tegra_release", ""),
+        ("/sys/devices/soc0/family", "Tegra\n"),
+        ("/proc/driver/nvidia/version", "NVRM version: …\n"),
+    ],
+)
+def test_a_gpu_may_be_elsewhere_than_on_the_bus(node: Node, path: str, text: str) -> None:
+    node.unplug()
+    node.run()
+    assert node.status["state"] == State.NO_GPU
+    node.path(path).parent.mkdir(parents=True, exist_ok=True)
+    node.path(path).write_text(text)
+    node.run()
+    assert node.status["state"] == State.READY
+
+
+def test_every_node_is_set_up_if_that_is_asked(node: Node) -> None:
+    node.unplug()
+    node.run(every_node=True)
+    assert node.status["state"] == State.READY
+    assert node.path(f"{BINDIR}/{PROGRAM}").is_symlink()
+
+
+def test_a_program_of_the_node_is_not_awaited_where_there_is_no_gpu(node: Node) -> None:
+    """The agent's probe succeeds, so that its DaemonSet is ready; a Job says what is wrong."""
+    words = ["node-exec", "--host", str(node.root)]
+    node.unplug()
+    assert nvshim(*words, "--without-gpu=succeed", "--", "node", "--ready").code == 0
+    failed = nvshim(*words, "--without-gpu=fail", "--", "verify", check=False)
+    assert (failed.code, "NVSHIM-E2667" in failed.stderr) == (1, True)
+    node.run(every_node=True)
+    assert nvshim(*words, "--without-gpu=succeed", "--", "install").code == 0
+    assert node.calls.splitlines()[-1] == "install"
 
 
 def test_each_wish_becomes_an_option(node: Node) -> None:

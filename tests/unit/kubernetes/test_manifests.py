@@ -6,8 +6,9 @@ import itertools
 import json
 import os
 import re
+import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,7 @@ from integration.node.plugin.settings import Source
 from integration.node.plugin.values import Settings as PluginSettings
 from integration.verify.program import NAME as PROBE
 from shim import VERSION
-from tests.harness.helm import OPTIONS
+from tests.harness.helm import OPTIONS, merged
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.tools.node_image import IMAGE, NAME
@@ -239,18 +240,67 @@ def test_the_runtime_class_names_the_handler_that_is_configured(rendered: Render
         assert "overhead" not in runtime_class
 
 
-def test_where_pods_of_the_runtime_class_may_be_the_installer_is(rendered: Rendered) -> None:
+# What a kubelet labels its node with, by itself.
+BARE: Final = {
+    "kubernetes.io/hostname": "gpu-node",
+    "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+    "beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": "amd64",
+}  # fmt: skip
+
+
+def _fits(pod: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a scheduler would take a node with these labels for the pod."""
+    if any(labels.get(key) != value for key, value in pod.get("nodeSelector", {}).items()):
+        return False
+    wanted = pod.get("affinity", {}).get("nodeAffinity", {})
+    required = wanted.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    meets: dict[str, Callable[[str | None, Any], bool]] = {
+        "In": lambda value, values: value in values,
+        "NotIn": lambda value, values: value not in values,
+        "Exists": lambda value, _: value is not None,
+        "DoesNotExist": lambda value, _: value is None,
+    }
+    return any(
+        all(
+            meets[each["operator"]](labels.get(each["key"]), each.get("values"))
+            for each in term["matchExpressions"]
+        )
+        for term in required["nodeSelectorTerms"]
+    )
+
+
+def test_a_cluster_with_us_alone_schedules_every_pod(rendered: Rendered, jobs: Jobs) -> None:
+    """Of labels it has only a kubelet's: neither NVIDIA's feature discovery, nor NFD."""
     documents = rendered["not-default"]
-    selector = _one(documents, "RuntimeClass")["scheduling"]["nodeSelector"]
-    for daemon_set in _daemon_sets(documents):
-        pod = daemon_set["spec"]["template"]["spec"]
-        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        alternatives = [
-            {each["key"]: each["values"] for each in term["matchExpressions"]}
-            for term in terms["nodeSelectorTerms"]
-        ]
-        assert {key: [value] for key, value in selector.items()} in alternatives
+    runtime_class = _one(documents, "RuntimeClass")
+    assert "nodeSelector" not in runtime_class["scheduling"]
+    pods = [each["spec"]["template"]["spec"] for each in _daemon_sets(documents)]
+    for pod in pods:
         assert pod["tolerations"] == [{"operator": "Exists"}]
+    pods += [job["spec"]["template"]["spec"] for job in jobs.values()]
+    for pod in pods:
+        assert _fits(pod, BARE)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"kubernetes.io/os": "windows"},
+        {"type": "virtual-kubelet"},
+        {"eks.amazonaws.com/compute-type": "fargate"},
+        {"nvidia.com/gpu.present": "false"},
+    ],
+    ids="".join,
+)
+def test_nodes_that_can_have_no_gpu_of_ours_are_left_out(
+    rendered: Rendered, jobs: Jobs, labels: dict[str, str]
+) -> None:
+    pods = [each["spec"]["template"]["spec"] for each in _daemon_sets(rendered["not-default"])]
+    for pod in (*pods, jobs["verify"]["spec"]["template"]["spec"]):
+        assert not _fits(pod, BARE | labels)
+        assert _fits(pod, BARE | {"nvidia.com/gpu.present": "true"})
 
 
 def test_what_the_installer_writes_is_mounted_and_nothing_else_can_be_written(
@@ -537,7 +587,8 @@ def test_the_agent_may_write_one_condition_of_its_own_node(rendered: Rendered) -
     assert policy["failurePolicy"] == "Fail"
     (rule,) = policy["matchConstraints"]["resourceRules"]
     assert (rule["resources"], rule["operations"]) == (["nodes/status"], ["UPDATE"])
-    own, one = (each["expression"] for each in policy["validations"])
+    # What they mean, test_admission says.
+    own, one, *_ = (each["expression"] for each in policy["validations"])
     assert "object.metadata.name == variables.node" in own
     assert f'c.type != "{node_condition.TYPE}"' in one
     (container,) = _pod(rendered["node-condition"], "node-agent")["containers"]
@@ -578,6 +629,50 @@ def test_the_components_and_values_of_the_documentation_are_ours() -> None:
     rows = dict(re.findall(r"^\| `(dra[a-z-]*)` \| `(dra\.\w+)", text, re.MULTILINE))
     assert rows == {key: f"dra.{next(iter(OPTIONS[key]['dra']))}" for key in rows}
     assert rows.keys() == {each for each in COMPONENTS if each.startswith("dra")}
+
+
+def test_the_page_for_clusters_can_be_typed_word_for_word(tmp_path: Path) -> None:
+    """What it has applied, an API server of ours gets; what it has in a file renders."""
+    root = Path(MANIFESTS).parents[2]
+    text = (root / "docs/kubernetes.md").read_text(encoding="utf-8")
+    kubectl = Kubectl.of_release(RENDERS)
+    applied = re.findall(r"^kubectl (?:apply|delete) -k (\S+)$", text, re.MULTILINE)
+    assert len(applied) >= 4
+    for path in dict.fromkeys(applied):
+        made = kubectl("kustomize", str(root / path))
+        with Discovery() as server:
+            words = ("apply", "--dry-run=client", "--validate=false", "-f", "-")
+            said = kubectl(*words, server=server.url, stdin=made)
+        assert said.count("created (dry run)") == len(_documents(made)), path
+    named = {*re.findall(r"^kubectl -n (\S+) ", text, re.MULTILINE)}
+    assert named == {"containerd-shim-nvidia"}
+
+    (own,) = re.findall(r"```yaml\n(resources:.*?)```", text, re.DOTALL)
+    mine = tmp_path / "manifests"
+    shutil.copytree(MANIFESTS, mine)
+    (mine / "overlays/mine").mkdir()
+    (mine / "overlays/mine/kustomization.yaml").write_text(own)
+    documents = _documents(kubectl("kustomize", str(mine / "overlays/mine")))
+    image = f"registry.example/{NAME}:{VERSION}"
+    for each in _daemon_sets(documents):
+        assert each["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+    chart = files()
+    schema, values = json.loads(chart["values.schema.json"]), yaml.safe_load(chart["values.yaml"])
+    mentioned = re.findall(r"`([a-z]\w*(?:\.[a-z]\w*)*)(?:=([\w-]+))?`", text)
+    known = [(path, value) for path, value in mentioned if path.partition(".")[0] in values]
+    assert len(known) >= 15
+    for path, value in known:
+        whole: Any = yaml.safe_load(value) if value else _at(values, path)
+        for word in reversed(path.split(".")):
+            whole = {word: whole}
+        jsonschema.validate(merged(values, whole), schema)
+
+
+def _at(values: Any, path: str) -> Any:
+    for word in path.split("."):
+        values = values[word]
+    return values
 
 
 def _configurations(document: dict[str, Any]) -> Documents:
@@ -633,10 +728,11 @@ def test_the_job_of_the_node_runs_where_the_agent_does_and_writes_in_one_place(
 ) -> None:
     spec = jobs["verify"]["spec"]["template"]["spec"]
     agent = _pod(rendered["not-default"], "node-agent")
-    assert spec["affinity"]["nodeAffinity"] == agent["affinity"]["nodeAffinity"]
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    assert spec["affinity"]["nodeAffinity"][required] == agent["affinity"]["nodeAffinity"][required]
     assert spec["tolerations"] == agent["tolerations"]
     (container,) = spec["containers"]
-    assert container["args"] == ["node-exec", "--", "verify"]
+    assert container["args"] == ["node-exec", "--without-gpu=fail", "--", "verify"]
     _parses(container["args"])
     writable = [each["mountPath"] for each in container["volumeMounts"] if "readOnly" not in each]
     assert writable == ["/host/run/containerd-shim-nvidia"]

@@ -92,6 +92,7 @@ def _said(directory: Path, status: Status) -> str:
         (State.READY, SILENCE - 1, True, True),
         (State.READY, SILENCE + 1, False, False),
         (State.WAITING, 1, True, False),
+        (State.NO_GPU, 1, True, True),
         (State.RESTART, 1, True, False),
         (State.FAILED, 1, True, False),
     ],

@@ -53,6 +53,7 @@ pytestmark = pytest.mark.anyio
 GPU = "nvidia.com/gpu"
 SLICE = "nvidia.com/mig-1g.10gb"
 CDI_NAME = f"k8s.device-plugin.nvidia.com/gpu={GPUS[0]}"
+CDI_NAMES = frozenset(f"k8s.device-plugin.nvidia.com/gpu={each}" for each in (*GPUS, PART))
 THERE = replace(NODE, driver=cast("Any", SimpleNamespace(version="550.1", root="/")))
 BY_VARIABLE = Settings(mig_strategy=Mig.MIXED, device_list_strategies=(DeviceList.ENVVAR,))
 BY_NAME = replace(BY_VARIABLE, device_list_strategies=(DeviceList.CDI_CRI,))
@@ -149,7 +150,7 @@ class SlowSpecs:
         if not self._goes_on.is_set():
             self.reached.set()
             assert self._goes_on.wait(30)
-        return Specs(devices=frozenset({CDI_NAME}))
+        return Specs(devices=CDI_NAMES)
 
     @contextmanager
     def held_up(self) -> Iterator[None]:
@@ -255,20 +256,56 @@ async def test_a_spec_that_is_removed_right_after_it_was_written_is_written_agai
     def keep_specs(_: Settings, __: Inventory | None, config: Config) -> Specs:
         path = path_of("gpu", config)
         if os.path.exists(path):
-            return Specs(devices=frozenset({CDI_NAME}))
+            return Specs(devices=CDI_NAMES)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w") as file:
             file.write("{}")
         if not removed:
             os.unlink(path)
             removed.append(path)
-        return Specs(devices=frozenset({CDI_NAME}), written=(path,))
+        return Specs(devices=CDI_NAMES, written=(path,))
 
     monkeypatch.setattr(component, "keep_specs", keep_specs)
     async with world.serving(BY_NAME):
         answer = await world.allocate(GPUS[0])
         assert [each.name for each in answer.cdi_devices] == [CDI_NAME]
         assert os.path.exists(removed[0])
+
+
+async def test_what_no_spec_describes_is_unhealthy_until_one_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Allocate refuses it, and a Deployment would make one pod after the other."""
+    kept = [Specs(devices=CDI_NAMES - {CDI_NAME}, fault="no space")]
+    monkeypatch.setattr(component, "keep_specs", lambda *_: kept[-1])
+    world.kubelet.start()
+    async with world.running(BY_NAME) as context:
+        await world.has(GPUS[2])
+        assert set(world.kubelet.devices(GPU)) == {GPUS[0], GPUS[2]}
+        await world.refuses(GPUS[0], "E2706")
+        kept.append(Specs(devices=CDI_NAMES))
+        see(context, notes=("something is new",))
+        await world.has(GPUS[0], GPUS[2])
+        assert (await world.allocate(GPUS[0])).cdi_devices
+
+
+async def test_without_a_required_channel_no_device_can_be_had(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(component, "_RETRY", 0.05)
+    channels = tmp_path / "nowhere/nvidia-caps-imex-channels"
+    world.kubelet.start()
+    wanted = replace(BY_VARIABLE, imex_channels=(0,), imex_required=True)
+    async with world.running(wanted) as context:
+        await until(lambda: len(world.kubelet.devices(GPU)) == 2)
+        assert world.kubelet.healthy(GPU) == set()
+        assert "NVSHIM-E2707" in context.board.faults["plugin imex"]
+        await world.refuses(GPUS[0], "E2707")
+        channels.mkdir(parents=True)
+        (channels / "channel0").touch()
+        await world.has(GPUS[0], GPUS[2])
+        assert "plugin imex" not in context.board.faults
+        assert (await world.allocate(GPUS[0])).envs["NVIDIA_IMEX_CHANNELS"] == "0"
 
 
 async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
@@ -300,6 +337,8 @@ async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_f
     world: World, tmp_path: Path, rounds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(component, "_SWARM", 0)
+    # Else the round for our own sockets, which are made just now, may come after the count below.
+    monkeypatch.setattr(component, "_PAUSE", 0)
     specs = tmp_path / "nowhere"  # as the configuration has it
     specs.mkdir()
     async with world.serving() as context:

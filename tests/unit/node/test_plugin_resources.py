@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from integration.node.errors import (
 )
 from integration.node.health.machine import Condition
 from integration.node.health.values import State
-from integration.node.plugin.resources import resources_of, unmatched
+from integration.node.plugin.resources import resources_of, unannounced, unhealthy, unmatched
+from integration.node.plugin.server import _list_of
 from integration.node.plugin.values import (
     MPS,
     TIME_SLICING,
@@ -50,6 +52,7 @@ def part(of: int, index: int, profile: str = "1g.10gb", **more: Any) -> MigDevic
         gpu_instance=index + 1,
         compute_instance=0,
         profile=profile,
+        caps=more.pop("caps", (of * 100 + index * 2, of * 100 + index * 2 + 1)),
         **more,
     )
 
@@ -109,7 +112,9 @@ TOLD: dict[str, tuple[Inventory, Settings, dict[str, list[str]]]] = {
     "no GPU": (node(), Settings(), {}),
     "no GPU, single": (node(), SINGLE, {}),
     "no GPU, mixed": (node(), MIXED, {}),
-    "no UUID, or excluded": (ODD, Settings(), {GPU: ["GPU-2"]}),
+    "no UUID, or excluded": (
+        node(gpu(0, uuid=""), gpu(1, excluded=True), gpu(2)), Settings(), {GPU: ["GPU-2"]},
+    ),
     "no UUID, or excluded, mixed": (ODD, MIXED, {"nvidia.com/mig-1g.10gb": ["MIG-2-1"]}),
     "two of one UUID": (
         node(gpu(0, uuid="GPU-x"), gpu(1, uuid="GPU-x"), gpu(2)), Settings(), {GPU: ["GPU-2"]},
@@ -117,7 +122,14 @@ TOLD: dict[str, tuple[Inventory, Settings, dict[str, list[str]]]] = {
     "two MIG devices of one UUID": (
         node(gpu(0, mig=True), mig=(part(0, 0, uuid="MIG-x"), part(0, 1, uuid="MIG-x"))), MIXED, {},
     ),
-    "GPUs in MIG mode without a strategy": (CUT, Settings(), {GPU: ["GPU-0", "GPU-1", "GPU-2"]}),
+    "GPUs in MIG mode without a strategy": (CUT, Settings(), {GPU: ["GPU-0"]}),
+    "MIG mode without MIG devices and a strategy": (
+        node(gpu(0, mig=True), gpu(1)), Settings(), {GPU: ["GPU-1"]},
+    ),
+    "nothing but GPUs in MIG mode without a strategy": (CUTS, Settings(), {}),
+    "MIG mode without MIG devices, mixed": (
+        node(gpu(0, mig=True), gpu(1)), MIXED, {GPU: ["GPU-1"]},
+    ),
     "MIG devices by profile, in order of their index": (
         CUT, MIXED,
         {
@@ -138,7 +150,7 @@ TOLD: dict[str, tuple[Inventory, Settings, dict[str, list[str]]]] = {
     "MIG devices as GPUs": (CUTS, SINGLE, {GPU: ["MIG-0-0", "MIG-0-1", "MIG-1-0"]}),
     "no MIG devices, single": (TWO, SINGLE, {GPU: ["GPU-0", "GPU-1"]}),
     "a lost GPU is not asked for its mode": (LOST, SINGLE, {GPU: ["MIG-1-0"]}),
-    "NVML is silent, without a strategy": (SILENT, Settings(), {GPU: ["GPU-0"]}),
+    "NVML is silent, without a strategy": (SILENT, Settings(), {}),
     **{
         f"NVML is silent of a whole GPU, {settings.mig_strategy}": (
             node(gpu(0), nvml_failure="it hangs"), settings, {GPU: ["GPU-0"]},
@@ -211,6 +223,7 @@ def test_nothing_is_known_of_mig_devices_while_nvml_does_not_answer(settings: Se
 
 DRAINED = node(gpu(0, mig=True), mig=(part(0, 0, drained="fan"), part(0, 1)))
 NODELESS = Nodes({}, {"/dev/nvidia1": "no such file"}, frozenset())
+UNCONTROLLED = Nodes({}, {"/dev/nvidiactl": "no such file"}, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -225,8 +238,16 @@ NODELESS = Nodes({}, {"/dev/nvidia1": "no such file"}, frozenset())
             [False, False, True],
         ),
         (node(gpu(0, lost="gone"), gpu(1)), shared(HALVES), [False, False, True, True]),
+        (node(gpu(0), gpu(1), nodes=UNCONTROLLED), Settings(), [False, False]),
+        (
+            node(gpu(0, mig=True), mig=(part(0, 0, caps=()), part(0, 1)), nodes=NODELESS), MIXED,
+            [False, True],
+        ),
     ],
-    ids=["drained", "a drained part", "a drained driver", "lost", "no node", "shares"],
+    ids=[
+        "drained", "a drained part", "a drained driver", "lost", "no node", "shares",
+        "no control node", "a part without capabilities",
+    ],
 )  # fmt: skip
 def test_what_is_lost_or_out_of_service_stays_and_is_unhealthy(
     there: Inventory, settings: Settings, healthy: list[bool]
@@ -282,6 +303,43 @@ def test_mps_is_for_whole_gpus_and_for_as_many_as_they_can_have() -> None:
         resources_of(ONE, shared(many.sharing.resources[0], kind=MPS, mig_strategy=Mig.SINGLE))
 
 
+LIGHT = SharedResource(GPU, 2, "nvidia.com/light", ("0",))
+HEAVY = SharedResource(GPU, 3, "nvidia.com/heavy", ("1",))
+
+
+def test_devices_of_one_resource_are_shared_differently() -> None:
+    shares = {
+        "nvidia.com/light": ["GPU-0::0", "GPU-0::1"],
+        "nvidia.com/heavy": ["GPU-1::0", "GPU-1::1", "GPU-1::2"],
+    }
+    assert ids(TWO, shared(LIGHT, HEAVY)) == shares
+    assert ids(node(gpu(0), gpu(1), gpu(2)), shared(LIGHT, HEAVY)) == {GPU: ["GPU-2"], **shares}
+    assert ids(node(gpu(0)), shared(LIGHT, HEAVY)) == {
+        "nvidia.com/light": shares["nvidia.com/light"]
+    }
+    with pytest.raises(SettingsConflict, match=r"device 0 \(GPU-0\) is in two entries"):
+        resources_of(TWO, shared(LIGHT, replace(HEAVY, devices=("GPU-0",))))
+
+
+LONG = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
+
+
+@pytest.mark.parametrize("count", [1, 2, 16])
+def test_there_are_as_many_shares_as_one_message_to_a_kubelet_holds(count: int) -> None:
+    uuids = [f"{LONG[:-2]}{number:02}" for number in range(count)]
+    there = node(*(gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)))
+    with pytest.raises(SharingUnsuitable, match=r"Ask for \d+ at most") as raised:
+        resources_of(there, shared(replace(HALVES, replicas=1 << 16)))
+    most = int(re.findall(r"Ask for (\d+) at most", str(raised.value))[0])
+    places = {each.bus_id: 7 for each in there.gpus}
+    (resource,) = resources_of(there, shared(replace(HALVES, replicas=most)), None, places)
+    message = _list_of(unhealthy((resource,))[0]).ByteSize()
+    # No more than a message may have, and not much less.
+    assert 0.9 * (4 << 20) < message <= 4 << 20
+    with pytest.raises(SharingUnsuitable):
+        resources_of(there, shared(replace(HALVES, replicas=most + most // 20)))
+
+
 def test_what_is_to_be_shared_and_is_not_there_is_said() -> None:
     settings = shared(
         replace(HALVES, devices=("0", "5")), SharedResource("nvidia.com/mig-1g.5gb", 2)
@@ -290,6 +348,15 @@ def test_what_is_to_be_shared_and_is_not_there_is_said() -> None:
     assert "device 5" in line
     assert unmatched(TWO, halves(count=3))
     assert unmatched(TWO, halves()) == ()
+
+
+def test_a_gpu_in_mig_mode_that_is_in_no_resource_is_said() -> None:
+    (line,) = unannounced(node(gpu(0), gpu(1, mig=True), mig=(part(1, 0),)), Settings())
+    assert line.startswith("GPU 1 is in MIG mode")
+    assert "mixed or single" in line
+    assert unannounced(CUT, MIXED) == ()
+    (line,) = unannounced(node(gpu(0, mig=True), gpu(1)), MIXED)
+    assert line.startswith("GPU 0 is in MIG mode without MIG devices")
 
 
 def test_no_share_is_there_twice_on_the_largest_node() -> None:

@@ -17,7 +17,6 @@ from integration.node.errors import (
     SettingsConflict,
     SettingsMalformed,
     SettingsUnreadable,
-    UnknownSetting,
     WrongSetting,
 )
 from integration.node.plugin.choosing import Choice, choose
@@ -179,12 +178,100 @@ def test_mps_refuses_more_than_one_share_unless_told_otherwise() -> None:
     assert read(f"sharing: {{mps: {SHARED}}}").sharing.kind == MPS
 
 
+LIGHT = "{name: gpu, rename: light, devices: ['0'], replicas: 2}"
+CONFIG_MAP = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: time-slicing-config, namespace: kube-system}
+data:
+  any: |-
+    version: v1
+    sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (
+            "flags: {renameByDefault: true}",
+            (
+                "flags.renameByDefault in c.yaml means nothing here; it belongs to "
+                "sharing.timeSlicing or sharing.mps"
+            ),
+        ),
+        ("flags: {migStrategie: none}",
+         "flags.migStrategie in c.yaml means nothing here; did you mean migStrategy?"),
+        ("flag: {}", "flag in c.yaml means nothing here; did you mean flags?"),
+        ("flags: {plugin: {zzz: [1]}}", "flags.plugin.zzz in c.yaml means nothing here"),
+        ("migStrategy: none", "migStrategy in c.yaml means nothing here; it belongs to flags"),
+        ("flags: {passDeviceSpecs: true}",
+         "flags.passDeviceSpecs in c.yaml means nothing here; it belongs to flags.plugin"),
+        ("timeSlicing: {resources: []}",
+         "timeSlicing in c.yaml means nothing here; it belongs to sharing"),
+        (
+            "sharing: {replicas: 2}",
+            (
+                "sharing.replicas in c.yaml means nothing here; it belongs to "
+                "an entry of sharing.timeSlicing.resources"
+            ),
+        ),
+        ("health: {interval: 5s}", "health in c.yaml means nothing here"),
+        ("later: {version: v1}", "later in c.yaml means nothing here"),
+    ],
+)  # fmt: skip
+def test_a_key_that_means_nothing_is_noted_with_where_it_belongs(text: str, note: str) -> None:
+    """The file is NVIDIA's: any release of theirs may bring a key."""
+    assert read(text).notes == (note,)
+    assert replace(read(text), notes=()) == Settings()
+
+
+def test_a_key_that_means_nothing_takes_nothing_else_away() -> None:
+    found = read(
+        "{version: v1, flags: {migStrategy: none, renameByDefault: true}, sharing: {timeSlicing: "
+        "{resources: [{name: nvidia.com/gpu, replicas: 8, device: 1}]}}}"
+    )
+    assert found.sharing.resources == (SharedResource("nvidia.com/gpu", 8),)
+    assert [note.partition(" in ")[0] for note in found.notes] == [
+        "flags.renameByDefault", "sharing.timeSlicing.resources[0].device",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CONFIG_MAP, "a Kubernetes 'ConfigMap'. Give what is below data, below any"),
+        (
+            CONFIG_MAP.partition("\ndata:")[0],
+            "a Kubernetes 'ConfigMap'. Give the configuration alone",
+        ),
+        ("{apiVersion: v1, kind: Pod, spec: {}}", "a Kubernetes 'Pod'"),
+        (CONFIG_MAP.partition("data:\n")[2], "Give that text alone, without 'any'"),
+    ],
+    ids=["a ConfigMap", "without data", "a Pod", "a key around it"],
+)
+def test_what_has_the_configuration_inside_is_refused(text: str, words: str) -> None:
+    """All of it would be keys that mean nothing, and the node would share nothing."""
+    with pytest.raises(SettingsMalformed) as raised:
+        read(text)
+    assert words in str(raised.value)
+
+
+def test_devices_of_one_resource_are_shared_differently() -> None:
+    heavy = LIGHT.replace("light", "heavy").replace("'0'", "'1'").replace("2}", "8}")
+    found = read(f"sharing: {{timeSlicing: {{resources: [{LIGHT}, {heavy}]}}}}")
+    gpu = "nvidia.com/gpu"
+    assert found.sharing.resources == (
+        SharedResource(gpu, 2, "nvidia.com/light", ("0",)),
+        SharedResource(gpu, 8, "nvidia.com/heavy", ("1",)),
+    )
+    assert read(yaml.safe_dump(as_document(found))).sharing == found.sharing
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("flags: {migStrategie: none}", UnknownSetting, ("flags.migStrategie", "migStrategy")),
-        ("flag: {}", UnknownSetting, ("flag", "Did you mean flags")),
-        ("flags: {plugin: {zzz: 1}}", UnknownSetting, ("flags.plugin.zzz", "passDeviceSpecs")),
+        ("flags: {migStrategy: '\"none\"'}", WrongSetting, ("without the quotes",)),
         ("flags: {migStrategy: both}", WrongSetting,
          ("flags.migStrategy in c.yaml", "'both'", "none, single or mixed")),
         ("flags: {failOnInitError: maybe}", WrongSetting, ("failOnInitError", "true or false")),
@@ -205,18 +292,22 @@ def test_mps_refuses_more_than_one_share_unless_told_otherwise() -> None:
         ("sharing: {mps: {resources: [{name: gpu}]}}", WrongSetting,
          ("sharing.mps.resources[0].replicas", "nothing")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}", WrongSetting,
-         ("resources[0].replicas", "2 to 4096")),
+         ("resources[0].replicas", "2 to 65536")),
         ("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 999999999}]}}", WrongSetting,
-         ("resources[0].replicas", "4096")),
+         ("resources[0].replicas", "65536")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: true}]}}", WrongSetting, ("'true'",)),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}", SettingsConflict,
          ("49 replicas", "48")),
         ("sharing: {mps: {resources: [{name: Gpu, replicas: 2}]}}", WrongSetting,
          ("name", "'Gpu'")),
-        ("sharing: {mps: {resources: [{name: gpu, replicas: 2, device: 1}]}}", UnknownSetting,
-         ("resources[0].device", "devices")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2}, {name: gpu, replicas: 3}]}}",
          WrongSetting, ("resources[1].name", "already")),
+        (f"sharing: {{mps: {{resources: [{LIGHT}, {{name: gpu, replicas: 3}}]}}}}", WrongSetting,
+         ("resources[1].name", "a list of devices and a rename")),
+        (f"sharing: {{mps: {{resources: [{LIGHT}, {LIGHT}]}}}}", WrongSetting,
+         ("resources[1].rename", "already")),
+        (f"sharing: {{mps: {{resources: [{LIGHT}, {LIGHT.replace('light', 'heavy')}]}}}}",
+         WrongSetting, ("resources[1].devices", "'0'", "one entry only")),
         ("sharing: {mps: {resources: [{name: a, replicas: 2}, {name: b, rename: a, replicas: 3}]}}",
          WrongSetting, ("resources[1].rename", "already")),
         ("sharing: {mps: {resources: [{name: gpu, replicas: 2, devices: none}]}}", WrongSetting,

@@ -146,7 +146,7 @@ def test_what_is_said_of_claims_reaches_the_agent_if_that_is_a_driver(rendered: 
         plain: list[str] = container["args"]
         return plain[plain.index("--dra") + 1 :] if "--dra" in plain else []
 
-    assert arguments(mig=True, shares=2, driverName="gpu.nvidia.com") == []
+    assert arguments() == []
     assert arguments(enabled=True) == []
     assert arguments(enabled=True, shares=2, unhealthy="omit") == [
         "--dra-shares=2", "--dra-unhealthy=omit",
@@ -159,11 +159,37 @@ def test_what_is_said_of_claims_reaches_the_agent_if_that_is_a_driver(rendered: 
         {"drivr": "host"}, {"driver": "hst"}, {"metrics": {"enable": True}}, {"mps": "yes"},
         {"dra": True}, {"dra": {"shares": "4"}}, {"dra": {"shares": 65}},
         {"dra": {"driverName": "gpu.example.com"}}, {"dra": {"unhealthy": "ignore"}},
+        {"runtimeClass": {"selector": {}}}, {"runtimeClass": {"nodeSelector": {"a": True}}},
     ],
 )  # fmt: skip
 def test_a_value_that_is_misspelt_is_refused(rendered: Any, values: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         rendered(values)
+
+
+@pytest.mark.parametrize(
+    "dra",
+    [
+        {"extendedResource": True}, {"mig": True}, {"shares": 2}, {"unhealthy": "evict"},
+        {"driverName": "gpu.nvidia.com"},
+    ],
+)  # fmt: skip
+def test_what_means_nothing_without_the_driver_is_refused(
+    rendered: Any, dra: dict[str, Any]
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        rendered({"dra": dra})
+    rendered({"dra": {"enabled": True, **dra}})
+
+
+def test_the_runtime_class_selects_what_it_is_told_to(rendered: Any) -> None:
+    def scheduling(**values: Any) -> dict[str, Any]:
+        found: dict[str, Any] = rendered(values)["RuntimeClass", "nvidia"]["scheduling"]
+        return found
+
+    assert "nodeSelector" not in scheduling()
+    mine = {"example.com/gpu": "yes"}
+    assert scheduling(runtimeClass={"nodeSelector": mine})["nodeSelector"] == mine
 
 
 def test_what_is_to_be_done_after_an_installation_is_said(
@@ -173,6 +199,10 @@ def test_what_is_to_be_done_after_an_installation_is_said(
     assert "kubectl label namespace there pod-security.kubernetes.io/enforce=privileged" in text
     assert "restarted after the installation" in text
     assert "restarted" not in notes(kubectl, chart, {"restart": "systemd"})
+    assert "no label is needed" in text
+    assert "runtimeClass.nodeSelector keeps" in text
+    selects = {"runtimeClass": {"nodeSelector": {"example.com/gpu": "yes"}}}
+    assert "runtimeClass.nodeSelector" not in notes(kubectl, chart, selects)
 
 
 def test_the_archive_is_a_chart_and_the_same_each_time(tmp_path: Path) -> None:

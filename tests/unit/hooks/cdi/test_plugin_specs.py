@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 from hooks.config import Config
+from hooks.edits.grant import decide
 from hooks.node.inventory import Inventory, take_inventory
+from hooks.requests.naming import parse_names
+from hooks.requests.request import Request
+from integration.node.plugin.allocation import Ground, allocate
 from integration.node.plugin.cdi import keep_specs, path_of
-from integration.node.plugin.values import DeviceIds, DeviceList, Settings
+from integration.node.plugin.resources import resources_of
+from integration.node.plugin.values import DeviceIds, DeviceList, Mig, Settings
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 VENDOR = "k8s.device-plugin.nvidia.com"
@@ -52,6 +57,66 @@ def test_there_is_a_device_for_each_id_that_a_kubelet_can_give(
     assert tuple(map(int, made["cdiVersion"].split("."))) <= (0, 5, 0)
     by_index = keep_specs(Settings(device_id_strategy=DeviceIds.INDEX), inventory, config)
     assert by_index.devices == {f"{VENDOR}/gpu={name}" for name in ("0", "1:0", "all")}
+
+
+NAMED = (DeviceIds.UUID, DeviceIds.INDEX)
+
+
+@pytest.mark.parametrize("ids", NAMED)
+@pytest.mark.parametrize("mig", [Mig.NONE, Mig.MIXED])
+@pytest.mark.parametrize("empty", [False, True], ids=["MIG devices", "no MIG device"])
+def test_every_healthy_device_can_be_allocated_by_each_strategy(
+    config: Config, node: Node, ids: DeviceIds, mig: Mig, empty: bool
+) -> None:
+    """GPU 2 is in MIG mode, with MIG devices or without; the kernel does not know one of them."""
+    node.add_gpu(2)
+    node.add_mig(2, 1, 0, (12, 13))
+    parts = [] if empty else [nvml_mig(0, 1, 0), nvml_mig(1, 2, 0)]
+    there = node.take_inventory(nvml_gpu(0), nvml_gpu(1), nvml_gpu(2, mig=True, mig_devices=parts))
+    if empty:
+        there = replace(there, mig_devices=())
+    assert any(gpu.mig for gpu in there.gpus)
+    expected = {"0", "1"} | ({"2:0"} if mig is Mig.MIXED and not empty else set())
+    assert had_by_each_strategy(there, config, mig, ids) == by_each(*expected)
+
+
+@pytest.mark.parametrize("ids", NAMED)
+def test_mig_devices_that_are_announced_as_gpus_can_be_allocated(
+    config: Config, node: Node, ids: DeviceIds
+) -> None:
+    parts = []
+    for gpu in (0, 1):
+        node.add_mig(gpu, gpu + 1, 0, (12 + 2 * gpu, 13 + 2 * gpu))
+        parts.append(nvml_gpu(gpu, mig=True, mig_devices=[nvml_mig(0, gpu + 1, 0)]))
+    there = node.take_inventory(*parts)
+    had = had_by_each_strategy(there, config, Mig.SINGLE, ids)
+    assert had == by_each("0:0", "1:0")
+    # Without a strategy there is nothing to be had, and nothing is announced.
+    assert had_by_each_strategy(there, config, Mig.NONE, ids) == by_each()
+
+
+def by_each(*indices: str) -> dict[DeviceList, set[str]]:
+    return {strategy: set(indices) for strategy in DeviceList}
+
+
+def had_by_each_strategy(
+    there: Inventory, config: Config, mig: Mig, ids: DeviceIds
+) -> dict[DeviceList, set[str]]:
+    """The indices of what is announced as healthy, once all of it was allocated."""
+    had = by_each()
+    for strategy in DeviceList:
+        settings = Settings(mig, device_list_strategies=(strategy,), device_id_strategy=ids)
+        specs = keep_specs(settings, there, config)
+        ground = Ground(settings, there, config, cdi_devices=specs.devices)
+        for resource in resources_of(there, settings):
+            for device in (each for each in resource.devices if each.is_healthy):
+                allocate(resource, [device.id], ground, token="token")
+                # What the shim makes of it, which goes by the same name.
+                name = device.index if ids is DeviceIds.INDEX else device.uuid
+                named = parse_names([name], asked="a device").devices
+                decide(Request(named, frozenset({"compute"})), there)
+                had[strategy].add(device.index)
+    return had
 
 
 def test_a_spec_is_written_only_if_it_differs_and_removed_if_nobody_needs_it(

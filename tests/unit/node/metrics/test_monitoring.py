@@ -360,8 +360,8 @@ def test_series_get_the_names_of_dcgm_exporter(promtool: Promtool, tmp_path: Pat
             "expr": "DCGM_FI_DEV_FB_FREE", "eval_time": "2m",
             "exp_samples": [{
                 "value": 2,
-                "labels": f'DCGM_FI_DEV_FB_FREE{{{GPU},UUID="GPU-a",modelName="m",Hostname="n",'
-                'device="nvidia0"}',
+                "labels": f'DCGM_FI_DEV_FB_FREE{{{GPU},UUID="GPU-a",modelName="m",hostname="n",'
+                'Hostname="n",device="nvidia0"}',
             }],
         }],
     }  # fmt: skip
