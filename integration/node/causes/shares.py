@@ -1,0 +1,102 @@
+"""How much of a GPU's memory a container has by the shares of its resource claims.
+
+Rules
+- The kubelet says which claims a container has, and the driver how large their shares are. What a
+  container says of itself, such as the variables that a share gives it, counts for nothing.
+- The kubelet's own record of claims names the pods of each claim, by their UIDs. Its pod-resources
+  API names the containers, where it tells of claims: then those of the container alone count.
+- Where one of the two is not to be had, the other decides. Where neither is, no share is a limit.
+- Each share counts once.
+
+Source: kubelet pkg/kubelet/cm/dra/state; Kubernetes, pkg/kubelet/apis/podresources.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.node.kubelet import read_claims
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.inspection.bundles import Container
+    from integration.node.dra.values import Claim
+    from integration.node.ledger.values import Claimed
+
+__all__ = ["PodClaims", "pod_claims", "share_limits"]
+
+PodClaims = Mapping[str, frozenset[str]]
+"""The UIDs of a pod's claims, by the pod's UID."""
+
+_MEBI: Final = 20
+
+
+def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
+    """Read which claims each pod has.
+
+    Args:
+        config: where the kubelet's root is.
+
+    Returns:
+        It, None if the kubelet's record does not tell; and why, for people.
+    """
+    record = read_claims(config)
+    if record.fault:
+        return None, f"{record.path}: {record.fault}"
+    found: dict[str, set[str]] = {}
+    try:
+        data: Any = json.loads(json.loads(record.content)["Data"])
+        for claim in data["ClaimInfoStateList"] or ():
+            for pod in claim["PodUIDs"] or ():
+                found.setdefault(str(pod), set()).add(str(claim["ClaimUID"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return None, f"{record.path}: not as a kubelet writes it ({error})"
+    return {pod: frozenset(claims) for pod, claims in found.items()}, ""
+
+
+def share_limits(
+    containers: Iterable[Container],
+    claims: Iterable[Claim],
+    of_pods: PodClaims | None,
+    named: Iterable[Claimed] | None,
+) -> dict[str, dict[str, int]]:
+    """Return the memory that each container has by shares.
+
+    Args:
+        claims: those that the driver has prepared.
+        of_pods: what the kubelet's record says; None if it does not tell.
+        named: what the pod-resources API says; None if it does not answer.
+
+    Returns:
+        Bytes by the UUID of the device, by the container's bundle.
+    """
+    sized = [claim for claim in claims if any(device.memory for device in claim.devices)]
+    by_container: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    for each in named or ():
+        by_container.setdefault(each.container, set()).add((each.namespace, each.name))
+    found: dict[str, dict[str, int]] = {}
+    for container in containers if sized else ():
+        pod = container.pod
+        if pod is None or container.sandbox:
+            continue
+        names = by_container.get((pod.namespace, pod.name, container.name))
+        if of_pods is None and names is None:
+            continue
+        theirs = [
+            claim
+            for claim in sized
+            if (of_pods is None or claim.uid in of_pods.get(pod.uid, ()))
+            and (names is None or (claim.namespace, claim.name) in names)
+        ]
+        shares = {
+            (device.uuid, device.share): device.memory << _MEBI
+            for claim in theirs
+            for device in claim.devices
+            if device.share and not device.admin
+        }
+        for (uuid, _), size in shares.items():
+            of_device = found.setdefault(container.bundle, {})
+            of_device[uuid] = of_device.get(uuid, 0) + size
+    return found
