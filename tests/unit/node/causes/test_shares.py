@@ -89,7 +89,8 @@ def test_the_record_is_read_as_a_kubelet_writes_it(tmp_path: Path) -> None:
         {"ClaimUID": "none", "PodUIDs": None},
     ]
     path = tmp_path / "dra_manager_state"
-    for listed, expected in ((claims, {"a": {"one"}, "b": {"one", "two"}}), (None, {})):
+    pods = {"a": frozenset({"one"}), "b": frozenset({"one", "two"})}
+    for listed, expected in ((claims, pods), (None, {})):
         data = {"kind": "DRACheckpoint", "ClaimInfoStateList": listed}
         path.write_text(json.dumps({"Data": json.dumps(data), "Checksum": 1}))
         assert pod_claims(config) == (expected, "")
