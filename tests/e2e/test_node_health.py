@@ -166,6 +166,15 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
         assert (status, [row["uuid"] for row in rows]) == (0, [uuid])
         assert it.states() == ["healthy", "healthy"]
         assert it.said("put back by hand")[0]["device"] == uuid
+        for name in ("1", node.scenario.gpus[1].pci, "all"):
+            it.xid(1, 95, "Uncontained ECC error")
+            eventually(lambda: it.states() == ["healthy", "unhealthy"], "it fails again")
+            status, rows = it.nvshim("health", "clear", name)
+            assert status == 0
+            assert uuid in [row["uuid"] for row in rows]
+            assert it.states() == ["healthy", "healthy"]
+        for name in ("2", "1:0", "", "none"):
+            assert it.nvshim("health", "clear", name)[0] == 1
         it.xid(1, 95, "Uncontained ECC error")
         eventually(lambda: it.states() == ["healthy", "unhealthy"], "it fails again")
         counted = cycle([*["1 ecc-uncorrected 1\n"] * 50, *[""] * 50])
