@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from api.errors import one_line, printable
+from integration.json_documents import parse_json
 from integration.node.api_access import Access, of_kubeconfig, of_pod
 from integration.node.api_connection import TIMEOUT, Connection, Kept
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
@@ -94,7 +95,7 @@ class ApiServer:
                 else:
                     connection.close()
             self._refuse(asked, answer, said)
-            found = json.loads(said if len(said) <= _LONGEST else b"")
+            found = parse_json(said if len(said) <= _LONGEST else b"")
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self.silent(asked, error) from error
         if not isinstance(found, dict):
@@ -251,7 +252,7 @@ class Watch:
             line = self._answer.readline(_LONGEST)
             if not line:
                 return None
-            change = json.loads(line)
+            change = parse_json(line)
             kind, found = change["type"], change["object"]
             if kind != "ERROR":
                 return str(kind), dict(found)
@@ -284,6 +285,6 @@ def _remedy(code: int) -> str:
 
 def _message_of(said: bytes | str) -> str:
     try:
-        return printable(str(json.loads(said)["message"]))
+        return printable(str(parse_json(said)["message"]))
     except (ValueError, KeyError, TypeError):
         return "no reason is given"

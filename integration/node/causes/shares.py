@@ -13,11 +13,11 @@ Source: kubelet pkg/kubelet/cm/dra/state; Kubernetes, pkg/kubelet/apis/podresour
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.kubelet import read_claims
+from integration.json_documents import parse_json
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -47,11 +47,11 @@ def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
         return None, f"{record.path}: {record.fault}"
     found: dict[str, set[str]] = {}
     try:
-        data: Any = json.loads(json.loads(record.content)["Data"])
+        data: Any = parse_json(parse_json(record.content)["Data"])
         for claim in data["ClaimInfoStateList"] or ():
             for pod in claim["PodUIDs"] or ():
                 found.setdefault(str(pod), set()).add(str(claim["ClaimUID"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         return None, f"{record.path}: not as a kubelet writes it ({error})"
     return {pod: frozenset(claims) for pod, claims in found.items()}, ""
 
