@@ -9,8 +9,8 @@ Rules
 - The lock goes with an open file that children inherit: it is held as long as one of them lives,
   whoever has started it is killed meanwhile.
 - Who cannot have it in time does not ask NVML, as if that did not answer.
-- A child that does not end though it was killed, as one that waits in the kernel, would keep NVML
-  closed until the next boot. So who gives it up removes the file, and the next has a new lock.
+- A child that waits in the kernel does not end when it is killed, and would keep NVML closed until
+  the next boot. :func:`give_up` removes the file, and the next process gets a new lock.
 - Who may not open the file, since he is not root, goes without: nobody else can hold it up, either.
 
 Source: flock(2).

@@ -139,7 +139,7 @@ def _may_wait(options: Options) -> bool:
 
 
 def _show_pod(context: Context, lock: NodeLock) -> None:
-    """Have it be seen that the agent of its pod is at work, unless that is so already."""
+    """Show that the agent of its pod is at work, unless it has been shown already."""
     line = ""
     try:
         lock.show_pod(context.options.pod_uid)

@@ -14,10 +14,10 @@ Rules
 - ``exit_status`` is the container's own, and ``told_status`` what containerd was told.
 - A fault that is known only after the end is added by whoever learns of it (:func:`add_faults`).
   Until then ``faults`` and ``cause`` are empty.
-- Nobody's containers push out another's by ending often: :data:`MOST_ENDED` are kept of each
-  namespace of pods, and of what is in no pod; :data:`MOST_OF_ALL` of a namespace of containerd. The
-  one to go is of the namespace of pods that has most, there of the pod that has most, and of that
-  one without faults, then the oldest.
+- A tenant whose containers end often does not push out another's records. Each namespace of pods
+  keeps :data:`MOST_ENDED`, and so do containers without a pod; a namespace of containerd keeps
+  :data:`MOST_OF_ALL`. The next record to go belongs to the namespace of pods with the most records,
+  there to the pod with the most; of that pod, one without faults goes first, then the oldest.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _forget_oldest(directory: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is remembered of a container, as far as it decides which is forgotten."""
+    """The parts of a record that decide whether it is forgotten."""
 
     path: str
     pod: str
@@ -228,7 +228,7 @@ class _Kept:
 
 
 def _forget_one(kept: list[_Kept]) -> None:
-    """Forget one of a namespace of pods: of the pod that has most, the least worth knowing."""
+    """Forget one record of a namespace of pods, of the pod with the most."""
     count = Counter(each.pod for each in kept)
     least = min(kept, key=lambda each: (-count[each.pod], each.has_faults, each.ended))
     kept.remove(least)

@@ -1,11 +1,11 @@
 """How much of a GPU's memory a container has by the shares of its resource claims.
 
 Rules
-- The kubelet says which claims a container has, and the driver how large their shares are. What a
-  container says of itself, such as the variables that a share gives it, counts for nothing.
-- The kubelet's own record of claims names the pods of each claim, by their UIDs. Its pod-resources
-  API names the containers, where it tells of claims: then those of the container alone count.
-- Where one of the two is not to be had, the other decides. Where neither is, no share is a limit.
+- The kubelet knows which claims a container has, and the driver how large their shares are. The
+  container's own variables count for nothing.
+- The kubelet's record of claims names the pods of each claim, by their UIDs. Its pod-resources API
+  may name the containers as well; then only the claims of that container count.
+- If one of the two is missing, the other decides. If both are, no share is a limit.
 - Each share counts once.
 
 Source: kubelet pkg/kubelet/cm/dra/state; Kubernetes, pkg/kubelet/apis/podresources.
@@ -40,7 +40,7 @@ def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
         config: where the kubelet's root is.
 
     Returns:
-        It, None if the kubelet's record does not tell; and why, for people.
+        The claims, None if the kubelet's record cannot be read; and why, for people.
     """
     record = read_claims(config)
     if record.fault:
@@ -66,8 +66,8 @@ def share_limits(
 
     Args:
         claims: those that the driver has prepared.
-        of_pods: what the kubelet's record says; None if it does not tell.
-        named: what the pod-resources API says; None if it does not answer.
+        of_pods: the kubelet's record; None if it cannot be read.
+        named: the answer of the pod-resources API; None if there is none.
 
     Returns:
         Bytes by the UUID of the device, by the container's bundle.

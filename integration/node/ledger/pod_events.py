@@ -7,9 +7,9 @@ for and nobody granted; and what its GPU suffered, which may be why it ended.
 Rules
 - Only where the cluster has given the agent a token, and the right to make events.
 - An event is made once for each container and cause, as long as its pod is there, however often the
-  container starts. When there is another thing to say of the same cause, as once the driver has
-  said what the GPU needs, that event is changed, and its count goes up. Where that is not allowed,
-  or the event is gone, what was said first stays.
+  container starts. When the text for the same cause changes, because the driver tells later what
+  the GPU needs, the agent changes that event and raises its count. If it may not, or the event has
+  expired, the first text stays.
 - That the memory of a GPU is full is no event: many programs take all of it on purpose.
 - An event that the server refuses (the pod's namespace is being deleted) keeps no other from being
   made. A server that is silent is asked for no more of them.
@@ -158,7 +158,7 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
             pod["namespace"], pod["name"], pod.get("uid", ""), pod.get("container", ""),
             "/".join((fault.kind, str(fault.code), fault.gpu, whose)), reason, sentence([fault]),
         )  # fmt: skip
-        # Whose it is, or what has to be done, may have come to be known between two of the same.
+        # Of two faults with the same cause, the driver may have judged only one.
         if notice not in found or by_weight([fault, found[notice]])[0] == fault:
             found.pop(notice, None)
             found[notice] = fault
@@ -175,7 +175,7 @@ class _Made:
 
 
 def _say(api: ApiServer, notice: Notice, made: dict[Notice, _Made]) -> None:
-    """Have the event of a notice say what that says.
+    """Make the event of a notice, or change it if the notice's text has changed.
 
     Raises:
         EventNotMade: the server does not answer, or makes no such event.

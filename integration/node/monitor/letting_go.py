@@ -7,10 +7,10 @@ as long as it is there no child of the monitor's runs, and its first line is the
 are told. Only root can make it. The mark of something that is out of service can say the same
 (:mod:`hooks.node.drained`): `nvshim drain --let-go`, `nvshim drain --driver`, `nvshim reset`.
 
-What a person says counts until that person takes it back. What a reset says counts as long as the
-command holds its lock, or its nvidia-smi that of NVML: both end with the process, also by SIGKILL.
-No reset takes longer than :data:`LONGEST`; then the agent opens NVML in spite of it, since the
-errors of all other GPUs are not heard until then.
+A person's request lasts until that person takes it back. A reset's request lasts as long as the
+command holds its lock, or its nvidia-smi the lock of NVML: both end with the process, also by
+SIGKILL. After :data:`LONGEST` the agent opens NVML in spite of the reset, because it does not hear
+the errors of the other GPUs until then.
 
 Source: nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
 """
