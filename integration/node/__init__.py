@@ -16,6 +16,7 @@
     board.py       what they tell each other
     nvml.py        asks NVML one question, in a child (integration.nvml_children starts it)
     api_server.py  asks the cluster; telling.py says what differs there, until it is taken
+    api_status.py  reads why it refuses, and who does
 
     monitor/       what NVML and the kernel say of GPUs at work
     health/        whether a device can be given to a container

@@ -7,7 +7,8 @@ Rules
 - A GET on a connection that was kept and that the server has closed meanwhile, or that leads
   nowhere, is made once more on a new one. A write might be made twice so, and has a new one each
   time.
-- What the server says no to is told apart by its HTTP status, which the error has.
+- What the server says no to is told apart by its HTTP status and its words (:mod:`.api_status`),
+  which the error has.
 
 Source: Kubernetes API concepts, "Efficient detection of changes" and "Resource versions";
 "Accessing the Kubernetes API from a Pod".
@@ -26,10 +27,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from api.errors import one_line, printable
+from api.errors import one_line
 from integration.json_documents import parse_json
 from integration.node.api_access import Access, of_kubeconfig, of_pod
 from integration.node.api_connection import TIMEOUT, Connection, Kept
+from integration.node.api_status import Refusal, parse_status, remedy_of
 from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
 
 if TYPE_CHECKING:
@@ -42,10 +44,7 @@ _FOR_KEPT: Final = 1 / 4  # the part of a call's time that a connection that was
 _LONGEST: Final = 16 << 20
 _LONGEST_REFUSAL: Final = 1 << 16
 _FIRST_REFUSAL: Final = 300
-_UNAUTHENTICATED: Final = 401
 _GONE: Final = 410
-_BUSY: Final = 429
-_FIRST_FAILURE: Final = 500
 _PATCH: Final = "application/strategic-merge-patch+json"
 _NO_CHANGE: Final = (ValueError, KeyError, TypeError, AttributeError)
 
@@ -170,10 +169,8 @@ class ApiServer:
         """Raise ApiServerRefused if the server has said no."""
         if answer.status < _FIRST_REFUSAL:
             return
-        raise _refusal(
-            asked, answer.status, f"{answer.status} {answer.reason}: {_message_of(said)}",
-            answer.headers.get("Retry-After", ""),
-        )  # fmt: skip
+        refusal = parse_status(answer.status, said, answer.headers.get("Retry-After", ""))
+        raise _refused(asked, answer.status, answer.reason, refusal)
 
     def silent(self, asked: str, error: Exception) -> ApiServerSilent:
         """What has become of a call that was not answered."""
@@ -259,32 +256,17 @@ class Watch:
             code = int(found.get("code") or _GONE)
         except (*_NO_CHANGE, OSError, http.client.HTTPException) as error:
             raise self._server.silent(self._asked, error) from error
-        raise _refusal(self._asked, code, f"{code}: {_message_of(json.dumps(found))}")
+        raise _refused(self._asked, code, "", parse_status(code, json.dumps(found)))
 
     def _release(self) -> None:
         self._answer.close()
         self._connection.close()
 
 
-def _refusal(asked: str, code: int, found: str, retry_after: str = "") -> ApiServerRefused:
-    error = ApiServerRefused(asked, found=found, do=_remedy(code))
-    error.http = code
-    if retry_after.isdecimal():
-        error.retry_after = float(retry_after)
+def _refused(asked: str, code: int, reason: str, refusal: Refusal) -> ApiServerRefused:
+    path = asked.rpartition(" ")[2]
+    found = f"{f'{code} {reason}'.strip()}: {refusal.message}"
+    error = ApiServerRefused(asked, found=found, do=remedy_of(code, path, refusal))
+    error.http, error.retry_after = code, refusal.retry_after
+    error.denied_by, error.invalid = refusal.denied_by, refusal.invalid
     return error
-
-
-def _remedy(code: int) -> str:
-    """What helps; "" for the error's own: the agent may not do it."""
-    if code == _UNAUTHENTICATED:
-        return "see whether the agent's token or certificate is the cluster's, and has not ended"
-    if code == _BUSY or code >= _FIRST_FAILURE:
-        return "see how the API server is; it is asked again"
-    return ""
-
-
-def _message_of(said: bytes | str) -> str:
-    try:
-        return printable(str(parse_json(said)["message"]))
-    except (ValueError, KeyError, TypeError):
-        return "no reason is given"

@@ -6,7 +6,7 @@ Leaves of the tree in :mod:`api.errors`, below :class:`~integration.errors.Integ
     ├── AgentRunning, …    each part's below its heading, in the order of their codes
     ├── ServingError       E2704 to E2715: between the device plugin and a kubelet
     ├── SettingsError      E2720 to E2725: what the device plugin is told to do
-    └── DraError           E2772 to E2796: what a kubelet is told of a resource claim
+    └── DraError           E2772 to E2797: what a kubelet is told of a resource claim
 
 docs/reference/errors.md has all of them as a table.
 """
@@ -225,6 +225,8 @@ class ClaimsUnreadable(NodeAgentError, code="NVSHIM-E2768", status=Status.PERMIS
 class EventNotMade(NodeAgentError, code="NVSHIM-E2769", status=Status.UNAVAILABLE):
     """The API server does not answer, or does not let the agent make an event of a pod."""
 
+    remedy = "see what the API server says of it; it is tried again after a minute"
+
 
 class ApiServerSilent(NodeAgentError, code="NVSHIM-E2770", status=Status.UNAVAILABLE):
     """The cluster's API server does not answer, or not as one does."""
@@ -238,6 +240,12 @@ class ApiServerRefused(NodeAgentError, code="NVSHIM-E2771", status=Status.PERMIS
     remedy = "see the ClusterRole of the agent's service account"
     http: int = 0  # the status of its answer
     retry_after: float = 0.0  # seconds after which it may be asked again; 0 if it does not say
+    denied_by: str = ""  # the admission policy or webhook that says no; "" if none does
+    invalid: tuple[str, ...] = ()  # what it takes for wrong: each field, and the server's words
+
+    def is_about(self, word: str) -> bool:
+        """Return whether the server takes something for wrong that has this word in its name."""
+        return any(word in each.lower() for each in self.invalid)
 
 
 class KubeconfigUnusable(NodeAgentError):
@@ -325,8 +333,17 @@ class SlicesRefused(DraError, code="NVSHIM-E2778", status=Status.INTERNAL):
     remedy = "report it, with the message"
 
 
+class CountersMissing(DraError, code="NVSHIM-E2797", status=Status.FAILED_PRECONDITION):
+    """The API server keeps no counters, so devices that could be made for claims are left out."""
+
+    remedy = (
+        "switch DRAPartitionableDevices on in API server, controllers and scheduler (it is from "
+        "Kubernetes 1.36), or make the MIG devices by hand"
+    )
+
+
 class DraFailed(DraError, code="NVSHIM-E2779", status=Status.INTERNAL):
-    """A mistake of ours. Raised where a kubelet is answered; the agent's log has more."""
+    """A mistake of ours, in an answer to a kubelet or in publishing; the agent's log has more."""
 
     remedy = "see the agent's log"
 

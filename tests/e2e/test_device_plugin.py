@@ -282,6 +282,30 @@ def test_resources_come_and_go_without_a_word_to_the_others(
         assert not whole.ended
 
 
+def test_mig_devices_that_are_made_again_by_hand_are_healthy(
+    gpus: SimulatedNode, kubelet: KubeletPlugins, tmp_path: Path
+) -> None:
+    shapes = ["1g.5gb", "1g.5gb"]
+
+    def cut(*shapes: str) -> Scenario:
+        whole_or_cut = {"index": 1, "mig": list(shapes)}
+        return Scenario.parse({"gpus": 2, "model": "a100", "gpu": [whole_or_cut]})
+
+    changed_node(gpus, cut(*shapes))
+    keep_specs_in(f"{tmp_path}/cdi", gpus)
+    agent = NodeAgent(gpus, str(tmp_path), kubelet.socket, "--poll", "1")
+    agent.configure(flags={"migStrategy": "mixed", **BY_VARIABLE})
+    kubelet.start()
+    with agent:
+        before = kubelet.wait_for(SLICE, 2)
+        for _ in range(2):
+            agent.change_node(cut())
+            eventually(lambda: not kubelet.devices(SLICE), "they are gone")
+            agent.change_node(cut(*shapes))
+            assert kubelet.wait_for(SLICE, 2) == before
+        assert not agent.said("a device is unhealthy")
+
+
 def starting(agent: NodeAgent, words: str) -> list[str]:
     return [line for line in agent.faults() if line.startswith(words)]
 

@@ -14,6 +14,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from integration.node.options import DRA_DRIVER
+from tests.harness.api_server import denied, invalid
 from tests.harness.claim_storm import Storm
 from tests.harness.cluster import Cluster
 from tests.harness.cri_server import CriServer
@@ -337,13 +338,35 @@ def test_a_conflict_is_no_fault(fresh: Place) -> None:
 
 
 def test_slices_that_are_taken_for_wrong_are_sent_once(fresh: Place) -> None:
-    fresh.cluster.refuse = lambda method, _: 422 if method in {"POST", "PUT"} else None
+    wrong = invalid(("spec.devices[0].name", "must be another"))
+    fresh.cluster.refuse = lambda method, _: wrong if method in {"POST", "PUT"} else None
     fresh.cluster.wipe()
     eventually(lambda: any("E2778" in each for each in fresh.agent.faults()), "it is said")
     before = len(fresh.cluster.writes)
     fresh.cluster.close_watches()
     eventually(lambda: fresh.cluster.watches == 1, "it is watched again")
     assert len(fresh.cluster.writes) == before
+
+
+def test_a_policy_that_denies_slices_is_named_and_tried_again(fresh: Place) -> None:
+    fresh.cluster.refuse = lambda method, _: denied() if method in {"POST", "PUT"} else None
+    fresh.cluster.wipe()
+    named = "ValidatingAdmissionPolicy no-slices"
+    eventually(lambda: any(named in each for each in fresh.agent.faults()), "it is named")
+    assert not any("E2778" in each for each in fresh.agent.faults()), "our slices are right"
+    fresh.cluster.refuse = lambda *_: None
+    assert fresh.published(4) == {*fresh.gpus, *fresh.parts}
+    eventually(lambda: not any(named in each for each in fresh.agent.faults()), "the fault goes")
+
+
+def test_a_node_that_is_not_there_is_not_the_fault_of_a_role(fresh: Place) -> None:
+    fresh.agent.stop()
+    with fresh.new_agent("--node-name", "node-2"):
+        found = eventually(
+            lambda: [each for each in fresh.agent.faults() if "E2771" in each], "it is told"
+        )
+        assert "--node-name" in found[0]
+        assert "ClusterRole" not in found[0]
 
 
 def test_while_the_api_server_is_away_what_is_prepared_goes_on(place: Place) -> None:
@@ -460,16 +483,20 @@ def test_an_agent_of_the_host_asks_as_the_kubelet(fresh: Place, tmp_path: Path) 
 
 
 def test_the_driver_can_take_nvidias_name(fresh: Place) -> None:
+    def drivers() -> set[str]:
+        return {each["spec"]["driver"] for each in fresh.cluster.slices()}
+
+    foreign = fresh.cluster.slices()[0]
+    foreign["spec"]["driver"] = "nic.example.com"
+    fresh.cluster.put(foreign)
     fresh.agent.stop()
+    assert drivers() == {DRA_DRIVER, "nic.example.com"}, "they stay when an agent ends"
     with fresh.new_agent("--dra-driver", "gpu.nvidia.com"):
         assert fresh.kubelet.wait_for("gpu.nvidia.com").info.name == "gpu.nvidia.com"
-        eventually(
-            lambda: (
-                {each["spec"]["driver"] for each in fresh.cluster.slices()}
-                == {DRA_DRIVER, "gpu.nvidia.com"}
-            ),
-            "it publishes its own, and leaves the others to the kubelet",
-        )
+        eventually(lambda: "gpu.nvidia.com" in drivers(), "it publishes its own")
+        assert drivers() == {"gpu.nvidia.com", "nic.example.com"}, "no GPU is there twice"
+    history = [(kind, each["spec"]["driver"]) for kind, each in fresh.cluster.history()]
+    assert history.index(("DELETED", DRA_DRIVER)) < history.index(("ADDED", "gpu.nvidia.com"))
 
 
 def test_nothing_is_given_twice_or_left_whatever_ends(place: Place) -> None:

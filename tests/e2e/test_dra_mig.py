@@ -8,19 +8,26 @@ import re
 import tempfile
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
+from integration.node.options import DRA_DRIVER
 from tests.e2e.test_dra import GPU
-from tests.harness.dra_node import Place, dra_node_of
+from tests.harness.cluster import Cluster
+from tests.harness.dra_node import NODE, Place, dra_node_of
 from tests.harness.kept import Kept
 from tests.harness.nvidia_smi import nvidia_smi
+from tests.harness.nvshim import nvshim
 from tests.harness.waiting import at_once, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.harness.kubelet_dra import Reference
 
 
 THERE: Final = "1g.10gb"
@@ -162,6 +169,66 @@ def test_a_claims_device_is_made_and_undone(place: Cut) -> None:
     place.give_back(claim)
     place.published(EVERYTHING)
     assert len(place.cluster.writes) == writes, "nothing that is published has changed"
+
+
+def known_of(place: Cut, uuid: str) -> dict[str, Any]:
+    """What the agent has written down of a device; nothing if it knows none."""
+    with open(f"{place.node.state}/health.json", encoding="utf-8") as file:
+        devices: list[dict[str, Any]] = json.load(file)["devices"]
+    return next((each for each in devices if each["uuid"] == uuid and not each["gone"]), {})
+
+
+def is_gone(place: Cut, uuid: str) -> bool:
+    return not known_of(place, uuid)
+
+
+def made_and_known(place: Cut, claim: Reference) -> str:
+    """Prepare a claim, and wait until the agent has seen its device; returns that one's UUID."""
+    place.have(claim)
+    (note,) = place.noted()
+    uuid = str(note["uuid"])
+    eventually(lambda: known_of(place, uuid), "it is seen")
+    return uuid
+
+
+def test_the_first_device_out_of_service_may_be_a_part(fresh: Cut) -> None:
+    name = fresh.part("2g20gb", 2)
+    uuid = made_and_known(fresh, fresh.claim("one", name))
+    nvshim("drain", "--config", fresh.node.config_path, "2:0")
+    taints = eventually(fresh.cluster.taints, "it has a taint")
+    assert {each: [taint["key"] for taint in its] for each, its in taints.items()} == {
+        name: [f"{DRA_DRIVER}/out-of-service"]
+    }
+    fresh.cluster.wipe()  # as a kubelet does when it begins
+    fresh.published(EVERYTHING)
+    assert fresh.cluster.taints().keys() == {name}
+    nvshim("undrain", "--config", fresh.node.config_path, uuid)
+    eventually(lambda: not fresh.cluster.taints(), "the taint is gone")
+    assert not any("dra slices" in each for each in fresh.agent.faults())
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_gpus_are_cut_where_the_api_is_older(fresh: Cut, tmp_path: Path, version: str) -> None:
+    fresh.agent.stop()
+    with Cluster(str(tmp_path / "older"), node=NODE, versions=(version,)) as cluster:
+        fresh.cluster = cluster
+        with fresh.new_agent("--dra-mig"):
+            fresh.published(EVERYTHING)
+            claim = fresh.claim("one", fresh.part("2g20gb", 2))
+            fresh.have(claim)
+            assert fresh.there() == [THERE, "2g.20gb"]
+            fresh.give_back(claim)
+
+
+def test_a_part_that_is_made_again_and_again_is_healthy(place: Cut) -> None:
+    claim = place.claim("one", place.part("2g20gb", 2))
+    for _ in range(3):
+        uuid = made_and_known(place, claim)
+        known = known_of(place, uuid)
+        assert (known["state"], known["lost"]) == ("healthy", ""), known
+        assert not place.cluster.taints()
+        place.give_back(claim)
+        eventually(partial(is_gone, place, uuid), "it is seen to be gone")
 
 
 def test_what_overlaps_is_refused_and_what_does_not_is_made(place: Cut) -> None:

@@ -17,6 +17,7 @@ from tests.harness.dra_sharing import Sharing, sharing_node, tidy
 from tests.harness.front import Front
 from tests.harness.kept import Kept
 from tests.harness.mps_agent import PROGRAM
+from tests.harness.nvshim import nvshim
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually
 
@@ -135,7 +136,22 @@ def test_a_claim_has_a_daemon_with_its_limits_until_it_is_taken_back(place: Shar
     place.give_back(claim)
     assert place.daemons() == {}
     assert place.modes() == set()
+    assert not list(place.mps.glob("claims/*")), "nothing is left of it, nor its log"
     place.have(place.claim("plain", place.gpus[0]))
+
+
+def test_the_directories_of_a_daemon_stay_as_long_as_its_claim(place: Sharing) -> None:
+    claim = place.shared("one", place.gpus[0], mps={"threadPercentage": 40})
+    place.have(claim)
+    (name,) = place.daemons()
+    pipe = os.stat(place.mps / name / "pipe").st_ino
+    nvshim("drain", "--config", place.node.config_path, "--let-go", place.uuid(place.gpus[1]))
+    eventually(lambda: not (place.mps / name / ".lock").exists(), "the daemon has ended")
+    place.undrain(place.gpus[1])
+    eventually(lambda: name in place.daemons(), "it is started again")
+    assert os.stat(place.mps / name / "pipe").st_ino == pipe, "containers have it mounted"
+    place.give_back(claim)
+    assert not (place.mps / name).exists()
 
 
 def test_a_daemon_of_pods_outlives_the_agents_notes_and_an_api_server_that_is_away() -> None:

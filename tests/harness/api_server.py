@@ -15,12 +15,13 @@ import json
 import os
 import socket
 import ssl
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
 from tests.harness.http_server import Request, served
 
-__all__ = ["ApiServer", "refusal"]
+__all__ = ["ApiServer", "denied", "denied_by_webhook", "invalid", "refusal", "webhook_failed"]
 
 _CERTIFICATE: Final = (
     "MIIBfDCCASKgAwIBAgIBAjAKBggqhkjOPQQDAjAVMRMwEQYDVQQDDAphcGktc2VydmVyMCAXDTIwMDEwMTAwMDAwMFoY"
@@ -36,19 +37,63 @@ _KEY: Final = (
 )
 
 
-def refusal(code: int, message: str = "", *, retry_after: int = 0) -> tuple[int, dict[str, Any]]:
+def refusal(
+    code: int, message: str = "", *, retry_after: int = 0, causes: Sequence[dict[str, str]] = ()
+) -> tuple[int, dict[str, Any]]:
     """How a server says no.
 
     Args:
         retry_after: seconds, which it has in a header as well; 0 not to say.
+        causes: what it finds wrong, each with a ``field`` if that is of the object.
     """
+    details = {
+        **({"retryAfterSeconds": retry_after} if retry_after else {}),
+        **({"causes": list(causes)} if causes else {}),
+    }
     return code, {
-        **({"details": {"retryAfterSeconds": retry_after}} if retry_after else {}),
+        **({"details": details} if details else {}),
         "kind": "Status",
         "status": "Failure",
         "message": message or f"it is {code}",
         "code": code,
     }
+
+
+def invalid(*wrong: tuple[str, str]) -> tuple[int, dict[str, Any]]:
+    """How a server says that an object is wrong, as recorded (dra/api-answers.json).
+
+    Args:
+        wrong: fields, each with what is wrong.
+    """
+    told = ", ".join(f"{field}: {what}" for field, what in wrong)
+    causes = [
+        {"reason": "FieldValueInvalid", "message": what, "field": field} for field, what in wrong
+    ]
+    return refusal(422, f'ResourceSlice.resource.k8s.io "try" is invalid: {told}', causes=causes)
+
+
+def denied(code: int = 422, policy: str = "no-slices") -> tuple[int, dict[str, Any]]:
+    """How a ValidatingAdmissionPolicy says no, as recorded (dra-2/admission-policy-answers.txt)."""
+    why = (
+        f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: "
+        "the agent writes ResourceSlices of its own node only"
+    )
+    message = f'resourceslices.resource.k8s.io "t1" is forbidden: {why}'
+    return refusal(code, message, causes=[{"message": why}])
+
+
+def denied_by_webhook(code: int = 400, name: str = "slices.example.com") -> tuple[int, Any]:
+    """How a server says no for a webhook, which chooses the status."""
+    return refusal(code, f'admission webhook "{name}" denied the request: not here')
+
+
+def webhook_failed(name: str = "slices.example.com") -> tuple[int, Any]:
+    """How a server says that a webhook did not answer in time."""
+    return refusal(
+        500,
+        f'Internal error occurred: failed calling webhook "{name}": failed to call webhook: Post '
+        '"https://webhook.default.svc:443/?timeout=10s": context deadline exceeded',
+    )
 
 
 class ApiServer:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from tests.harness.api_server import ApiServer, refusal
+from tests.harness.api_server import ApiServer, invalid, refusal
 from tests.harness.http_server import Request
 from tests.harness.slice_rules import faults
 
@@ -54,7 +54,8 @@ class Cluster(ApiServer):
         node_uid: the UID of its Node.
         versions: of the API of dynamic resource allocation that it has.
         asked: method and path of each call, without its query.
-        refuse: what is asked first for the status with which a call is refused; None for none.
+        refuse: what is asked first for the answer by which a call is refused, or its status; None
+            for none.
         retry_after: seconds after which a client that is refused may ask again; 0 not to say.
         drops: what it does not keep of a device, or of its attributes.
         faults: what it takes for wrong of a slice's spec.
@@ -65,7 +66,7 @@ class Cluster(ApiServer):
     ) -> None:
         super().__init__(directory, **how)
         self.asked: list[tuple[str, str]] = []
-        self.refuse: Callable[[str, str], int | None] = lambda *_: None
+        self.refuse: Callable[[str, str], int | tuple[int, Any] | None] = lambda *_: None
         self.retry_after = 0
         self.drops: frozenset[str] = frozenset()
         self.faults: Callable[[Any], list[str]] = faults
@@ -135,6 +136,17 @@ class Cluster(ApiServer):
             for _, _, each in list(self._history)
             for device in each["spec"].get("devices", ())
         }
+
+    def history(self) -> list[tuple[str, dict[str, Any]]]:
+        """What has become of slices: the kind of each change, and the slice."""
+        with self._changed:
+            return [(kind, copy.deepcopy(each)) for _, kind, each in self._history]
+
+    def put(self, like: dict[str, Any]) -> None:
+        """Have a slice of somebody else's."""
+        with self._changed:
+            code, _ = self._made({**like, "metadata": {"name": f"slice-{uuid.uuid4()}"}})
+            assert code < 300, code
 
     def wipe(self) -> None:
         """Delete every slice, as a kubelet does when it begins."""
@@ -218,8 +230,8 @@ class Cluster(ApiServer):
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         with self._changed:
             self.asked.append((request.method, parts.path))
-        if code := self.refuse(request.method, parts.path):
-            return refusal(code, retry_after=self.retry_after)
+        if no := self.refuse(request.method, parts.path):
+            return no if isinstance(no, tuple) else refusal(no, retry_after=self.retry_after)
         if parts.path.endswith("/events"):
             return super().answer(request)
         words = parts.path.removeprefix(_GROUP).strip("/").split("/")
@@ -307,7 +319,7 @@ class Cluster(ApiServer):
     def _put(self, name: str, body: Any) -> tuple[int, Any]:
         seen = self._slices[name]
         if any(get(seen["spec"]) != get(body["spec"]) for get in _IMMUTABLE):
-            return refusal(422, "field is immutable")
+            return invalid(("spec.nodeName", "field is immutable"))
         if seen["spec"] == body["spec"]:
             return 200, seen
         new = {**seen["metadata"], **body["metadata"]}
@@ -315,7 +327,7 @@ class Cluster(ApiServer):
 
     def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
         if wrong := self.faults(body["spec"]):
-            return refusal(422, f"is invalid: {', '.join(wrong)}")
+            return invalid(*(("spec", each) for each in wrong))
         body = copy.deepcopy(body)
         for device in body["spec"].get("devices", ()):
             for name in self.drops:

@@ -20,7 +20,8 @@ A walk through the room, from the kubelet's call to the container's device:
    writes the spec that runtimes read.
 8. :mod:`.looking` knows what the node has: :mod:`.parts` is NVML's word on MIG, :mod:`.devices`
    what is told of each device.
-9. :mod:`.slices` makes ResourceSlices of that, and :mod:`.publishing` keeps them in the API server.
+9. :mod:`.slices` makes ResourceSlices of that, and :mod:`.publishing` keeps them in the API server;
+   :mod:`.former` deletes those that were published by another driver name.
 
 Pure are claims, devices, parts, sharing, slices and values.
 """

@@ -255,6 +255,7 @@ class _Node:
     def possible(self) -> Iterator[Device]:
         """The MIG devices that were made for claims, or could be."""
         by_name = {part.name: uuid for part, uuid in self.made.items()}
+        there = {mig.uuid: mig for mig in self.inventory.mig_devices}
         for gpu in self.inventory.gpus:
             cut = self.parts.gpus.get(gpu.uuid)
             if gpu.excluded or cut is None or not (gpu.mig or self._is_either(gpu)):
@@ -262,10 +263,12 @@ class _Node:
             for part, profile, counters in possible(gpu.uuid, gpu.minor, cut, self.made):
                 name = part.name
                 if self.on_demand or name in by_name:
+                    uuid = by_name.get(name) or name
                     yield Device(
-                        name, by_name.get(name) or name, gpu.uuid,
-                        self._of_part(profile.name, gpu), _capacity(profile.figures),
-                        self._is_lost(gpu), self._drained(gpu), part, counters,
+                        name, uuid, gpu.uuid, self._of_part(profile.name, gpu),
+                        _capacity(profile.figures), self._is_lost(gpu),
+                        # A person takes out of service what is there by its own UUID.
+                        self._drained(there.get(uuid, gpu)), part, counters,
                     )  # fmt: skip
 
     def _is_either(self, gpu: Gpu) -> bool:

@@ -41,15 +41,17 @@ import anyio.to_thread
 from api.errors import NvshimError, one_line
 from hooks.node.drained import read_drains
 from integration.node.api_server import api_server_of
+from integration.node.api_status import is_away
 from integration.node.dra import cdi, state
 from integration.node.dra.applying import Applying
 from integration.node.dra.claims import read_claim, refuse_drained, refuse_taken
 from integration.node.dra.cutting import is_unmade
 from integration.node.dra.devices import EFFECTS, publishable
+from integration.node.dra.former import FormerSlices
 from integration.node.dra.looking import Looking
 from integration.node.dra.on_demand import OnDemand
 from integration.node.dra.publishing import Publisher
-from integration.node.dra.reading import ClaimReader, Stale, is_away
+from integration.node.dra.reading import ClaimReader, Stale
 from integration.node.dra.recalling import has_daemon, recall
 from integration.node.dra.serving import Serving
 from integration.node.dra.sharing import refuse_conflicts, refuse_overfull
@@ -100,7 +102,9 @@ class Driver:
         self._name = options.dra_driver
         self._effect = EFFECTS[options.dra_unhealthy]
         self._pool = options.node_name
-        self.publisher = Publisher(context, api, self._name, self._pool, self.fault)
+        where = (context, api, self._name, self._pool)
+        self._former = FormerSlices(*where)
+        self.publisher = Publisher(*where, self.fault, before=self._former.remove)
         self.reader = ClaimReader(api, self.publisher.version)
         self._devices: Mapping[str, Device] | None = None
         self._looking = Looking(context, self.fault)
@@ -121,6 +125,7 @@ class Driver:
         is_written = state.is_written(self._config)
         self._claims = await anyio.to_thread.run_sync(load)
         await self.on_demand.begin()
+        await self._former.begin()
         self._tell()
         self.fault("old specs", "")
         try:

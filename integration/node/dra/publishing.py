@@ -6,18 +6,23 @@ Rules
   when to publish, and nothing else.
 - A watch that ends is resumed. If the server knows its version no more (410), or a write met
   another one (409, 404), all is listed anew. A list or a Node that is not there is a fault.
-- Slices that the server takes for wrong (422) are not sent again until they are others.
+- Slices that the server takes for wrong (a 422 that names fields) are sent again after some
+  minutes, or when they are others. A denial by an admission policy or a webhook has any status,
+  also 422: it is retried as any refusal is.
 - Where somebody else changes what we publish each time, it is written a few times at once, so that
   what a kubelet deletes is there again, and after that now and then.
 - What a server keeps of what it was sent may be less. That is noted of each slice.
 - Devices are published with taints if the server keeps them, and are left out if not. That is tried
   before (``dryRun``): a device that lost its taint would be given in the meantime.
 - Devices that exclude each other by counters are published as the server takes them: in slices of
-  their own, beside the devices, or not at all. That is tried in turn; it is learned anew with
-  the version.
+  their own, beside the devices, or not at all, which is a fault. That is tried in turn, with each
+  version of the API; it is learned again with the version.
+- What a server keeps is learned from its answer to a write, or from a field that it takes for
+  wrong, and from nothing else.
 - The newest version of the API that the server has and we speak is spoken.
-- An answer that is not as an API server's is silence: it may come from a proxy. It does not end the
-  driver, which the kubelet goes on calling.
+- An answer that is not as an API server's is silence: it may come from a proxy. Each object is
+  checked where it arrives. An error of our own code is a fault of ours. Neither ends the driver,
+  which the kubelet goes on calling.
 - While it is not known what the node has, what was published stays.
 - They stay when the agent ends. Where it does not come back the kubelet deletes them.
 
@@ -37,6 +42,7 @@ from urllib.parse import quote
 
 import anyio
 
+from api.errors import describe_bug
 from integration.node.aside import aside
 from integration.node.backoff import Backoff
 from integration.node.dra.slices import (
@@ -51,10 +57,16 @@ from integration.node.dra.slices import (
     lost_counters,
     with_times,
 )
-from integration.node.errors import ApiServerRefused, ApiServerSilent, SlicesRefused
+from integration.node.errors import (
+    ApiServerRefused,
+    ApiServerSilent,
+    CountersMissing,
+    DraFailed,
+    SlicesRefused,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from integration.node.api_server import ApiServer, Watch
     from integration.node.components import Context
@@ -63,10 +75,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Publisher", "claim_path", "class_path"]
 
-_NOT_FOUND, _CONFLICT, _GONE, _INVALID = 404, 409, 410, 422
+_BAD_REQUEST, _NOT_FOUND, _CONFLICT, _GONE = 400, 404, 409, 410
 _LIST_AGAIN: Final = frozenset({_NOT_FOUND, _CONFLICT, _GONE})
 _PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 300.0
+# Seconds after which slices that were taken for wrong are sent again.
+_WRONG_PAUSE: Final = 300.0
 # The same is written so often in so many seconds, and no more.
 _WRITES: Final = 5
 _WINDOW: Final = 30.0
@@ -89,7 +103,11 @@ class _Uncounted(Exception):
 
 
 class Publisher:
-    """Publishes what it is told to."""
+    """Publishes what it is told to.
+
+    Args:
+        before: called with the path of slices before any is written.
+    """
 
     def __init__(
         self,
@@ -98,23 +116,26 @@ class Publisher:
         driver: str,
         node: str,
         fault: Callable[[str, str], None],
+        *,
+        before: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._say = context.say
         self._api = api
         self._driver = driver
         self._node = node
         self._fault = fault
+        self._before = before
         self._version = ""
         self._wanted: tuple[Device, ...] | None = None
         self._there: dict[str, dict[str, Any]] = {}
         # No name comes twice. A slice may be gone before the answer to its write is heard.
         self._gone: set[str] = set()
         self._kept: dict[str, Any] = {}
-        self._refused: tuple[Device, ...] | None = None
+        self._refused: tuple[tuple[Device, ...], float] = (), 0.0
         self._written: tuple[Device, ...] | None = None
         self._rewritten: deque[float] = deque(maxlen=_WRITES)
         self._tainting: bool | None = None
-        self._counting = Counting.APART
+        self._counting, self._uncounted = Counting.APART, ""
         self._owner = Owner(driver, node, "")
         self._wake = anyio.Event()
 
@@ -143,7 +164,7 @@ class Publisher:
                     do=f"see that one of {', '.join(VERSIONS)} is served",
                 )
             self._version = spoken[0]
-            self._counting = Counting.APART if spoken[0] == VERSIONS[0] else Counting.NONE
+            self._counting = Counting.APART
         return self._version
 
     async def run(self) -> None:
@@ -159,14 +180,21 @@ class Publisher:
                 self._fault("slices", str(error))
                 self._version, self._tainting = "", None  # it may be another server by then
                 pause = backoff.pause(time.monotonic() - begun)
-                if isinstance(error, ApiServerRefused) and error.retry_after:
-                    pause = min(error.retry_after, _LONGEST_PAUSE)
+                if isinstance(error, ApiServerRefused):
+                    pause = max(pause, min(error.retry_after, _LONGEST_PAUSE))
+            except Exception as error:  # noqa: BLE001 - the kubelet calls on, whatever it is
+                found = f"{type(error).__name__}: {error}"
+                self._fault("slices", str(DraFailed("to publish the devices", found=found)))
+                self._say("error", "publishing failed", bug=describe_bug(error))
+                pause = backoff.pause(time.monotonic() - begun)
             await anyio.sleep(pause)
 
     async def _keep(self) -> None:
         """List, watch, and write whenever it is needed; until all has to be listed anew."""
         version = await self.version()
         path = f"/apis/{GROUP}/{version}/resourceslices"
+        if self._before is not None:
+            await self._before(path)
         self._owner = Owner(self._driver, self._node, await self._node_uid(), version)
         ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
         found = await self._call("GET", path, query=ours)
@@ -174,19 +202,19 @@ class Publisher:
             self._there = {_name_of(each): each for each in found.get("items") or ()}
             since = str(found["metadata"]["resourceVersion"])
         self._gone = set()
-        failed: list[ApiServerSilent | ApiServerRefused] = []
+        failed: list[Exception] = []
         async with anyio.create_task_group() as tasks:
 
             async def attempt(do: Callable[[], Any]) -> None:
                 try:
                     await do()
-                except (ApiServerSilent, ApiServerRefused) as error:
+                except Exception as error:  # noqa: BLE001 - it is raised below
                     failed.append(error)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(attempt, partial(self._watch, path, since, ours))
             tasks.start_soon(attempt, partial(self._write, path))
-        if failed and getattr(failed[0], "http", 0) not in _LIST_AGAIN:
+        if failed and not _is_outdated(failed[0]):
             raise failed[0]
 
     async def _watch(self, path: str, since: str, query: dict[str, str]) -> None:
@@ -203,14 +231,15 @@ class Publisher:
                     kind, found = change
                     with _understood("a change of a slice"):
                         since = str(found["metadata"]["resourceVersion"])
-                        self._hear(kind, found)
+                    self._hear(kind, found)
             finally:
                 watch.close()
 
     def _hear(self, kind: str, found: dict[str, Any]) -> None:
         if kind == "BOOKMARK":
             return
-        name = _name_of(found)
+        with _understood("a change of a slice"):
+            name = _name_of(found)
         known = self._there.get(name)
         if kind == "DELETED":
             self._there.pop(name, None)
@@ -224,12 +253,11 @@ class Publisher:
         while True:
             wake = self._wake = anyio.Event()
             wanted = self._wanted
-            if wanted is not None and wanted != self._refused:
-                pause = await self._publish(path, wanted)
+            if wanted is not None:
+                pause = self._refused_for(wanted) or await self._publish(path, wanted)
                 if pause is None:
                     continue
                 if pause:
-                    self._say("warning", "somebody else changes the node's slices", again_in=pause)
                     with anyio.move_on_after(pause):
                         while self._wanted == wanted:
                             await self._wake.wait()
@@ -237,53 +265,72 @@ class Publisher:
                     continue
             await wake.wait()
 
+    def _refused_for(self, wanted: tuple[Device, ...]) -> float:
+        """Return the seconds for which the server need not be asked: it takes this for wrong."""
+        refused, until = self._refused
+        return max(0.0, until - time.monotonic()) if wanted == refused else 0.0
+
     async def _publish(self, path: str, wanted: tuple[Device, ...]) -> float | None:
         """Make the writes that are needed.
 
         Returns:
             Seconds until they may be made; 0 if they were; None if they are others by now.
         """
+        try:
+            pause = await self._write_due(path, wanted)
+        except _Uncounted:
+            self._count(Counting.NONE, "it does not keep them")
+            return None
+        except ApiServerRefused as error:
+            if not error.invalid:
+                raise
+            if self._counting is not Counting.NONE and error.is_about("counter"):
+                self._count(self._counting.next, error.found)
+                return None
+            self._refused = wanted, time.monotonic() + _WRONG_PAUSE
+            said = SlicesRefused("to publish the node's devices", found=error.found)
+            self._fault("slices", str(said))
+            return _WRONG_PAUSE
+        if not pause:
+            self._refused, self._written = ((), 0.0), wanted
+            self._fault("slices", "")
+            self._fault("counters", self._left_out(wanted))
+        return pause
+
+    async def _write_due(self, path: str, wanted: tuple[Device, ...]) -> float:
+        """Make the writes that are needed; returns seconds until they may be made, or 0."""
         told = wanted
         if not await self._keeps_taints(path, wanted):
             told = tuple(each for each in wanted if not each.taints)
         there = self._there.values()
         found = contents(told, self._owner.version, self._counting)
-        with _understood("the node's slices"):
-            lists = [with_times(content, there) for content in found]
-            self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
-            due = changes(self._there.values(), lists, self._owner, kept=self._kept)
+        lists = [with_times(content, there) for content in found]
+        self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
+        due = changes(there, lists, self._owner, kept=self._kept)
         if due and (pause := self._pause(wanted)):
+            self._say("warning", "somebody else changes the node's slices", again_in=pause)
             return pause
         if any(write.method == "POST" for write in due):
             # Slices may be gone with their Node, of which there may be another.
             self._owner = replace(self._owner, node_uid=await self._node_uid())
-            due = changes(self._there.values(), lists, self._owner, kept=self._kept)
-        try:
-            for write in due:
-                await self._make(path, write)
-        except _Uncounted:
-            self._count(Counting.NONE, "it does not keep them")
-            return None
-        except ApiServerRefused as error:
-            if error.http != _INVALID:
-                raise
-            if self._counting is not Counting.NONE and any(each.counters for each in wanted):
-                self._count(self._counting.next, error.found)
-                return None
-            self._refused = wanted
-            said = SlicesRefused("to publish the node's devices", found=error.found)
-            self._fault("slices", str(said))
-            return 0.0
-        self._refused, self._written = None, wanted
-        self._fault("slices", "")
+            due = changes(there, lists, self._owner, kept=self._kept)
+        for write in due:
+            await self._make(path, write)
         if due:
             self._say("info", "published", devices=len(wanted), writes=len(due))
         return 0.0
 
     def _count(self, counting: Counting, why: str) -> None:
         """Have counters be elsewhere from now on."""
-        self._counting = counting
+        self._counting, self._uncounted = counting, why
         self._say("warning", "the API server takes no counters here", now=counting.value, why=why)
+
+    def _left_out(self, wanted: Iterable[Device]) -> str:
+        """Return why devices that could be made for claims are not published; "" if they are."""
+        if self._counting is not Counting.NONE or all(each.part is None for each in wanted):
+            return ""
+        found = f"{self._uncounted} (it speaks {GROUP}/{self._owner.version})"
+        return str(CountersMissing("to publish what GPUs can be cut into", found=found))
 
     def _pause(self, wanted: tuple[Device, ...]) -> float:
         """Seconds until what was written before may be written again; 0 for now."""
@@ -302,17 +349,23 @@ class Publisher:
         if one is None:
             return True
         if self._tainting is None:
-            alone = contents((replace(one, counters=None),), self._owner.version)
-            (create,) = changes((), alone, self._owner)
+            # Without counters no part is published, so the device that is tried is none.
+            whole = replace(one, counters=None, part=None)
+            (create,) = changes((), contents((whole,), self._owner.version), self._owner)
             try:
                 found = await self._call("POST", path, create.body, {"dryRun": "All"})
+            except ApiServerRefused as error:
+                if error.http == _BAD_REQUEST and error.denied_by:
+                    # A webhook that takes no dry run says nothing of taints.
+                    self._say("warning", "devices with taints are left out", why=str(error))
+                    return False
+                if not error.is_about("taint"):
+                    raise
+                self._tainting = False
+            else:
                 with _understood("a slice that was tried"):
                     (device,) = found["spec"]["devices"]
                     self._tainting = bool(device.get("basic", device).get("taints"))
-            except ApiServerRefused as error:
-                if error.http != _INVALID:
-                    raise
-                self._tainting = False
             if not self._tainting:
                 self._say("warning", "the API server keeps no taints: such devices are left out")
         return self._tainting
@@ -373,10 +426,22 @@ def _understood(what: str) -> Iterator[None]:
 
 
 def _name_of(found: dict[str, Any]) -> str:
-    """The name of a slice, once it is seen to be one."""
-    pool = found["spec"]["pool"]
-    _ = pool["name"], pool["generation"] + pool["resourceSliceCount"]
-    return str(found["metadata"]["name"])
+    """Return the name of a slice, after a check of all that is read of it later."""
+    metadata, spec = found["metadata"], found["spec"]
+    pool = spec["pool"]
+    if not all(isinstance(pool[key], int) for key in ("generation", "resourceSliceCount")):
+        raise TypeError("a pool without numbers")
+    _ = pool["name"], [each.get("uid") for each in metadata.get("ownerReferences") or ()]
+    for device in spec.get("devices") or ():
+        for taint in device.get("basic", device).get("taints") or ():
+            _ = device["name"], taint["key"], taint["effect"]
+    return str(metadata["name"])
+
+
+def _is_outdated(error: Exception) -> bool:
+    """Return whether what was known of the slices is out of date, and that is all."""
+    is_answer = isinstance(error, ApiServerRefused) and error.http in _LIST_AGAIN
+    return is_answer and not getattr(error, "denied_by", "")
 
 
 def _number(found: dict[str, Any]) -> float:

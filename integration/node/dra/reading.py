@@ -40,6 +40,7 @@ import anyio.to_thread
 
 from api.errors import NvshimError
 from integration.json_documents import NestedTooDeeply
+from integration.node.api_status import is_away
 from integration.node.aside import aside
 from integration.node.dra import state
 from integration.node.dra.publishing import claim_path, class_path
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from integration.node.dra.values import Claim
     from integration.node.ledger.values import Claimed
 
-__all__ = ["ClaimReader", "Stale", "is_away"]
+__all__ = ["ClaimReader", "Stale"]
 
 _EXTENDED: Final = "resource.kubernetes.io/extended-resource-claim"
 _NOT_FOUND: Final = 404
@@ -67,7 +68,6 @@ _FORBIDDEN: Final = 403
 _NOBODYS: Final = "no relationship found between node "
 """What the node authorizer says of what no pod of a kubelet's node has to do with."""
 _BUSY: Final = 429
-_FIRST_FAILURE: Final = 500
 _AT_ONCE: Final = 4
 _ATTEMPTS: Final = 3
 _SOON: Final = 5.0
@@ -76,12 +76,6 @@ _FOR_A_CLAIM: Final = 2
 # Seconds, for a claim that is prepared.
 _A_MOMENT: Final = 1.0
 _JUST_NOW: Final = 10.0
-
-
-def is_away(error: Exception) -> bool:
-    """Whether an error is of the server, and says nothing of what it was asked about."""
-    http = getattr(error, "http", 0)
-    return isinstance(error, ApiServerSilent) or http == _BUSY or http >= _FIRST_FAILURE
 
 
 class ClaimReader:
@@ -133,14 +127,14 @@ class ClaimReader:
         """
         try:
             found = await self.read(reference)
-            return str(found["metadata"]["uid"]) != reference.uid
         except ResourceClaimUnusable as error:
             # What is not the server's own word may be that of a proxy, or of a server without DRA.
             return f'"{reference.name}" not found' in str(getattr(error.__cause__, "found", ""))
         except ApiServerRefused as error:
             return error.http == _FORBIDDEN and _NOBODYS in error.found
-        except (KeyError, TypeError):
-            return False
+        metadata = found.get("metadata")
+        uid = metadata.get("uid") if isinstance(metadata, dict) else None
+        return uid is not None and str(uid) != reference.uid
 
     async def _read(self, reference: Reference) -> dict[str, Any]:
         version = await self._spoken()

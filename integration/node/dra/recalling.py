@@ -16,9 +16,9 @@ import anyio
 from api.errors import NvshimError
 from integration.files import read_file
 from integration.json_documents import parse_json
+from integration.node.api_status import is_away
 from integration.node.backoff import Backoff
 from integration.node.dra import cdi
-from integration.node.dra.reading import is_away
 from integration.node.errors import KubeconfigUnusable
 from integration.node.mps.places import CONTAINER_ROOT, LOCK
 

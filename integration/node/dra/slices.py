@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP", "MOST_DEVICES", "VERSIONS", "Content", "Counting", "Owner", "Write", "changes",
-    "content_of", "contents", "key_of", "lost_counters", "with_times",
+    "content_of", "contents", "deletion", "is_ours", "key_of", "lost_counters", "with_times",
 ]  # fmt: skip
 
 GROUP: Final = "resource.k8s.io"
@@ -51,6 +51,8 @@ _MOST_SETS: Final = 8
 _BASIC: Final = "v1beta1"
 _LARGE: Final = ("taints", "consumesCounters")
 _CONTENT: Final = ("devices", "sharedCounters")
+# In the driver's own domain, which has no name in a slice.
+_OWN: Final = frozenset({"index", "minor", "health"})
 
 Content = dict[str, Any]
 """What a slice has beside its head: ``devices``, ``sharedCounters``, or neither."""
@@ -158,8 +160,13 @@ def lost_counters(sent: Mapping[str, Any], has: Mapping[str, Any]) -> bool:
     if "sharedCounters" in sent and "sharedCounters" not in has:
         return True
     key = "consumesCounters"
-    pairs = zip(sent.get("devices") or (), has.get("devices") or (), strict=False)
+    pairs = zip(_whats(sent), _whats(has), strict=False)
     return any(key in ours and key not in theirs for ours, theirs in pairs)
+
+
+def _whats(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What a slice has of each device, whichever version of the API it is of."""
+    return (device.get("basic", device) for device in content.get("devices") or ())
 
 
 def changes(
@@ -184,7 +191,7 @@ def changes(
     pairs, unpaired, surplus = _paired(ours, wanted, kept or {})
     is_whole = all(_says(each, highest, len(wanted), owner) for each in ours)
     if not (unpaired or surplus) and is_whole:
-        return [_delete(each) for each in obsolete]
+        return [deletion(each) for each in obsolete]
     generation = highest + 1
     reused, superfluous = surplus[: len(unpaired)], surplus[len(unpaired) :]
     updates = [*pairs, *zip(reused, unpaired[: len(reused)], strict=True)]
@@ -196,7 +203,7 @@ def changes(
     made = unpaired[len(reused) :]
     writes += [Write("POST", _body(owner, content, generation, size)) for content in made]
     writes.sort(key=lambda write: "sharedCounters" not in write.body["spec"])
-    return [*(_delete(each) for each in (*obsolete, *superfluous)), *writes]
+    return [*(deletion(each) for each in (*obsolete, *superfluous)), *writes]
 
 
 def key_of(content: Content) -> str:
@@ -266,7 +273,13 @@ def _name(each: Mapping[str, Any]) -> str:
     return str(each["metadata"]["name"])
 
 
-def _delete(each: Mapping[str, Any]) -> Write:
+def is_ours(each: Mapping[str, Any]) -> bool:
+    """Return whether a slice has devices as only this driver publishes them, by whatever name."""
+    return any((what.get("attributes") or {}).keys() >= _OWN for what in _whats(each["spec"]))
+
+
+def deletion(each: Mapping[str, Any]) -> Write:
+    """Return the call that deletes a slice, unless it has changed meanwhile."""
     seen = each["metadata"]
     conditions = {key: seen[key] for key in ("uid", "resourceVersion") if key in seen}
     return Write("DELETE", {"preconditions": conditions}, _name(each))

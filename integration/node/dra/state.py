@@ -40,14 +40,15 @@ if TYPE_CHECKING:
     from hooks.config import Config
 
 __all__ = [
-    "UUIDS", "held", "is_written", "known_of", "load", "plugin_gave", "read_record", "recorded",
-    "save", "write_record",
+    "UUIDS", "drivers", "held", "is_written", "known_of", "load", "plugin_gave", "read_record",
+    "recorded", "save", "save_drivers", "write_record",
 ]  # fmt: skip
 
 UUIDS: Final = ("GPU-", "MIG-")
 """How the UUIDs of devices begin."""
 
 _FILE: Final = "dra.json"
+_DRIVERS: Final = "dra-drivers.json"
 _FORMAT: Final = 1
 _MODE: Final = 0o600
 _MOST_TEXTS: Final = 1024
@@ -82,6 +83,24 @@ def save(config: Config, claims: Iterable[Claim]) -> None:
     texts = [*map(_text, claims)]
     if texts or os.path.lexists(os.path.join(config.state, _FILE)):
         write_record(config, _FILE, "claims", f"[{', '.join(texts)}]")
+
+
+def drivers(config: Config) -> tuple[str, ...]:
+    """The names by which agents of this boot have published slices."""
+    try:
+        names = read_record(config, _DRIVERS)["names"]
+        return tuple(str(each) for each in names)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def save_drivers(config: Config, names: Iterable[str]) -> None:
+    """Write down by which names slices are published.
+
+    Raises:
+        DraStateUnwritten: it cannot be done. What was written before is there still.
+    """
+    write_record(config, _DRIVERS, "names", json.dumps(list(names)))
 
 
 def read_record(config: Config, file: str) -> dict[str, Any]:

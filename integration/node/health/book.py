@@ -7,9 +7,11 @@ Rules
 - An error of an instance that is not there any more, or of a GPU that nobody knows, is nobody's:
   those who might have it are suspect if it is serious, and are asked; it counts against none.
 - A GPU that NVML cannot open, that it does not count, or that the node has no more, is lost, and
-  its MIG devices with it. So is every device when the driver is gone. A MIG device that is gone
-  while its GPU is there was removed by somebody, and is told of no more; if it comes back, it has
-  to prove itself. Without NVML, MIG devices are not known, so none is gone.
+  its MIG devices with it. So is every device when the driver is gone. Without NVML, MIG devices are
+  not known, so none is gone.
+- A MIG device that is gone while its GPU is there and answers was removed on purpose: by a person,
+  or after the claim that it was made for. It is forgotten. Only its own errors are remembered for a
+  while, for the device that is made in its place, which may have its UUID or another.
 - A MIG device that is new has the condition of its GPU, as far as that is not to be given.
 - That the driver was loaded anew, and that counters of a GPU went back, is a reset. That the
   driver's files were away for a while, or that NVML has counted too few, is none.
@@ -20,7 +22,7 @@ All is pure; :mod:`integration.node.health.machine` knows one device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -72,11 +74,24 @@ class Place:
     bus_id: str = ""  # that one's PCI address
     gpu_instance: int | None = None  # of a MIG device; None for a GPU
     compute_instance: int | None = None  # likewise
+    profile: str = ""  # the shape of a MIG device ("1g.10gb"); "" if it is not known
 
     @property
     def is_gpu(self) -> bool:
         """Whether it is a whole GPU."""
         return self.uuid == self.gpu
+
+    def is_alike(self, other: Place) -> bool:
+        """Return whether another MIG device is, or was, the same part of the same GPU.
+
+        The driver numbers instances by where they are on the GPU.
+        """
+        ours, theirs = (
+            (each.gpu, each.gpu_instance, each.compute_instance) for each in (self, other)
+        )
+        return ours == theirs and (
+            self.profile == other.profile or not (self.profile and other.profile)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +154,12 @@ def places_of(inventory: Inventory, known: Mapping[str, Place]) -> dict[str, Pla
     whole = {place.uuid: place for place in gpus.values() if place is not None}
     parts = {
         device.uuid: Place(
-            device.uuid, gpu.uuid, gpu.bus_id, device.gpu_instance, device.compute_instance
+            device.uuid,
+            gpu.uuid,
+            gpu.bus_id,
+            device.gpu_instance,
+            device.compute_instance,
+            device.profile,
         )
         for device in inventory.mig_devices
         if (gpu := gpus.get(device.gpu)) is not None
@@ -185,7 +205,9 @@ def saw(
         there = [uuid for uuid in book.conditions if uuid not in book.gone]
         gone = Lost(f"the driver is gone: {why}", "install or load the driver", is_its_own=False)
         return _stepped(book, there, gone, now, rules)
-    book = _gone(book, places, now, rules, complete=complete)
+    if complete:
+        book = _without_removed(book, places, lost)
+    book = _in_place(_gone(book, places, now, rules, complete=complete), places)
     conditions = dict(book.conditions)
     for uuid, place in places.items():
         if uuid not in conditions:
@@ -209,10 +231,52 @@ def fell(book: Book, lost: Mapping[str, str], now: Moment, rules: Rules) -> Book
     return book
 
 
+def _without_removed(book: Book, places: Mapping[str, Place], lost: Mapping[str, str]) -> Book:
+    """Without the MIG devices that were removed on purpose, but for their own errors."""
+    removed = {
+        uuid
+        for uuid, place in book.places.items()
+        if not (place.is_gpu or uuid in places or uuid in book.gone)
+        and place.gpu in places
+        and not (place.gpu in lost or book.conditions.get(place.gpu, Condition()).lost)
+    }
+    clean = {uuid for uuid in removed if not book.conditions[uuid].own}
+    return _forgotten(replace(book, gone=book.gone | removed), clean)
+
+
+def _in_place(book: Book, places: Mapping[str, Place]) -> Book:
+    """With what is known of MIG devices that are gone held against those in their place."""
+    others = {
+        uuid
+        for uuid in book.gone & places.keys()
+        if not (places[uuid].is_gpu or places[uuid].is_alike(book.places[uuid]))
+    }
+    book = _forgotten(book, others)
+    for place in places.values():
+        if place.is_gpu or place.uuid in book.places:
+            continue
+        for uuid in book.gone - places.keys():
+            if place.is_alike(book.places[uuid]):
+                known = {**book.conditions, place.uuid: book.conditions[uuid]}
+                there = {**book.places, place.uuid: place}
+                book = _forgotten(replace(book, places=there, conditions=known), {uuid})
+                break
+    return book
+
+
+def _forgotten(book: Book, uuids: Collection[str]) -> Book:
+    return replace(
+        book,
+        places={uuid: place for uuid, place in book.places.items() if uuid not in uuids},
+        conditions={uuid: each for uuid, each in book.conditions.items() if uuid not in uuids},
+        gone=book.gone.difference(uuids),
+    )
+
+
 def _gone(
     book: Book, places: Mapping[str, Place], now: Moment, rules: Rules, *, complete: bool
 ) -> Book:
-    """Without what is not there any more, some time after it went."""
+    """Without what is lost and not there any more, some time after it went."""
     missing = [
         uuid
         for uuid, place in book.places.items()
@@ -227,12 +291,7 @@ def _gone(
         for uuid in book.gone - places.keys()
         if now.boot - book.conditions[uuid].last_error > rules.longest
     }
-    return replace(
-        book,
-        places={uuid: place for uuid, place in book.places.items() if uuid not in old},
-        conditions={uuid: each for uuid, each in book.conditions.items() if uuid not in old},
-        gone=book.gone - old,
-    )
+    return _forgotten(book, old)
 
 
 # -- what happens ------------------------------------------------------------------------------
@@ -294,6 +353,7 @@ def heard(book: Book, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rul
         blamed=verdict.blamed,
         counts=verdict.certain and event.kind == XID,
         times=event.times,
+        is_its_own=verdict.certain and verdict.gpu not in verdict.devices,
     )
     return _stepped(book, verdict.devices, error, now, rules)
 
@@ -349,7 +409,8 @@ def _told(book: Book, gpu: GpuSample, when: float, now: Moment, rules: Rules) ->
         return _stepped(book, devices, Lost(gpu.lost), now, rules)
     counted = (gpu.energy_joules, gpu.ecc_uncorrected)
     if _went_back(book.counters.get(gpu.uuid, (None, None)), counted):
-        book = _stepped(book, devices, Reset(), now, rules)
+        gone = [uuid for uuid in book.gone if book.places[uuid].gpu == gpu.uuid]
+        book = _stepped(book, [*devices, *gone], Reset(), now, rules)
     book = replace(book, counters={**book.counters, gpu.uuid: counted})
     parts = {device.uuid for device in gpu.mig}
     answer = Answer(

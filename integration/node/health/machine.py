@@ -101,6 +101,8 @@ class Condition:
     since: float = 0.0  # when it came to be so, in seconds since the epoch
     reason: str = ""  # why, for people
     xid: int = 0  # the last that counted; 0 for none
+    # whether an error of the device alone, and not of all of its GPU, made it what it is
+    own: bool = False
     remedy: str = ""  # what a person can do
     blamed: tuple[str, ...] = ()  # the containers that its reason is attributed to
     need: Need = Need.NOTHING  # what it has to show
@@ -129,6 +131,7 @@ class Error:
     blamed: tuple[str, ...] = ()  # the containers that it is attributed to
     counts: bool = True  # whether several of it make a suspect device unhealthy
     times: int = 1  # how many of it there were
+    is_its_own: bool = False  # whether it is of a MIG device, and not of all of its GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +230,8 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
         # Of a storm as many are kept as can matter.
         recent += [now.boot] * min(error.times, rules.suspects)
     errors = tuple(recent[-rules.suspects :])
-    known = replace(condition, errors=errors, last_error=now.boot)
+    own = condition.own or error.is_its_own
+    known = replace(condition, errors=errors, last_error=now.boot, own=own)
     if error.severity == Severity.SUSPECT and len(errors) < rules.suspects:
         if condition.state == State.RECOVERING and error.counts:
             return _bad(known, Need.PROOF, error.reason, now, rules, of=error)
@@ -271,6 +275,7 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
             since=now.epoch,
             need=Need.NOTHING,
             reason="",
+            own=False,
             remedy="",
             blamed=(),
             errors=(),
@@ -324,6 +329,7 @@ def _after_clear(condition: Condition, now: Moment) -> Condition:
         state=TRANSITIONS[condition.state, Cause.CLEAR],
         since=now.epoch,
         reason="put back by hand",
+        own=False,
         remedy="",
         blamed=(),
         need=Need.NOTHING,

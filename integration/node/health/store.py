@@ -151,13 +151,15 @@ def _entries(devices: list[Any]) -> list[tuple[dict[str, Any], Place, Condition]
 def _place(entry: Any) -> Place | None:
     if not isinstance(entry, dict):
         return None
-    uuid, gpu, bus_id = entry.get("uuid"), entry.get("gpu"), entry.get("bus_id")
     instances = [entry.get("gpu_instance"), entry.get("compute_instance")]
-    if not (isinstance(uuid, str) and uuid and isinstance(gpu, str) and isinstance(bus_id, str)):
-        return None
     if not all(each is None or _is_count(each) for each in instances):
         return None
-    return Place(uuid, gpu, bus_id, *instances)
+    try:
+        uuid, gpu, bus_id = (_string(entry.get(key)) for key in ("uuid", "gpu", "bus_id"))
+        profile = _string(entry.get("profile", ""))  # agents before this one did not write it
+    except ValueError:
+        return None
+    return Place(uuid, gpu, bus_id, instances[0], instances[1], profile) if uuid else None
 
 
 def _condition(entry: Any) -> Condition | None:
@@ -180,7 +182,7 @@ def _condition(entry: Any) -> Condition | None:
 
 
 # What files of agents before this one do not have.
-_NEWER: Final = frozenset({"asks"})
+_NEWER: Final = frozenset({"asks", "own"})
 
 _FAR: Final = 1e12
 

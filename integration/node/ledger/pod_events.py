@@ -11,8 +11,8 @@ Rules
   the GPU needs, the agent changes that event and raises its count. If it may not, or the event has
   expired, the first text stays.
 - That the memory of a GPU is full is no event: many programs take all of it on purpose.
-- An event that the server refuses (the pod's namespace is being deleted) keeps no other from being
-  made. A server that is silent is asked for no more of them.
+- An event that the server refuses (the pod's namespace is being deleted, a policy denies it) keeps
+  no other from being made. A server that is silent, busy or failing is asked for no more of them.
 - Which faults are of this agent's time is told by the clock as it is now: it may be set back.
 
 Source: Kubernetes API core/v1 Event; "Accessing the Kubernetes API from a Pod".
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from integration.node.api_server import ApiServer
+from integration.node.api_status import is_away
 from integration.node.causes.journal import GPU_MEMORY, Entry, Key, told
 from integration.node.causes.limits import MEMORY_LIMIT
 from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotMade
@@ -66,12 +67,8 @@ def _write_event(
         if name:
             return api.call("PATCH", f"{path}/{quote(name, safe='')}", event)
         return api.call("POST", path, event)
-    except ApiServerSilent as error:
+    except (ApiServerSilent, ApiServerRefused) as error:
         raise EventNotMade(asked, found=error.found, do=error.do) from error
-    except ApiServerRefused as error:
-        raise EventNotMade(
-            asked, found=error.found, do="see the ClusterRole of the agent's service account"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -197,7 +194,7 @@ def _say(api: ApiServer, notice: Notice, made: dict[Notice, _Made]) -> None:
         try:
             _write_event(api, notice.namespace, change, known.name)
         except EventNotMade as error:
-            if not isinstance(error.__cause__, ApiServerRefused):
+            if is_away(error.__cause__):
                 raise
         else:
             known.count += 1
@@ -223,7 +220,7 @@ async def run(context: Context) -> None:
                 _say(api, each, made)
             except EventNotMade as error:
                 failed = failed or error
-                if not isinstance(error.__cause__, ApiServerRefused):
+                if is_away(error.__cause__):
                     break
         if failed is not None:
             raise failed

@@ -26,7 +26,7 @@ from integration.node.mps.plan import ClaimDaemon, Plan, Programs, programs_of
 from integration.node.options import NO
 from integration.node.plugin.values import Settings
 
-__all__ = ["CLAIMS", "SHARES", "is_of_claims", "plan_of_claim", "settings_of"]
+__all__ = ["CLAIMS", "SHARES", "is_of_claim", "is_of_claims", "plan_of_claim", "settings_of"]
 
 CLAIMS: Final = "claims"
 SHARES: Final = "shares"
@@ -40,6 +40,11 @@ _VOLTA: Final = 7
 def is_of_claims(name: str) -> bool:
     """Whether a daemon is one of claims, by what it is called."""
     return name.startswith((f"{CLAIMS}/", f"{SHARES}/"))
+
+
+def is_of_claim(name: str) -> bool:
+    """Whether a daemon is one of a single claim, so that there is never another of its name."""
+    return name.startswith(f"{CLAIMS}/")
 
 
 def settings_of(context: Context) -> Settings | None:

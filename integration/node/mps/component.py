@@ -9,6 +9,7 @@ Rules
 - While the agent is to let go of the GPUs, daemons are drained as well.
 - What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
 - The shared memory is there as long as there is a daemon.
+- The directories of a claim's daemon are removed with it: each claim has others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hooks.node.inventory import Inventory
 from integration.node.components import Context
 from integration.node.errors import MpsProgramMissing
 from integration.node.mps import host_setup, modes
-from integration.node.mps.claims import is_of_claims, plan_of_claim, settings_of
+from integration.node.mps.claims import is_of_claim, is_of_claims, plan_of_claim, settings_of
 from integration.node.mps.containers import MpsDaemon
 from integration.node.mps.keeper import Keeper
 from integration.node.mps.places import Places, places_in, shm
@@ -136,6 +137,8 @@ class _Mps:
 
         async def keep() -> None:
             await keeper.run()
+            if self._has_ended(places.resource):
+                await to_thread.run_sync(self._remove, places)
             del self._keepers[places]
             if not self._keepers:
                 self._leaving = True  # nobody is to begin on what is just taken away
@@ -150,6 +153,18 @@ class _Mps:
                     each.try_again()
 
         tasks.start_soon(keep)
+
+    def _has_ended(self, name: str) -> bool:
+        """Whether a daemon is of a claim that is no more, and not only without devices for now."""
+        wanted = self._board.claim_daemons
+        return is_of_claim(name) and wanted is not None and name not in wanted
+
+    def _remove(self, places: Places) -> None:
+        try:
+            host_setup.remove(places)
+        except OSError as error:
+            path = error.filename or places.directory
+            self._context.say("warning", f"{path}: {error.strerror}", part="mps")
 
     def _in_use(self) -> frozenset[str]:
         plans = (keeper.plan for keeper in self._keepers.values())

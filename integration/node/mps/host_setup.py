@@ -5,7 +5,7 @@ Rules
   the sockets in it; it can make and remove nothing there. Logs are root's to read.
 - The shared memory is one tmpfs for all, mounted once; it can take half of the machine's memory.
 - A pipe directory stays the same one as long as somebody may have it mounted; what a dead daemon
-  left in it goes.
+  left in it goes. What is of a claim goes with the claim, its log too: no other has its name.
 - Where SELinux is on, containers may use what they share: it gets the label of their own files.
 - Shared memory that somebody else has mounted there, as NVIDIA's mps-control-daemon does, is used
   and stays.
@@ -17,6 +17,7 @@ Source: k8s-device-plugin, cmd/mps-control-daemon/mount; tmpfs(5); unix(7).
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from contextlib import suppress
 from typing import Final
@@ -125,6 +126,16 @@ def clear(places: Places) -> None:
     for path in (places.devices, places.lock):
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def remove(places: Places) -> None:
+    """Remove the directories of a daemon that is cleared, and that no container can have any more.
+
+    Raises:
+        OSError: they cannot be removed.
+    """
+    with suppress(FileNotFoundError):
+        shutil.rmtree(places.directory)
 
 
 def is_anothers(root: str) -> bool:

@@ -22,7 +22,13 @@ from integration.node.ledger.values import Denied, Ledger
 from integration.node.options import Options
 from shim.causes.record import Fault, Whose
 from shim.causes.xids import Action
-from tests.harness.api_server import ApiServer, refusal
+from tests.harness.api_server import (
+    ApiServer,
+    denied,
+    denied_by_webhook,
+    refusal,
+    webhook_failed,
+)
 from tests.harness.waiting import until
 from tests.unit.node.causes.holders import holding
 
@@ -76,12 +82,14 @@ def test_what_is_old_or_no_fault_is_not_said() -> None:
 
 
 class Refusing(ApiServer):
-    """One that makes no events in a namespace that is being deleted."""
+    """One that makes no events in a namespace that is being deleted, or for a reason of its own."""
+
+    no = refusal(403, "unable to create new content in namespace ending")
 
     def answer(self, request: Request) -> tuple[int, Any]:
         if "/namespaces/ending/" in request.path:
             self.refused += 1
-            return refusal(403, "unable to create new content in namespace ending")
+            return self.no
         return super().answer(request)
 
     refused = 0
@@ -116,6 +124,32 @@ async def test_an_event_that_is_refused_keeps_no_other_from_being_made(tmp_path:
             board.post(ledger=Ledger(denied=(denied[1], Denied("y", "y", "uid", "main", "why"))))
             await until(lambda: names(api) == ["a", "z", "y"], "no other is made twice")
             await until(lambda: api.refused == 2, "it is tried again")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("no", "told", "others"),
+    [
+        (denied(), "See the ValidatingAdmissionPolicy no-slices", ["a", "z"]),
+        (denied_by_webhook(), "See the admission webhook slices.example.com", ["a", "z"]),
+        (webhook_failed(), "See the webhook slices.example.com", ["a", "z"]),
+        (refusal(404, 'namespaces "ending" not found'), "See that it exists", ["a", "z"]),
+        (refusal(429), "See how the API server is", ["a"]),
+        (refusal(503), "See how the API server is", ["a"]),
+    ],
+)
+async def test_who_refuses_an_event_is_named_and_a_server_that_is_busy_is_left_alone(
+    tmp_path: Path, no: Any, told: str, others: list[str]
+) -> None:
+    unsaid = [Denied(where, where, "uid", "main", "why") for where in ("a", "ending", "z")]
+    with Refusing(str(tmp_path / "account")) as api:
+        api.no = no
+        async with telling(api) as (board, lines):
+            board.post(ledger=Ledger(denied=tuple(unsaid)))
+            await until(lambda: len(lines) == 1, "it is said")
+            assert told in lines[0]
+            assert "ClusterRole" not in lines[0]
+            assert names(api) == others
 
 
 @pytest.mark.anyio

@@ -321,6 +321,20 @@ def test_what_could_be_made_is_published_beside_what_is_there() -> None:
     assert one.capacity["gpu.nvidia.com/multiprocessors"] == "60"
 
 
+def test_a_device_that_is_made_for_a_claim_can_be_out_of_service() -> None:
+    node, parts = node_of(*THERE)
+    made = {Part(GPU, 19, 1, 1, "1g.10gb"): PARTS[1]}
+    drained = tuple(
+        replace(mig, drained="since today" if mig.uuid == PARTS[1] else "")
+        for mig in node.mig_devices
+    )
+    node = replace(node, mig_devices=drained)
+    found = devices_of(node, None, parts, made, on_demand=True)
+    assert {each.uuid for each in found if each.drained} == {PARTS[1]}
+    tainted = [each for each in publishable(found, {}, (), "a", "NoSchedule") if each.taints]
+    assert [each.taints[0].key for each in tainted] == ["a/out-of-service"]
+
+
 def test_a_device_that_is_made_for_a_claim_is_told_of_once() -> None:
     node, parts = node_of(*THERE)
     part = Part(GPU, 19, 1, 1, "1g.10gb")

@@ -250,7 +250,7 @@ class Uncounted(Cluster):
     def _kept(self, code: int, kind: str, body: Any) -> tuple[int, Any]:
         body["spec"].pop("sharedCounters", None)
         for device in body["spec"].get("devices", ()):
-            device.pop("consumesCounters", None)
+            device.get("basic", device).pop("consumesCounters", None)
         return super()._kept(code, kind, body)
 
 

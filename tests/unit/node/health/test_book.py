@@ -291,12 +291,100 @@ def test_a_mig_device_that_was_removed_is_told_of_no_more() -> None:
     known = saw(book(), without, {}, moment(1), RULES)
     assert "MIG-a" not in reports(known)
     assert ill(known) == set()
-    again = saw(known, PLACES, {}, moment(2), RULES)
-    assert ill(again) == {"MIG-a"}
-    assert states(sampled(again, answers(3), moment(3), RULES))["MIG-a"] == State.RECOVERING
+    assert ill(saw(known, PLACES, {}, moment(2), RULES)) == set(), "it was removed on purpose"
     # Without NVML it is not known which there are.
     known = saw(book(), without, {}, moment(1), RULES, complete=False)
     assert states(known)["MIG-a"] == State.HEALTHY
+
+
+AGAIN: Final = replace(PARTS[0], uuid="MIG-again")
+
+
+def without(uuid: str) -> dict[str, Place]:
+    return {each: place for each, place in PLACES.items() if each != uuid}
+
+
+def removed_and_made(known: Book, when: float, new: Place = PARTS[0]) -> Book:
+    """After MIG-a was removed, and something was made."""
+    known = saw(known, without("MIG-a"), {}, moment(when), RULES)
+    assert "MIG-a" not in reports(known)
+    places = {**without("MIG-a"), new.uuid: new}
+    return saw(known, places, {}, moment(when + 1), RULES)
+
+
+@pytest.mark.parametrize("new", [PARTS[0], AGAIN], ids=["same UUID", "other UUID"])
+def test_a_mig_device_that_is_made_again_and_again_is_healthy(new: Place) -> None:
+    known = book()
+    for when in range(2, 20, 4):
+        known = removed_and_made(known, when, new)
+        assert ill(known) == set()
+        known = removed_and_made(saw(known, PLACES, {}, moment(when + 2), RULES), when + 2)
+    assert known.places == PLACES
+    assert not known.gone
+
+
+@pytest.mark.parametrize("new", [PARTS[0], AGAIN], ids=["same UUID", "other UUID"])
+@pytest.mark.parametrize(
+    ("number", "state"), [(32, State.SUSPECT), (94, State.SUSPECT), (119, State.HEALTHY)]
+)
+def test_an_error_of_a_mig_device_itself_stays_with_what_is_made_in_its_place(
+    new: Place, number: int, state: State
+) -> None:
+    known = after(book(), xid(number, "GPU-1", gpu_instance=1, compute_instance=0))
+    if number == 119:  # it is of the whole GPU, which recovers meanwhile
+        for when in (2, 30):
+            known = sampled(known, answers(when), moment(when), RULES)
+    known = removed_and_made(known, 31, new)
+    assert states(known)[new.uuid] == state
+    assert known.places.keys() == {*without("MIG-a"), new.uuid}
+
+
+def test_errors_of_its_own_make_it_unhealthy_and_it_recovers_as_any() -> None:
+    known = book()
+    for when in (1.0, 2.0, 3.0):
+        known = after(known, xid(32, "GPU-1", when=when, gpu_instance=2))
+    gone = saw(known, without("MIG-c"), {}, moment(4), RULES)
+    known = saw(gone, PLACES, {}, moment(5), RULES)
+    assert ill(known) == {"MIG-c"}
+    for when in (6, 17):
+        known = sampled(known, answers(when), moment(when), RULES)
+    assert ill(known) == set()
+    # What is another part of the GPU has nothing to do with it, nor has a GPU without it.
+    other = replace(PARTS[2], profile="2g.20gb")
+    gone = replace(gone, places={**gone.places, "MIG-c": replace(PARTS[2], profile="1g.10gb")})
+    for new in (other, replace(other, uuid="MIG-other")):
+        assert ill(saw(gone, {**PLACES, new.uuid: new}, {}, moment(5), RULES)) <= {"MIG-c"} - {
+            new.uuid
+        }
+    assert "MIG-c" not in saw(gone, without("MIG-c"), {}, moment(200), RULES).conditions
+
+
+def test_the_parts_of_a_gpu_that_was_lost_have_to_prove_themselves() -> None:
+    lost = {"GPU-1": "GPU is lost"}
+    gpus = {"GPU-0": WHOLE, "GPU-1": CUT}
+    known = saw(book(), gpus, lost, moment(1), RULES)
+    assert "MIG-a" not in reports(known)
+    known = saw(known, PLACES, {}, moment(2), RULES)
+    assert ill(known) == OF_CUT
+    for when in (3, 14):
+        known = sampled(known, answers(when), moment(when), RULES)
+    assert ill(known) == set()
+    # A sample may say so before a look does.
+    one = Sample(15.0, gpus=(GpuSample("GPU-0"), GpuSample("GPU-1", lost="GPU is lost")))
+    known = saw(sampled(known, one, moment(15), RULES), gpus, {}, moment(16), RULES)
+    assert ill(saw(known, PLACES, {}, moment(17), RULES)) == OF_CUT
+
+
+def test_a_reset_of_its_gpu_counts_for_a_part_that_is_not_there() -> None:
+    known = sampled(book(), answers(1, energy_joules=50.0), moment(1), RULES)
+    own = replace(known.conditions["MIG-a"], state=State.UNHEALTHY, need=Need.RESET, own=True)
+    known = replace(known, conditions={**known.conditions, "MIG-a": own})
+    known = saw(known, without("MIG-a"), {}, moment(2), RULES)
+    known = sampled(known, answers(3, energy_joules=1.0), moment(3), RULES)
+    known = saw(known, PLACES, {}, moment(4), RULES)
+    assert known.conditions["MIG-a"].need == Need.PROOF
+    known = cleared(known, ["MIG-a"], moment(5), RULES)
+    assert ill(removed_and_made(known, 6)) == set(), "a person has put it back"
 
 
 def test_a_mig_device_that_is_made_of_an_unhealthy_gpu_is_unhealthy() -> None:
@@ -363,6 +451,7 @@ looks = st.one_of(
     st.sets(st.sampled_from(sorted(PLACES))).map(
         lambda some: {uuid: place for uuid, place in PLACES.items() if place.gpu in some}
     ),
+    st.sampled_from([part.uuid for part in PARTS]).map(without),
 )
 
 
@@ -390,5 +479,6 @@ def test_whatever_happens_what_is_lost_is_not_given_and_a_fatal_error_takes_all_
         for uuid, condition in known.conditions.items():
             assert not (condition.lost and condition.state.is_given)
             if uuid in known.gone:
-                assert condition.lost
+                assert condition.lost or condition.own
+            assert not (condition.own and condition.state == State.HEALTHY)
         assert next_sample(known, now.boot, RULES, usual=60) > now.boot

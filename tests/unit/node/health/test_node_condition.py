@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from hooks.config import Config
 from hooks.node.drained import DRIVER, Drain
+from integration.node import telling
+from integration.node.components import Context
 from integration.node.health.machine import Condition
-from integration.node.health.node_condition import said_of
+from integration.node.health.node_condition import TYPE, run, said_of
 from integration.node.health.values import State
+from integration.node.options import Options
+from tests.harness.api_server import ApiServer, denied, denied_by_webhook, refusal, webhook_failed
+from tests.harness.waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.harness.http_server import Request
 
 ILL = Condition(State.UNHEALTHY, reason="Xid 79")
 BACK = Condition(State.RECOVERING)
@@ -31,3 +47,47 @@ def test_a_message_has_an_end() -> None:
     told = said_of([Drain(f"GPU-{n:04}", reason="x" * 99) for n in range(64)], {})
     assert len(told.message) == 1025
     assert told.message.endswith("…")
+
+
+class Denying(ApiServer):
+    """One that lets nobody change a Node, while it says no."""
+
+    no: tuple[int, Any] | None = None
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        return self.no if self.no and request.method == "PATCH" else super().answer(request)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("no", "name", "told"),
+    [
+        (denied(), "one", "See the ValidatingAdmissionPolicy no-slices; it is tried again"),
+        (denied_by_webhook(403), "one", "See the admission webhook slices.example.com"),
+        (webhook_failed(), "one", "See the webhook slices.example.com"),
+        (refusal(409, "the object has been modified"), "one", "it is read and tried again"),
+        (refusal(429), "one", "See how the API server is"),
+        (None, "another", "Give --node-name as"),
+    ],
+)
+async def test_who_refuses_the_condition_is_named_and_it_is_written_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no: Any, name: str, told: str
+) -> None:
+    monkeypatch.setattr(telling, "_AGAIN", 0.05)
+    lines: list[str] = []
+    config = Config(drained=str(tmp_path / "drained"))
+    with Denying(str(tmp_path / "account")) as api:
+        api.no, api.nodes[name] = no, []
+        options = Options(
+            "", 1, api_server="127.0.0.1", api_port=api.port, service_account=api.service_account,
+            node_name="one",
+        )  # fmt: skip
+        context = Context(config, options, lambda _, line, **__: lines.append(line))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, context)
+            await until(lambda: any(told in each for each in lines), "it is named")
+            api.no, api.nodes["one"] = None, []
+            await until(lambda: api.nodes["one"], "it is written")
+            tasks.cancel_scope.cancel()
+        assert api.nodes["one"][0]["type"] == TYPE
+        assert "ClusterRole" not in lines[0]

@@ -54,12 +54,29 @@ def test_what_an_agent_before_this_one_did_not_write_is_as_nothing(config: Confi
     with open(store.path_of(config), encoding="utf-8") as file:
         document = json.load(file)
     for device in document["devices"]:
-        del device["asks"]
+        del device["asks"], device["own"], device["profile"]
     with open(store.path_of(config), "w", encoding="utf-8") as file:
         json.dump(document, file)
     found = store.read(config)
     assert found.fault == ""
     assert found.book.conditions == ill().conditions
+
+
+def test_errors_of_a_mig_device_that_is_gone_outlive_the_agent(config: Config) -> None:
+    part = Place("MIG-a", "GPU-0", "0000:18:00.0", 1, 0, "1g.10gb")
+    gpu = PLACES["GPU-0"]
+    known = saw(Book(), {"GPU-0": gpu, "MIG-a": part}, {}, Moment(1, 100), Rules())
+    event = GpuEvent(2, "xid", "GPU-0", xid=94, gpu_instance=1, compute_instance=0)
+    verdict = judge(known, event, policy_of(Config(), "", ""))
+    known = heard(known, event, verdict, Moment(2, 200), Rules())
+    known = saw(known, {"GPU-0": gpu}, {}, Moment(3, 300), Rules())
+    store.write(config, known)
+    found = store.read(config).book
+    assert found.gone == {"MIG-a"}
+    assert (found.places, found.conditions) == (known.places, known.conditions)
+    places = {"GPU-0": gpu, "MIG-b": replace(part, uuid="MIG-b")}
+    found = saw(found, places, {}, Moment(4, 400), Rules())
+    assert found.conditions["MIG-b"].state == State.SUSPECT
 
 
 def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path: Path) -> None:
