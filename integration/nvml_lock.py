@@ -9,6 +9,8 @@ Rules
 - The lock goes with an open file that children inherit: it is held as long as one of them lives,
   whoever has started it is killed meanwhile.
 - Who cannot have it in time does not ask NVML, as if that did not answer.
+- A child that waits in the kernel does not end when it is killed, and would keep NVML closed until
+  the next boot. :func:`give_up` removes the file, and the next process gets a new lock.
 - Who may not open the file, since he is not root, goes without: nobody else can hold it up, either.
 
 Source: flock(2).
@@ -19,7 +21,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from shim.causes.agent import is_locked
@@ -27,7 +29,7 @@ from shim.causes.agent import is_locked
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NONE", "alone", "is_alone", "locked", "opening"]
+__all__ = ["NONE", "alone", "give_up", "is_alone", "locked", "opening"]
 
 NONE: Final = -1
 """In the place of a descriptor: there is no lock."""
@@ -84,6 +86,16 @@ def alone(state: str, seconds: float) -> Iterator[int | None]:
 def is_alone(state: str) -> bool:
     """Whether somebody needs NVML closed now."""
     return is_locked(_path(state))
+
+
+def give_up(state: str) -> None:
+    """Let NVML be opened again, though a process that does not end still has the lock alone.
+
+    Args:
+        state: the directory ``state`` of the configuration.
+    """
+    with suppress(OSError):
+        os.unlink(_path(state))
 
 
 def locked(fd: int, kind: int, seconds: float) -> bool:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from integration.errors import TreeDamaged, TreeUnreadable
+from integration.json_documents import parse_json
 
 MANIFEST: Final = "tree.json"
 ARCHITECTURES: Final = {"aarch64": "arm64", "x86_64": "amd64"}
@@ -87,8 +88,8 @@ def read_tree(path: str) -> Tree:
             do="name the directory that an archive of a release unpacks to",
         ) from error
     try:
-        return _tree(path, json.loads(content))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return _tree(path, parse_json(content))
+    except (ValueError, KeyError, TypeError) as error:
         raise TreeUnreadable(
             asked,
             found=f"{manifest}: {error or 'no manifest'}",

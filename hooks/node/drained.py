@@ -44,6 +44,7 @@ class Drain:
     reason: str = ""  # why, for people; "" if nobody said
     since: float = 0.0  # when it began, in seconds since the epoch; 0 if that is not known
     lets_go: bool = False  # whether the node agent is to close NVML meanwhile
+    for_reset: bool = False  # whether it closes NVML for a reset alone, so until that ends
     reset: str = ""  # how far a reset of it is; "" if none has begun
     # whether it is out of service by a person's word, and stays so after its reset
     stays: bool = False
@@ -95,6 +96,7 @@ def _read(config: Config, device: str) -> Drain:
             reason=str(known.get("reason", "")),
             since=since if 0 < (since := float(known.get("since", 0))) < _FAR else 0.0,
             lets_go=known.get("lets_go") is True,
+            for_reset=known.get("for_reset") is True,
             reset=str(known.get("reset", "")),
             stays=known.get("stays") is True,
         )

@@ -63,11 +63,14 @@ def list_(output: Output, config: Config) -> None:
 @command.command("clear")
 @with_listing
 @configured
-@click.argument("devices", nargs=-1, required=True, metavar="UUID...", shell_complete=_devices)
+@click.argument(
+    "devices", nargs=-1, required=True, metavar="[GPU|MIG DEVICE]...", shell_complete=_devices
+)
 def clear(output: Output, config: Config, *, devices: Sequence[str]) -> None:
     """Return devices to service that are not healthy; a GPU with its MIG devices.
 
-    A UUID may be cut short. A device that does not answer stays unhealthy, and one that fails again
+    A device is named by index (3, 3:0), UUID or PCI address; a UUID may be cut short, and `all` is
+    every GPU. A device that does not answer stays unhealthy, and one that fails again
     becomes so again. The exit status is 3 if one is still not given to containers. The answer is
     that of `nvshim list --health`.
     """

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.handlers import calls_our_shim
+from integration.json_documents import parse_json
 
 if TYPE_CHECKING:
     from api.proto import cri_pb2 as pb
@@ -132,7 +133,7 @@ def engine_of(version: pb.VersionResponse, status: pb.StatusResponse) -> Engine:
         status: to Status, asked for with ``verbose``.
     """
     try:
-        told = json.loads(status.info.get("config", "null"))
+        told = parse_json(status.info.get("config", "null"))
     except ValueError:
         told = None
     config = {key: told[key] for key in _TOLD if key in told} if isinstance(told, dict) else {}

@@ -7,6 +7,8 @@ Rules
   says why.
 - A reset has a lock of its own, which it holds until it ends, however it ends. While another
   process has it, its mark stays.
+- A reset has the node agent close NVML while it holds that lock, and no longer: a command that was
+  killed leaves a mark that says so, and the next one that has the lock takes that back.
 - Locks are in the state directory. That of the marks goes with the last of them: where everything
   is in service, there is nothing to look into.
 
@@ -28,10 +30,12 @@ from hooks.config import Config
 from hooks.node.drained import Drain, path_of, read_drains
 from integration.drain.errors import MarkUnwritten, NotDrained, ResetRunning
 from integration.files import remove_file, replace_file, sweep
+from integration.nvml_lock import locked
 from shim.causes.agent import is_locked
 
 _LOCK: Final = "drained.lock"
 _RESET: Final = "reset.lock"
+_GLANCE: Final = 0.5  # seconds: who only looks whether the lock is held has it for a moment
 
 
 def put(config: Config, drain: Drain) -> Drain:
@@ -58,7 +62,9 @@ def put(config: Config, drain: Drain) -> Drain:
 
 def _united(before: Drain, drain: Drain, config: Config) -> Drain:
     of_person = before.stays or not before.reset
-    under_way = before.reset if not drain.reset and _is_resetting(config) else ""
+    under_way = before.reset if not drain.reset and is_resetting(config) else ""
+    for_reset = before.for_reset and bool(under_way)
+    lets_go = before.lets_go and (for_reset or not before.for_reset)
     return replace(
         drain,
         bus_id=drain.bus_id or before.bus_id,
@@ -67,15 +73,21 @@ def _united(before: Drain, drain: Drain, config: Config) -> Drain:
         or drain.reason
         or before.reason,
         since=before.since,
-        lets_go=drain.lets_go or before.lets_go,
+        lets_go=drain.lets_go or lets_go,
+        for_reset=for_reset and not drain.lets_go,
         reset=drain.reset or under_way,
         # It is no less out of service by a person's word because it is reset.
         stays=bool(drain.reset and of_person) or bool(under_way),
     )
 
 
-def step(config: Config, device: str, how_far: str) -> None:
+def step(config: Config, device: str, how_far: str, *, closed: bool = False) -> None:
     """Write down how far the reset of a GPU is.
+
+    Args:
+        device: as :class:`~hooks.node.drained.Drain` has it.
+        how_far: for people.
+        closed: whether the node agent has to keep NVML closed at this step.
 
     Raises:
         MarkUnwritten: it cannot be written.
@@ -83,7 +95,16 @@ def step(config: Config, device: str, how_far: str) -> None:
     with _writing(config, device):
         mark = find(config, device)
         if mark is not None:
-            _write(config, replace(mark, reset=how_far))
+            by_person = mark.lets_go and not mark.for_reset
+            _write(
+                config,
+                replace(
+                    mark,
+                    reset=how_far,
+                    lets_go=by_person or closed,
+                    for_reset=closed and not by_person,
+                ),
+            )
 
 
 def finish(config: Config, device: str) -> bool:
@@ -98,7 +119,7 @@ def finish(config: Config, device: str) -> bool:
     with _writing(config, device):
         mark = find(config, device)
         if mark is not None and mark.stays:
-            _write(config, replace(mark, reset="", stays=False, lets_go=False))
+            _write(config, replace(mark, reset="", stays=False, lets_go=False, for_reset=False))
             return False
         _remove(config, device)
         return True
@@ -132,7 +153,7 @@ def take(config: Config, device: str) -> Drain:
                 found="it is in service",
                 do="see `nvshim list` for what is not",
             )
-        if mark.reset and _is_resetting(config):
+        if mark.reset and is_resetting(config):
             raise ResetRunning(
                 f"to return {device} to service",
                 found=f"it is being reset this moment ({mark.reset})",
@@ -161,18 +182,20 @@ def resetting(config: Config) -> Iterator[None]:
     """
     asked = "to reset a GPU"
     with _open(config, _RESET, asked) as fd:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(fd, fcntl.LOCK_EX, _GLANCE):
             raise ResetRunning(
                 asked,
                 found="another `nvshim reset` is under way on this node",
                 do="wait until it has ended; `nvshim list` shows how far it is",
-            ) from None
+            )
+        for mark in read_drains(config):
+            if mark.for_reset:
+                step(config, mark.device, mark.reset)
         yield
 
 
-def _is_resetting(config: Config) -> bool:
+def is_resetting(config: Config) -> bool:
+    """Whether a process of this node resets a GPU now."""
     return is_locked(os.path.join(config.state, _RESET))
 
 

@@ -2,18 +2,19 @@
 
 ::
 
-    mark: draining ─▶ nobody holds it ─▶ mark: resetting ─▶ nvidia-smi ─▶ mark: proving ─▶ NVML
-                                                                                     mark removed
+    mark: draining ─▶ mark: closing ─▶ mark: resetting ─▶ nvidia-smi ─▶ mark: proving ─▶ NVML
+           others are gone     nobody holds it                                mark removed
 
 Rules
 - The mark says how far it is, so that whoever is interrupted leaves a GPU that is out of service,
   and a word of why. The same command goes on from there.
 - What fails leaves the GPU out of service, with the reason in the mark.
 - A GPU that a person had taken out of service before stays so, with that person's reason.
-- The node agent lets go of NVML meanwhile, and with it of all GPUs: nvidia-smi resets none that
-  anybody has open. Whatever of ours is about to open it is waited for, and nothing else begins to
-  before nvidia-smi has ended (:mod:`integration.nvml_lock`). Who holds the GPU is looked for once
-  more after that.
+- The node agent lets go of NVML, and with it of all GPUs, from when the others are gone until
+  nvidia-smi has ended: nvidia-smi resets none that anybody has open. The agent takes NVML back when
+  the command ends, however it ends (:mod:`.marks`).
+- Whatever of ours is about to open NVML is waited for, and nothing else begins to before nvidia-smi
+  has ended (:mod:`integration.nvml_lock`). Who holds the GPU is looked for once more after that.
 - A proof is NVML's answer, asked anew: it has the GPU, and can open it.
 
 Source: nvidia-smi(1), "--gpu-reset".
@@ -21,10 +22,12 @@ Source: nvidia-smi(1), "--gpu-reset".
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from api.errors import NvshimError, one_line
@@ -37,13 +40,14 @@ from integration.drain.errors import ResetFailed, ResetUnproven, StillHeld
 from integration.drain.targets import Target
 from integration.inventory import ask
 from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
-from integration.nvml_lock import alone
+from integration.nvml_lock import alone, give_up
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:
     from integration.drain.holders import Holder
 
 DRAINING: Final = "waits for its holders"
+CLOSING: Final = "the node agent closes NVML"
 RESETTING: Final = "nvidia-smi resets it"
 PROVING: Final = "it has to prove that it lives"
 
@@ -73,19 +77,20 @@ class Reset:
         gpu = target.gpu
         assert gpu is not None  # noqa: S101 - the caller has seen to it
         self._gpu = gpu
-        mark = Drain(target.device, bus_id=gpu.bus_id, lets_go=True, reset=DRAINING)
+        mark = Drain(target.device, bus_id=gpu.bus_id, reset=DRAINING)
         marks.put(config, replace(mark, reason=reason or "reset"))
 
     def run(
         self,
-        wait: Callable[[], Sequence[Holder]],
+        wait: Callable[[Callable[[], None]], Sequence[Holder]],
         look: Callable[[], Sequence[Holder]],
         inventory: Inventory,
     ) -> bool:
         """Do it.
 
         Args:
-            wait: waits until nobody holds it, and says who still does.
+            wait: waits until nobody holds it, and says who still does; calls what it is given once
+                nobody does but the node agent, and what that has started.
             look: says who holds it now.
             inventory: what the node has; it says where nvidia-smi is.
 
@@ -100,35 +105,40 @@ class Reset:
         """
         try:
             while not self._reset(wait, look, inventory):
-                continue  # somebody came to hold it just then
+                self._step(DRAINING)  # somebody came to hold it just then
             self._step(PROVING)
             self._prove()
         except (ResetFailed, ResetUnproven) as error:
             self._step(f"it failed: {one_line(error.found)}")
             raise
+        except StillHeld:
+            self._step(DRAINING)
+            raise
         return marks.finish(self._config, self._target.device)
 
-    def _step(self, step: str) -> None:
-        marks.step(self._config, self._target.device, step)
+    def _step(self, step: str, *, closed: bool = False) -> None:
+        marks.step(self._config, self._target.device, step, closed=closed)
         self._say(f"{self._target.name}: {step}")
 
     def _reset(
         self,
-        wait: Callable[[], Sequence[Holder]],
+        wait: Callable[[Callable[[], None]], Sequence[Holder]],
         look: Callable[[], Sequence[Holder]],
         inventory: Inventory,
     ) -> bool:
         """Reset it once nobody holds it; whether that was so until nvidia-smi began."""
-        if holders := wait():
+        if holders := wait(partial(self._step, CLOSING, closed=True)):
             raise self._still_held([each.name for each in holders])
         arguments = ["--gpu-reset", "-i", self._gpu.bus_id]
         with self._alone() as lock:
             if look():
                 return False
-            self._step(RESETTING)
+            self._step(RESETTING, closed=True)
             try:
                 run_nvidia_smi(inventory.driver, self._config, arguments, _TO_RESET, lock=lock)
             except SmiFailed as error:
+                if isinstance(error.__cause__, subprocess.TimeoutExpired):
+                    give_up(self._config.state)  # it may never end, and has the lock as well
                 asked = f"to reset {self._target.name}"
                 raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
         return True

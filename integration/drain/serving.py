@@ -82,8 +82,21 @@ def drain(config: Config, names: Sequence[str], wish: Wish, say: Say) -> Drained
 
 
 def _wait(
-    look: Callable[[], tuple[Holder, ...]], wish: Wish, say: Say, *, lets_go: bool, seconds: float
+    look: Callable[[], tuple[Holder, ...]],
+    wish: Wish,
+    say: Say,
+    *,
+    lets_go: bool,
+    seconds: float,
+    closing: Callable[[], None] = lambda: None,
 ) -> Sequence[Holder]:
+    """Wait until nobody holds it; who still does.
+
+    Args:
+        lets_go: whether the node agent is waited for.
+        closing: called once nobody holds it but those who let go by themselves.
+    """
+
     def changed(holders: Sequence[Holder]) -> None:
         say(f"waits for {', '.join(each.name for each in holders)}")
 
@@ -94,8 +107,11 @@ def _wait(
     holders = wait_until_free(
         lambda: not_by_themselves(look()), seconds=seconds, force=force, changed=changed
     )
+    if holders:
+        return holders
+    closing()
     # The agent, and its daemons of MPS, have been told, and need a moment.
-    return holders or wait_until_free(look, seconds=_TO_LET_GO, force=force, changed=changed)
+    return wait_until_free(look, seconds=_TO_LET_GO, force=force, changed=changed)
 
 
 def _mark(target: Target, reason: str, *, lets_go: bool) -> Drain:
@@ -189,9 +205,10 @@ def reset(config: Config, name: str, wish: Wish, say: Say) -> dict[str, Any]:
 
     deadline = time.monotonic() + (wish.seconds or 0.0)
 
-    def wait() -> Sequence[Holder]:  # again and again, if somebody comes between it and the reset
+    # Again and again, if somebody comes between it and the reset.
+    def wait(closing: Callable[[], None]) -> Sequence[Holder]:
         left = max(0.0, deadline - time.monotonic())
-        return _wait(look, wish, say, lets_go=True, seconds=left)
+        return _wait(look, wish, say, lets_go=True, seconds=left, closing=closing)
 
     with marks.resetting(config):
         work = Reset(target, config, wish.reason, say)

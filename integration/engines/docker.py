@@ -49,6 +49,7 @@ from integration.engines.undo import (
     without,
 )
 from integration.handlers import RUNTIME_TYPE
+from integration.json_documents import parse_json
 
 ENGINE: Final = "docker"
 DEFAULT_CONFIG: Final = "/etc/docker/daemon.json"
@@ -205,8 +206,8 @@ def _parsed(path: str, text: str | None) -> dict[str, Any]:
     if text is None or _is_blank(text):
         return {}
     try:
-        found = json.loads(text.removeprefix(jsontext.MARK))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text.removeprefix(jsontext.MARK))
+    except ValueError as error:
         raise ConfigInvalid(
             f"to read {path}", found=f"it is not valid JSON: {error}", do="correct it"
         ) from error

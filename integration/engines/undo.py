@@ -29,6 +29,7 @@ from typing import Any, Final, TypeAlias
 from integration.engines.errors import ChangedByHand, RecordInvalid
 from integration.engines.files import FileChange, missing_directories, read, read_text
 from integration.engines.runtime_options import RuntimeOptions
+from integration.json_documents import parse_json
 
 HEAD: Final = "# Written by `nvshim configure`, which also takes it away (--remove).\n"
 """How each file begins that is ours."""
@@ -142,7 +143,7 @@ def read_record(path: str) -> Record:
     if content is None:
         return Record(path)
     try:
-        found: dict[str, Any] = json.loads(read_text(path, content))
+        found: dict[str, Any] = parse_json(read_text(path, content))
         files, earlier = (
             {
                 each: Written(

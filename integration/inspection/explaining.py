@@ -10,7 +10,6 @@ still true. The image is looked at if it is mounted where the spec says.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from integration.inspection.given import Given, given_in, given_to
 from integration.inspection.records import entries
 from integration.inspection.story import tell
 from integration.inventory import look_at_node
+from integration.json_documents import parse_json
 from shim import bundle as bundle_files
 
 _LONGEST_SPEC: Final = 16 << 20
@@ -313,10 +313,10 @@ def read_spec(path: str) -> dict[str, Any]:
         else:
             with open(path, "rb") as file:
                 content = file.read(_LONGEST_SPEC)
-        spec = json.loads(content)
+        spec = parse_json(content)
     except OSError as error:
         raise SpecUnreadable(asked, found=str(error.strerror), do=do) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SpecUnreadable(asked, found=f"no JSON: {error}", do=do) from error
     if not isinstance(spec, dict):
         raise SpecUnreadable(asked, found="JSON that is no object", do=do)

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from api.errors import NvshimError
 from hooks.config import Config
 from hooks.node.drained import DRIVER, read_drains
+from integration.drain.targets import targets_of
+from integration.inventory import look_at_node
 from integration.node.errors import DeviceUnwatched, HealthUnknown
 from integration.node.health import requests
 from integration.node.health.store import read_devices
@@ -75,7 +78,8 @@ def clear(config: Config, names: Iterable[str]) -> list[dict[str, Any]]:
 
     Args:
         config: where the node is.
-        names: UUIDs or their beginnings; of a GPU, its MIG devices are put back too.
+        names: as for :func:`integration.drain.targets.targets_of`, also of devices that the node
+            does not have any more; of a GPU, its MIG devices are put back too.
 
     Returns:
         Those that were meant, as :func:`health_rows` has them, after that.
@@ -85,21 +89,36 @@ def clear(config: Config, names: Iterable[str]) -> list[dict[str, Any]]:
         DeviceUnwatched: a name is no device's, or several devices'.
         AgentSilent: the agent did not do it.
     """
-    rows = health_rows(config)
-    meant = [_meant(name, [row["uuid"] for row in rows]) for name in names]
+    known = {row["uuid"]: row["bus_id"] for row in read_devices(config) or () if not row["gone"]}
+    health_rows(config)  # somebody watches them
+    meant = [uuid for name in names for uuid in _meant(name, known, config)]
     for uuid in dict.fromkeys(meant):
         requests.ask(config, uuid, _TO_ANSWER)
     return [row for row in health_rows(config) if row["uuid"] in meant or row["gpu"] in meant]
 
 
-def _meant(name: str, uuids: list[str]) -> str:
+def _meant(name: str, known: Mapping[str, str], config: Config) -> list[str]:
+    """The UUIDs of the devices that a name stands for.
+
+    Args:
+        known: the PCI address of each device that is watched, by its UUID.
+    """
     low = name.lower()
-    if exact := [uuid for uuid in uuids if uuid.lower() == low]:
-        return exact[0]
-    found = [uuid for uuid in uuids if name and uuid.lower().startswith(low)]
+    if exact := [uuid for uuid in known if uuid.lower() == low]:
+        return exact
+    found = [uuid for uuid in known if name and uuid.lower().startswith(low)]
     if len(found) == 1:
-        return found[0]
-    what = "no device that is watched" if not found else f"{len(found)} devices begin so"
+        return found
+    what = f"{len(found)} devices begin so"
+    if not found:
+        what = "no device that is watched"
+        try:
+            targets = {each.device for each in targets_of([name], look_at_node(config))}
+        except NvshimError as error:
+            targets, what = set(), error.found
+        # A GPU that has fallen off the bus has no UUID, and is named by its address.
+        if meant := [uuid for uuid, bus_id in known.items() if {uuid, bus_id} & targets]:
+            return meant
     raise DeviceUnwatched(
         f"to put {name} back", found=what, do="name one that `nvshim list --health` shows"
     )

@@ -16,7 +16,6 @@ Source: :mod:`hooks.record`, :mod:`hooks.sharing`; CDI specification, "deviceNod
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +28,7 @@ from hooks.sharing import held_by_nodes, held_by_record, id_of
 from integration.files import read_file
 from integration.inspection.records import entries, strings
 from integration.inventory import look_at_node
+from integration.json_documents import parse_json
 from integration.node.readiness import is_ready
 from shim import bundle as bundle_files
 from shim import files
@@ -173,7 +173,7 @@ def _by_claims(config: Config) -> dict[str, tuple[str, ...]]:
 
 def _by_agent(config: Config) -> dict[str, tuple[str, ...]]:
     try:
-        document = json.loads(read_file(os.path.join(config.state, LEDGER)) or b"{}")
+        document = parse_json(read_file(os.path.join(config.state, LEDGER)) or b"{}")
     except (OSError, ValueError):
         return {}
 

@@ -7,7 +7,6 @@ anywhere is simply started again. What decides how a thing is done is not here: 
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from integration.cli import exits
 from integration.engines.restart import SOCKETS
 from integration.errors import TreeError, fields_of
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
+from integration.json_documents import parse_json
 from integration.kubernetes.backoff import Backoff
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
 from integration.kubernetes.gpus import has_gpu
@@ -424,7 +424,7 @@ class Installer:
                 "nvshim " + " ".join(words), found=_why(ended.stderr) or ended.last_words
             )
         try:
-            answer = json.loads(ended.stdout)
+            answer = parse_json(ended.stdout)
         except ValueError:
             return {}
         return answer if isinstance(answer, dict) else {}
@@ -456,7 +456,7 @@ def _told(answer: dict[str, Any]) -> dict[str, Any]:
 def _why(stderr: str) -> str:
     """The one line of a failure, out of its document."""
     try:
-        error = json.loads(stderr)["error"]
+        error = parse_json(stderr)["error"]
         return f"{error['code']} {error['name']}: {error['message']}"
     except (ValueError, KeyError, TypeError):
         return ""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from api.errors import one_line
 from integration.files import replace_file
+from integration.json_documents import parse_json
 from integration.kubernetes.errors import InstallerUnwell
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def check(question: str, local: str, now: float) -> Status:
     path = os.path.join(local, FILE)
     try:
         with open(path, "rb") as file:
-            status = Status(**json.load(file))
+            status = Status(**parse_json(file.read()))
     except (OSError, ValueError, TypeError) as error:
         raise InstallerUnwell(
             f"whether the installer is {question}", found=f"nothing to be read from {path}: {error}"

@@ -20,8 +20,8 @@ Rules
 - An agent that runs from the tree in effect ends when another is put into effect, so that whoever
   started it starts the new one; nothing else would tell it of an upgrade.
 - The status file is written when what is in it differs, and its time is that of the last look,
-  whatever else was written since: that is what readiness goes by. Where it cannot be written, the
-  agent goes on, and is not ready.
+  whatever else was written since: that is what readiness goes by. Where it cannot be written, from
+  its first look on, the agent goes on, says so in its log and its metrics, and is not ready.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from integration.install.places import CURRENT
 from integration.inventory import STOP
 from integration.node.aside import aside
 from integration.node.changes import announced
-from integration.node.components import PARTS, Context, keep
+from integration.node.components import PARTS, Context, first_error, keep
 from integration.node.errors import AgentStateUnusable
 from integration.node.lock import NodeLock
 from integration.node.readiness import status_path
@@ -70,6 +70,10 @@ if TYPE_CHECKING:
 # What of the board is in the status file, besides what a look has seen, and the seconds after
 # which it is there: claims change with each pod, and to write all of them takes a while.
 _NOTED: Final = ((0.1, ("faults", "resources", "told")), (1.0, ("claims",)))
+
+_STATUS: Final = "status-file"
+_POD: Final = "pod"
+"""What the faults are called that the agent's own files cannot be written."""
 
 # Seconds after which a swarm of changes is over.
 _QUIET: Final = 0.3
@@ -91,8 +95,15 @@ async def serve(
 
     Raises:
         AgentRunning: another agent has the node.
-        AgentStateUnusable: its directory cannot be used.
+        AgentStateUnusable: there is no place for its lock, or, once, for what was seen.
     """
+    try:
+        return await _serve(config, options, say, once=once)
+    except ExceptionGroup as raised:  # of the task group
+        raise first_error(raised) from None
+
+
+async def _serve(config: Config, options: Options, say: Callable[..., None], *, once: bool) -> Seen:
     seen, in_effect = Seen(), _is_in_effect()
     with (
         NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced,
@@ -107,15 +118,16 @@ async def serve(
                 if not is_ours:
                     context = await _wait(tasks, context, lock)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
-                lock.show_pod(options.pod_uid)
+                _show_pod(context, lock)
             rounds = _Rounds(context, watcher, unannounced)
-            seen = await rounds.look(first=True)
+            seen = await rounds.look(first=True, strict=once)
             if not once:
                 tasks.start_soon(_begin_parts, tasks, context)
                 for pause, names in _NOTED:
                     tasks.start_soon(rounds.keep_noted, pause, *names)
                 while not in_effect or _is_in_effect():
                     await rounds.wait()
+                    _show_pod(context, lock)
                     seen = await rounds.look()
                 say("info", "ends", reason="another version was put into effect")
             tasks.cancel_scope.cancel()
@@ -125,6 +137,16 @@ async def serve(
 def _may_wait(options: Options) -> bool:
     """Whether the agent may wait for another's end: it has something to do meanwhile."""
     return options.dra and bool(options.pod_uid)
+
+
+def _show_pod(context: Context, lock: NodeLock) -> None:
+    """Show that the agent of its pod is at work, unless it has been shown already."""
+    line = ""
+    try:
+        lock.show_pod(context.options.pod_uid)
+    except AgentStateUnusable as error:  # it is tried again at the next look
+        line = str(error)
+    context.fault(_POD, line, level="warning")
 
 
 async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
@@ -147,18 +169,17 @@ class _Rounds:
         self._watcher, self._unannounced = watcher, unannounced
         self._heard = True
         self._deaf: dict[str, str] = {}
-        self._unnoted = ""
         self._wanted = 0
         self._directories: tuple[str, ...] = ()
         self._looked = 0.0
         self._made = Made()
         self._told = Seen()
 
-    async def look(self, *, first: bool = False) -> Seen:
+    async def look(self, *, first: bool = False, strict: bool = False) -> Seen:
         """Look, say what is different, and post it.
 
         Raises:
-            AgentStateUnusable: the first time, what was seen cannot be written.
+            AgentStateUnusable: what was seen cannot be written, and that is not to be overlooked.
         """
         config, options, board = self._context.config, self._context.options, self._context.board
         wanted, begun = board.version("wanted"), time.monotonic()
@@ -174,7 +195,7 @@ class _Rounds:
         _tell(self._context.say, self._told, now, first=first)
         self._told = now
         board.post(seen=now)
-        self.note(strict=first)
+        self.note(strict=strict)
         return now
 
     async def wait(self) -> None:
@@ -224,16 +245,14 @@ class _Rounds:
         Raises:
             AgentStateUnusable: it cannot be written, and that is not to be overlooked.
         """
+        line = ""
         try:
             _note(self._context, self._looked)
         except AgentStateUnusable as error:
             if strict:
                 raise
-            if str(error) != self._unnoted:
-                self._unnoted = str(error)
-                self._context.say("warning", self._unnoted)
-        else:
-            self._unnoted = ""
+            line = str(error)
+        self._context.fault(_STATUS, line, level="warning")
 
 
 async def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:

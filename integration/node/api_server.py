@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from api.errors import one_line
+from integration.json_documents import parse_json
 from integration.node.api_access import Access, of_kubeconfig, of_pod
 from integration.node.api_connection import TIMEOUT, Connection, Kept
 from integration.node.api_status import Refusal, parse_status, remedy_of
@@ -93,7 +94,7 @@ class ApiServer:
                 else:
                     connection.close()
             self._refuse(asked, answer, said)
-            found = json.loads(said if len(said) <= _LONGEST else b"")
+            found = parse_json(said if len(said) <= _LONGEST else b"")
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self.silent(asked, error) from error
         if not isinstance(found, dict):
@@ -248,7 +249,7 @@ class Watch:
             line = self._answer.readline(_LONGEST)
             if not line:
                 return None
-            change = json.loads(line)
+            change = parse_json(line)
             kind, found = change["type"], change["object"]
             if kind != "ERROR":
                 return str(kind), dict(found)

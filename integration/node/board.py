@@ -22,8 +22,8 @@ usage          ledger          metrics, ``nvshim top``, the memory guard
 settings       plugin          mps, metrics
 told           plugin          the status file: how containers are told what they have
 resources      plugin          mps, metrics
-claimed        dra             plugin: what claims have it does not give; the memory guard
-claims         dra             the status file: which claim has what
+claimed        dra             plugin: what claims have it does not give
+claims         dra             the status file: which claim has what; the memory guard
 claim_daemons  dra             mps: the control daemons that claims need
 plugin_gave    plugin          dra: likewise
 dra            dra             its health streams

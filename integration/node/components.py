@@ -135,7 +135,7 @@ async def _end_of(module: str, context: Context) -> Exception | None:
     try:
         await importlib.import_module(module).run(context)
     except Exception as raised:  # noqa: BLE001 - none takes another down with it
-        return _first(raised)
+        return first_error(raised)
     return None
 
 
@@ -155,8 +155,8 @@ async def _forgive(name: str, line: str, context: Context, scope: anyio.CancelSc
             context.board.fault(name, "")
 
 
-def _first(error: Exception) -> Exception:
-    """What has ended a part; of several, which its task group has put together, the first."""
+def first_error(error: Exception) -> Exception:
+    """Return what has ended a part; of several that a task group has put together, the first."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

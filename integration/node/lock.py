@@ -17,6 +17,7 @@ Source: flock(2); proc_locks(5).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -156,10 +157,19 @@ class NodeLock:
 def _opened(path: str) -> int:
     try:
         os.makedirs(os.path.dirname(path), mode=_DIRECTORY_MODE, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | flags, _MODE)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            return os.open(path, os.O_RDONLY | flags)  # one that was made before can be locked
     except OSError as error:
+        is_denied = error.errno in {errno.EACCES, errno.EPERM}
         raise AgentStateUnusable(
-            f"to lock {path}", found=str(error.strerror), do="run it as root"
+            f"to lock {path}",
+            found=str(error.strerror),
+            do="run it as root" if is_denied else "make it writable, or free some space",
         ) from error
 
 

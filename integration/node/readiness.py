@@ -5,12 +5,12 @@ A kubelet asks it every few seconds, so this imports nothing of the agent's.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from integration.files import read_file
+from integration.json_documents import parse_json
 from shim.causes.agent import agent_of, agent_runs, is_locked
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def is_ready(config: Config, pod: str = "") -> bool:
     if not agent_runs(config.state):
         return False
     try:
-        status: Any = json.loads(content or b"{}")
+        status: Any = parse_json(content or b"{}")
         poll = float(status["poll"])
         if (agent := agent_of(config.state)) and agent != status["pid"]:
             return False  # the one before has looked; this one has not yet

@@ -154,7 +154,7 @@ class Scenario:
         try:
             with open(path, "rb") as file:
                 return cls.parse(tomllib.load(file))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             names = sorted(f.removesuffix(".toml") for f in os.listdir(SHIPPED) if ".toml" in f)
             raise ScenarioInvalid(
                 f"read the scenario {name}",

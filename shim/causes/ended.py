@@ -14,15 +14,20 @@ Rules
 - ``exit_status`` is the container's own, and ``told_status`` what containerd was told.
 - A fault that is known only after the end is added by whoever learns of it (:func:`add_faults`).
   Until then ``faults`` and ``cause`` are empty.
-- :data:`MOST_ENDED` of a namespace are kept: of those with faults the newest, then of the others.
+- A tenant whose containers end often does not push out another's records. Each namespace of pods
+  keeps :data:`MOST_ENDED`, and so do containers without a pod; a namespace of containerd keeps
+  :data:`MOST_OF_ALL`. The next record to go belongs to the namespace of pods with the most records,
+  there to the pod with the most; of that pod, one without faults goes first, then the oldest.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from api.values import dataclass
 from shim import files
 from shim.causes.record import as_rows, faults_of, most_telling
 from shim.causes.sentence import sentence
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_ENDED",
+    "MOST_OF_ALL",
     "add_faults",
     "identity_of",
     "list_ended",
@@ -43,6 +49,8 @@ __all__ = [
 ]
 
 MOST_ENDED: Final = 64
+"""Containers of a namespace of pods that are remembered."""
+MOST_OF_ALL: Final = 256
 """Containers of a namespace of containerd that are remembered."""
 
 VERSION: Final = 1
@@ -191,11 +199,37 @@ def _listed(directory: str) -> list[str]:
 
 def _forget_oldest(directory: str) -> None:
     paths = [os.path.join(directory, name) for name in _listed(directory) if _is_record(name)]
-    if len(paths) > MOST_ENDED:
-        for path in sorted(paths, key=_worth)[:-MOST_ENDED]:
+    if len(paths) <= MOST_ENDED:
+        return
+    kept: dict[str, list[_Kept]] = {}  # by the namespace of the pod
+    for path in paths:
+        document = _read(path)
+        if document is None:
             files.remove(path)
+            continue
+        pod = document["pod"] or {}
+        one = _Kept(path, str(pod), bool(document["faults"]), document["ended"])
+        kept.setdefault(str(pod.get("namespace", "")), []).append(one)
+    for theirs in kept.values():
+        while len(theirs) > MOST_ENDED:
+            _forget_one(theirs)
+    while sum(map(len, kept.values())) > MOST_OF_ALL:
+        _forget_one(max(kept.values(), key=len))
 
 
-def _worth(path: str) -> tuple[bool, float]:
-    document = _read(path)
-    return (False, 0.0) if document is None else (bool(document["faults"]), document["ended"])
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The parts of a record that decide whether it is forgotten."""
+
+    path: str
+    pod: str
+    has_faults: bool
+    ended: float
+
+
+def _forget_one(kept: list[_Kept]) -> None:
+    """Forget one record of a namespace of pods, of the pod with the most."""
+    count = Counter(each.pod for each in kept)
+    least = min(kept, key=lambda each: (-count[each.pod], each.has_faults, each.ended))
+    kept.remove(least)
+    files.remove(least.path)

@@ -5,6 +5,8 @@ Rules
   the hardware alike is unclear.
 - What a driver says itself comes before this table (:func:`heed`): NVML's recovery action
   (:data:`RECOVERY_ACTIONS`), and the text of Xid 154 (:func:`recovery_asked`).
+- An NVLink of the fifth generation says in the line itself how serious an error is
+  (:func:`is_nonfatal`): each GPU of a domain writes such lines when a neighbour fails.
 - ``ends`` is false for a number that is no reason for a container to end: a notice, a test, or (45)
   what the driver does for any process that ends.
 - How serious a number is for the device is the node agent's (:mod:`integration.node.health.xids`).
@@ -35,6 +37,7 @@ __all__ = [
     "Xid",
     "about",
     "heed",
+    "is_nonfatal",
     "recovery_asked",
 ]
 
@@ -282,6 +285,24 @@ def recovery_asked(text: str) -> Action | None:
     """What the text of an Xid 154 asks for; None if that is not known."""
     found = _CHANGED.search(text)
     return _NAMED.get(found[1].strip().lower()) if found else None
+
+
+_NVLINKS: Final = range(144, 151)
+# All of the line, or it does not count: a process chooses its name, which may stand before it.
+_NONFATAL: Final = re.compile(
+    r"[A-Z][A-Z0-9_]{0,40} Nonfatal XC\d{1,3} i\d{1,3} Link -?\d{1,3} "
+    r"\(0x[0-9a-f]{8}(?: 0x[0-9a-f]{8}){0,15}\)?",
+    re.ASCII,
+)
+
+
+def is_nonfatal(number: int, text: str) -> bool:
+    """Whether the line of an Xid of NVLink (144 to 150) says that it is not fatal.
+
+    Args:
+        text: what comes after the number; "" where NVML alone tells of it.
+    """
+    return number in _NVLINKS and _NONFATAL.fullmatch(text.strip()) is not None
 
 
 def heed(xid: Xid, action: Action | None) -> tuple[Whose, Action]:

@@ -36,7 +36,7 @@ from shim.causes import ended, kernel_log, message
 from shim.causes.agent import agent_runs
 from shim.causes.record import KERNEL_LOG, Fault, Whose, read_causes
 from shim.causes.sentence import relevant, sentence
-from shim.causes.xids import RECOVERY, Action, about, heed, recovery_asked
+from shim.causes.xids import RECOVERY, Action, about, heed, is_nonfatal, recovery_asked
 from shim.errors import NvshimError
 from shim.processes import may_be_alive
 
@@ -186,7 +186,7 @@ def _attributed(
     xid = about(line.xid)
     device = next((device for device in held if device.is_of(line)), None)
     is_own = bool(line.pid) and line.pid == end.pid
-    if not xid.ends or (device is None and not is_own):
+    if not xid.ends or (device is None and not is_own) or is_nonfatal(line.xid, line.text):
         return None
     whose, action = xid.whose, xid.action
     if line.xid == RECOVERY:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from shim.work.layers import Layer
     from shim.work.worker import Answer, Link
 
+_NO_FEATURES: Final = (ValueError, TypeError, KeyError, RecursionError)
 _FEATURES_TIMEOUT: Final = 10.0
 _NO_VERSION: Final = "0.0.0"
 _SOON: Final = 0.1  # seconds
@@ -305,7 +306,7 @@ class Provision:
         try:
             _, output = self._link.run([runtime, "features"], _FEATURES_TIMEOUT)
             return str(json.loads(output)["ociVersionMax"])
-        except (ProgramTimeout, ProgramNotFound, ValueError, TypeError, KeyError) as error:
+        except (ProgramTimeout, ProgramNotFound, *_NO_FEATURES) as error:
             self._log.warning("the runtime does not tell its features", why=str(error))
             return _NO_VERSION
 

@@ -107,8 +107,8 @@ class Place:
         Path(self.node.state, "reset-goes-on").write_text(line, encoding="ascii")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+@contextmanager
+def place_at(tmp_path: Path) -> Iterator[Place]:
     scenario = Scenario.load("two")
     # Nobody else's GPUs have these numbers: whoever has a node open holds it.
     gpus = tuple(replace(gpu, minor=_MINORS + gpu.index) for gpu in scenario.gpus)
@@ -117,6 +117,12 @@ def place(tmp_path: Path) -> Iterator[Place]:
             file.write(f'\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n[health]\nquiet = 1\n')
         place = Place(node)
         place.put_nvidia_smi()
+        yield place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with place_at(tmp_path) as place:
         yield place
 
 
@@ -458,6 +464,7 @@ def test_a_gpu_that_somebody_holds_is_not_reset_and_given_to_nobody_else(place: 
         assert mark["reset"] == "waits for its holders"
         assert place.called() == []
         waiting = place.spawn("reset", "1", "--wait")
+        assert "lets_go" not in mark  # as long as it waits, the agent watches all GPUs
         let_go()
     place.lets_reset(waiting)
     assert place.mark(1) is None

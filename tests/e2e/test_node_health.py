@@ -166,6 +166,15 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
         assert (status, [row["uuid"] for row in rows]) == (0, [uuid])
         assert it.states() == ["healthy", "healthy"]
         assert it.said("put back by hand")[0]["device"] == uuid
+        for name in ("1", node.scenario.gpus[1].pci, "all"):
+            it.xid(1, 95, "Uncontained ECC error")
+            eventually(lambda: it.states() == ["healthy", "unhealthy"], "it fails again")
+            status, rows = it.nvshim("health", "clear", name)
+            assert status == 0
+            assert uuid in [row["uuid"] for row in rows]
+            assert it.states() == ["healthy", "healthy"]
+        for name in ("2", "1:0", "", "none"):
+            assert it.nvshim("health", "clear", name)[0] == 1
         it.xid(1, 95, "Uncontained ECC error")
         eventually(lambda: it.states() == ["healthy", "unhealthy"], "it fails again")
         counted = cycle([*["1 ecc-uncorrected 1\n"] * 50, *[""] * 50])
@@ -176,6 +185,36 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
             return it.states() == ["healthy", "healthy"]
 
         eventually(is_reset, "it was reset")
+
+
+def test_an_error_of_nvlink_that_is_not_fatal_takes_no_gpu_away(
+    node: SimulatedNode, tmp_path: Path
+) -> None:
+    """Each GPU of a domain prints such lines when a neighbour fails (NVIDIA/NVSentinel#1357)."""
+    text = (
+        "RLW_SRC_TRACK {} XC1 i0 Link 17 "
+        "(0x04084507 0x00000004 0x00000000 0x00000000 0x00000000 0x00000000)"
+    )
+    options = ("--kubelet-socket", "", "--containerd-state", str(tmp_path))
+    with gpu_agent(node, tmp_path, *options) as it:
+        it.listens()
+        for number in range(144, 151):
+            it.xid(0, number, text.format("Nonfatal"))
+            eventually(partial(it.said, f"XID {number}"), f"{number} is told")
+            assert [line["severity"] for line in it.said(f"XID {number}")] == ["ignore"]
+        it.xid(1, 145, text.format("Fatal"))
+        eventually(lambda: len(it.said("a device is unhealthy")) == 1, "the fatal one")
+        (line,) = it.said("a device is unhealthy")
+        assert (line["device"], line["xid"]) == (node.scenario.gpus[1].uuid, 145)
+        assert [line["device"] for line in it.said("a device is suspect")] == []
+        it.process.terminate()
+        it.process.wait(timeout=20)
+    # Who asks for it by number has it.
+    heeded = ("--enable-healthchecks", "145")
+    with gpu_agent(node, tmp_path, *options, *heeded) as it:
+        it.listens()
+        it.xid(0, 145, text.format("Nonfatal"))
+        eventually(lambda: it.states()[0] == "unhealthy", "it counts")
 
 
 def test_a_gpu_that_was_exchanged_is_said_to_be_gone_once(tmp_path: Path) -> None:

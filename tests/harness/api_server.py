@@ -108,9 +108,10 @@ class ApiServer:
         service_account: that directory.
         connections: how many have been made to it.
         certificate: a file with the certificate and its key.
-        events: what was made, each with its namespace in the path that was asked for.
+        events: what was made, each with its namespace in the path that was asked for; as it is
+            now, if it was changed.
         nodes: the conditions of each Node, by its name.
-        patches: the bodies of those that were changed, with their Content-Type.
+        patches: the bodies of what was changed, with their Content-Type.
         token: with which one may make events.
         is_forbidden: whether nobody may.
         port: on which it listens.
@@ -163,8 +164,18 @@ class ApiServer:
         _, _, node = request.path.partition("/api/v1/nodes/")
         if node:
             return self._of_node(request, node.removesuffix("/status"))
-        self.events.append((request.path, json.loads(request.body)))
-        return 201, json.loads(request.body)
+        body = json.loads(request.body)
+        if request.method == "PATCH":
+            self.patches.append((request.headers.get("Content-Type", ""), body))
+            path, _, name = request.path.rpartition("/")
+            for at, event in self.events:
+                if (at, event["metadata"]["name"]) == (path, name):
+                    event.update(body)
+                    return 200, event
+            return refusal(404, f'events "{name}" not found')
+        body["metadata"]["name"] = f"{body['metadata']['generateName']}{len(self.events)}"
+        self.events.append((request.path, body))
+        return 201, body
 
     def _of_node(self, request: Request, name: str) -> tuple[int, Any]:
         if name not in self.nodes:

@@ -9,7 +9,6 @@ kernel's Documentation/ABI/testing/dev-kmsg.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from integration.doctor.observing.kubernetes import KUBELETS
 from integration.doctor.observing.running import hosts_processes, processes, read_file
 from integration.doctor.places import Places
 from integration.inspection.holding import LEDGER
+from integration.json_documents import parse_json
 from integration.node.options import DRA_DRIVER
 from integration.node.readiness import is_ready, status_path
 from shim.causes.agent import agent_runs
@@ -48,7 +48,7 @@ def look_at_agent(places: Places) -> NodeAgent:
     path = status_path(config)
     if os.path.exists(path):
         age = max(0.0, time.time() - os.stat(path).st_mtime)
-        status = json.loads(read_file(path))
+        status = parse_json(read_file(path))
     resources = status.get("resources", {})
     return NodeAgent(
         unit=any(glob(f"{places.at('/')}/{wants}/{_UNIT}") for wants in _UNITS),
@@ -71,7 +71,7 @@ def look_at_agent(places: Places) -> NodeAgent:
 
 def _missing(path: str) -> Iterator[str]:
     """What containers run without, by the agent's ledger."""
-    ledger = json.loads(read_file(path)) if os.path.exists(path) else {}
+    ledger = parse_json(read_file(path)) if os.path.exists(path) else {}
     for each in ledger.get("unheld", ()):
         if each.get("pid"):
             title = f"{each['namespace']}/{each['pod']}/{each['container']}"
@@ -120,7 +120,7 @@ def _unread(places: Places, root: str) -> str:
 def _registered(path: str) -> tuple[tuple[str, int], ...] | None:
     if not os.path.exists(path):
         return None
-    known = json.loads(read_file(path))["Data"]["RegisteredDevices"] or {}
+    known = parse_json(read_file(path))["Data"]["RegisteredDevices"] or {}
     return tuple(
         (str(name), len(ids or ()))
         for name, ids in sorted(known.items())

@@ -14,11 +14,11 @@ import contextlib
 import glob
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from api.errors import one_line
+from integration import tomltext
 from integration.doctor.facts import ConfigFile, Containerd, CouldNotLook, Handler, ProgramFailed
 from integration.doctor.observing.running import (
     SYSTEM_PATH,
@@ -76,7 +76,7 @@ def look_at_containerd(places: Places) -> Containerd | None:
     if program and exists:
         try:
             words = [program, "--config", path, "config", "dump"]
-            merged = tomllib.loads(run(places, words, in_root=True))
+            merged = tomltext.parse(run(places, words, in_root=True))
         except ProgramFailed as error:
             dump_fault = str(error)
         except CouldNotLook:
@@ -214,10 +214,10 @@ def _read_files(places: Places, path: str) -> tuple[tuple[ConfigFile, ...], dict
 
 def _parsed(places: Places, path: str) -> tuple[dict[str, Any], str]:
     try:
-        return tomllib.loads(read_file(places.at(path))), ""
+        return tomltext.parse(read_file(places.at(path))), ""
     except OSError as error:
         return {}, str(error.strerror)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {}, f"no TOML: {one_line(str(error))}"
 
 

@@ -8,16 +8,16 @@ cmd/nvidia-ctk-installer.
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Iterator
 from typing import Any, Final
 
 from api.errors import one_line
+from integration import tomltext
 from integration.doctor.facts import Crio, Docker, DockerRuntime, Injector
 from integration.doctor.observing.running import find_program, hosts_processes, processes, read_file
 from integration.doctor.places import Places
+from integration.json_documents import parse_json
 
 _DAEMON_JSON: Final = "/etc/docker/daemon.json"
 _HOOK: Final = "nvidia-container-runtime-hook"
@@ -39,8 +39,8 @@ def look_at_docker(places: Places) -> Docker | None:
     fault = ""
     if os.path.exists(path):
         try:
-            table = json.loads(read_file(path))
-        except (ValueError, RecursionError) as error:
+            table = parse_json(read_file(path))
+        except ValueError as error:
             fault = f"no JSON: {one_line(str(error))}"
         if not isinstance(table, dict):
             table, fault = {}, "JSON that is no object"
@@ -76,7 +76,7 @@ def look_at_crio(places: Places) -> Crio | None:
     faults = []
     for file in files:
         try:
-            table = tomllib.loads(read_file(places.at(file)))
+            table = tomltext.parse(read_file(places.at(file)))
         except (ValueError, OSError) as error:
             faults.append(f"{file}: {one_line(str(error))}")
             continue

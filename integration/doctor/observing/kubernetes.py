@@ -7,7 +7,6 @@ Source: kubelet.config.k8s.io/v1beta1 KubeletConfiguration; node.k8s.io/v1 Runti
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -19,6 +18,7 @@ from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
 from integration.doctor.observing.machine import systemd_runs
 from integration.doctor.observing.running import find_program, hosts_processes, read_file, run
 from integration.doctor.places import Places
+from integration.json_documents import parse_json
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
 KUBELETS: Final = frozenset({"kubelet", "k3s-server", "k3s-agent", "rke2"})
@@ -47,7 +47,7 @@ def _cgroup_driver(places: Places) -> str:
         return ""
     try:
         config = yaml.safe_load(read_file(path))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         # Not the whole error, which quotes the file.
         raise CouldNotLook(f"{named} is no YAML: {getattr(error, 'problem', '')}") from error
     driver = config.get("cgroupDriver") if isinstance(config, dict) else None
@@ -58,7 +58,7 @@ def _of_manifest(path: str) -> Iterator[RuntimeClass]:
     try:
         with open(path, "rb") as file:
             documents = list(yaml.safe_load_all(file.read()))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, RecursionError) as error:
         raise ManifestUnusable(
             f"RuntimeClasses of {path}",
             found=str(error.strerror) if isinstance(error, OSError) else f"no YAML: {error}",
@@ -78,7 +78,7 @@ def _of_cluster(places: Places) -> Iterator[RuntimeClass]:
             "get", "runtimeclasses.node.k8s.io", "-o", "json",
         ],
     )  # fmt: skip
-    yield from _classes([json.loads(said)], "the cluster")
+    yield from _classes([parse_json(said)], "the cluster")
 
 
 def _classes(documents: Iterable[Any], source: str) -> Iterator[RuntimeClass]:

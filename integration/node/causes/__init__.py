@@ -7,5 +7,6 @@
     files.py       their files in STATE/causes, written by a thread
     component.py   the part of the agent that does this
     limits.py      how much GPU memory a container may use, and who uses more
+    shares.py      how much of it a container has by resource claims, by the kubelet's word
     guard.py       the part of the agent that watches over that
 """

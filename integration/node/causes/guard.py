@@ -13,6 +13,7 @@ Rules
   says so; never at the first, and never by what NVML did not say just then.
 - A container is killed by its own shim. One whose shim does not do it is tried again.
 - Without a limit nothing is asked.
+- What a container may use is never what it says itself (:mod:`.shares`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from integration.node.causes.limits import (
     gibibytes,
     parse_limit,
 )
+from integration.node.causes.shares import pod_claims, share_limits
 from integration.node.errors import ContainerNotKilled
 from integration.node.ledger.usage import usage_by
 from integration.node.ledger.values import Ledger
@@ -45,7 +47,12 @@ from integration.shim_client import kill
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from integration.node.components import Context
+
+_FAULT: Final = "memory-guard.shares"
+_GOES_BY: Final = ("ledger", "sampler", "claims")
 
 _KILLED: Final = "ended by the memory guard"
 _LONGEST: Final = 64  # characters of an annotation: no limit is longer
@@ -62,6 +69,7 @@ async def run(context: Context) -> None:
         await _Guard(context).keep()
     finally:
         context.board.post(exceeded={})
+        context.board.fault(_FAULT, "")
 
 
 class _Guard:
@@ -80,13 +88,13 @@ class _Guard:
     async def keep(self) -> NoReturn:
         board = self._board
         while True:
-            version = board.version("ledger", "sampler", "claimed")
+            version = board.version(*_GOES_BY)
             own = await self._limits(board.ledger)
-            shares = self._shares()
+            shares = await self._shares()
             is_wanted = bool(board.ledger.holdings) and (self._limit is not None or own or shares)
             if not is_wanted or isinstance(board.sampler, Unsampled):
                 self._post({})
-                await board.change("ledger", "sampler", "claimed", since=version)
+                await board.change(*_GOES_BY, since=version)
                 continue
             sample = await board.sampler.sample(max_age=self._interval / 2)
             if not sample.failure:
@@ -108,13 +116,22 @@ class _Guard:
                     )  # fmt: skip
         return {bundle: limit for (bundle, _), limit in self._own.items() if limit is not None}
 
-    def _shares(self) -> dict[str, int]:
-        """Bytes of each share that a container has of a GPU by a resource claim, by its id."""
-        known = {each.share: each.memory << 20 for each in self._board.claimed or () if each.memory}
-        held = {share.id for each in self._board.ledger.holdings for share in each.shares}
-        return {share: size for share, size in known.items() if share in held}
+    async def _shares(self) -> dict[str, dict[str, int]]:
+        """Bytes of the shares that containers have by resource claims, by bundle and device."""
+        board, context = self._board, self._context
+        if not any(device.memory for claim in board.claims for device in claim.devices):
+            context.fault(_FAULT, "")
+            return {}
+        of_pods, why = await aside(pod_claims, context.config)
+        named = await context.kubelet.claims(context.options.pod_resources)
+        is_known = of_pods is not None or named is not None
+        line = "" if is_known else f"which pods have shares of GPUs is not known: {why}"
+        context.fault(_FAULT, line)
+        return share_limits(board.ledger.containers, board.claims, of_pods, named)
 
-    async def _judge(self, sample: Sample, own: dict[str, Limit], shares: dict[str, int]) -> None:
+    async def _judge(
+        self, sample: Sample, own: dict[str, Limit], shares: Mapping[str, Mapping[str, int]]
+    ) -> None:
         uses = await usage_by(self._context, sample)
         over: dict[_Which, Hit] = {}
         for each in excesses(sample, uses, self._board.ledger, self._limit, own, shares=shares):

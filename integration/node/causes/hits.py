@@ -1,7 +1,8 @@
 """Which containers a fault hits, and whose fault it is for each of them.
 
 Rules for an Xid
-- A number that is no reason for anybody's end (:attr:`shim.causes.xids.Xid.ends`) hits nobody.
+- A number that is no reason for anybody's end (:attr:`shim.causes.xids.Xid.ends`) hits nobody, nor
+  does a line that says that it is not fatal (:func:`shim.causes.xids.is_nonfatal`).
 - A fault of the device hits everybody who holds it, or did so a moment ago. One that was contained
   in an application (94) hits the one whose process is named, if one is.
 - A fault of an application hits the container of its process. To the others on the same device it
@@ -28,7 +29,7 @@ from integration.node.health.blame import Blame, How
 from integration.node.health.xids import Scope
 from integration.node.ledger.values import Holding
 from shim.causes.record import Fault, Whose
-from shim.causes.xids import Action, heed
+from shim.causes.xids import Action, heed, is_nonfatal
 
 if TYPE_CHECKING:
     from integration.inspection.bundles import Container
@@ -72,7 +73,7 @@ def hits_of(
         mps: UUIDs of GPUs whose containers share an MPS server.
     """
     xid = verdict.xid
-    if event.kind != XID or xid is None or not xid.ends:
+    if event.kind != XID or xid is None or not xid.ends or is_nonfatal(event.xid, event.text):
         return ()
     blamed, needed = heed(xid, action)
     own = whose.container

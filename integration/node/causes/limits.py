@@ -6,7 +6,7 @@ Rules
 - A pod's own limit (the annotation :data:`ANNOTATION`) counts on every device of its containers.
   Where both do, the smaller one does: no pod can allow itself more.
 - A share that a resource claim has given a container counts on the GPU of which it is one; several
-  are added up. Which shares a container has its variables say, and how large they are the claims.
+  are added up (:mod:`.shares`).
 - What a container uses of a device is the sum of what NVML says of its processes there. Who does
   not exceed the limit by what is known is not over it: a process of which NVML says nothing counts
   for nothing.
@@ -114,7 +114,7 @@ def excesses(
     limit: Limit | None,
     own: Mapping[str, Limit],
     *,
-    shares: Mapping[str, int] | None = None,
+    shares: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[Excess, ...]:
     """Who uses more memory than it may.
 
@@ -122,7 +122,7 @@ def excesses(
         uses: what each container uses, by that sample.
         limit: the operator's; None for none.
         own: pods' own limits, by the bundle of the container.
-        shares: bytes of the shares of resource claims, by their ids.
+        shares: bytes of the shares that it has of a device, by its bundle and the device's UUID.
     """
     totals = {each.uuid: each.memory_total_bytes for each in _devices(sample)}
     gpus = _gpus(sample)
@@ -134,11 +134,7 @@ def excesses(
         is_shared = len(ledger.holders(use.device)) > 1
         total = totals.get(use.device)
         limits = (limit if is_shared else None, own.get(container.bundle))
-        share = sum(
-            (shares or {}).get(each.id, 0)
-            for each in use.holding.shares
-            if each.device == use.device
-        )
+        share = (shares or {}).get(container.bundle, {}).get(use.device, 0)
         allowed = [n for each in limits if each is not None and (n := each.of(total)) is not None]
         allowed += [share] if share else []
         if allowed and use.memory_bytes > min(allowed):

@@ -39,6 +39,7 @@ import anyio
 import anyio.to_thread
 
 from api.errors import NvshimError
+from integration.json_documents import NestedTooDeeply
 from integration.node.api_status import is_away
 from integration.node.aside import aside
 from integration.node.dra import state
@@ -203,6 +204,8 @@ class ClaimReader:
         try:
             return self._api.call("GET", path)
         except ApiServerSilent as error:
+            if isinstance(error.__cause__, NestedTooDeeply):  # which says nothing of the server
+                raise ResourceClaimUnusable(f"to GET {path}", found=str(error.__cause__)) from error
             self._note(error)
             raise
         finally:

@@ -8,7 +8,6 @@ which its containers were made with, has a daemon's pipes, and those are a daemo
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ import anyio
 
 from api.errors import NvshimError
 from integration.files import read_file
+from integration.json_documents import parse_json
 from integration.node.api_status import is_away
 from integration.node.backoff import Backoff
 from integration.node.dra import cdi
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["has_daemon", "recall"]
 
 _UNAUTHENTICATED: Final = 401
-_UNREAD: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_UNREAD: Final = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def has_daemon(config: Config, driver: str, claim: Claim) -> bool:
     """Whether containers of a claim were made clients of a daemon that is there."""
     try:
-        spec = json.loads(read_file(cdi.path_of(config, driver, claim.uid)) or b"")
+        spec = parse_json(read_file(cdi.path_of(config, driver, claim.uid)) or b"")
         return any(
             os.path.lexists(os.path.join(os.path.dirname(mount["hostPath"]), LOCK))
             for device in spec["devices"]

@@ -30,6 +30,7 @@ from hooks.node.cache import boot_id_path
 from hooks.node.kubelet import read_checkpoint, read_claims
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file, sweep
+from integration.json_documents import parse_json
 from integration.node.dra.values import Claim, ClaimDevice, Sharing, gpu_of, uuid_of
 from integration.node.errors import DraStateUnwritten
 
@@ -109,7 +110,7 @@ def read_record(config: Config, file: str) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: there is none, or it does not count.
     """
-    document: Any = json.loads(read_file(os.path.join(config.state, file)) or b"")
+    document: Any = parse_json(read_file(os.path.join(config.state, file)) or b"")
     if not isinstance(document, dict) or (document.get("format"), document.get("boot")) != (
         _FORMAT, _boot(config),
     ):  # fmt: skip
@@ -181,7 +182,7 @@ def _read(config: Config) -> list[Claim] | None:
             )
             for each in read_record(config, _FILE)["claims"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -203,7 +204,7 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
     It does not say of which GPU a MIG device is that was there, nor who only looks after a device.
     """
     try:
-        data: Any = json.loads(json.loads(content or b"{}").get("Data") or "{}")
+        data: Any = parse_json(parse_json(content or b"{}").get("Data") or "{}")
         for each in data.get("ClaimInfoStateList") or ():
             given = (each.get("DriverState") or {}).get(driver) or {}
             # A kubelet that has asked twice has noted the answer twice.
@@ -223,7 +224,7 @@ def _of_kubelet(content: bytes, driver: str) -> Iterator[Claim]:
                 yield Claim(
                     str(each["ClaimUID"]), str(each["Namespace"]), str(each["ClaimName"]), devices
                 )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return
 
 
@@ -234,7 +235,7 @@ def plugin_gave(config: Config) -> dict[str, str]:
     """
     try:
         content = read_checkpoint(config).content
-        entries = json.loads(content or b"{}")["Data"]["PodDeviceEntries"] or ()
+        entries = parse_json(content or b"{}")["Data"]["PodDeviceEntries"] or ()
         return {
             str(name).partition("::")[0]: f"pod {each['PodUID']}"
             for each in entries
@@ -242,5 +243,5 @@ def plugin_gave(config: Config) -> dict[str, str]:
             for name in names
             if str(name).startswith(UUIDS)
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 _SELDOM: Final = 300.0
 _OFTEN: Final = 5.0
 _MOST_TOTALS: Final = 4096
+_AGAIN: Final = 10.0  # until a file that could not be written is tried again
+
+_FILE: Final = "health.file"
+"""What the fault is called that the file cannot be written."""
 
 _KINDS: Final = frozenset({"xid", "ecc-double"})
 _LEVELS: Final = {
@@ -120,7 +124,6 @@ class _Ward:
         self._totals = dict(context.board.xids)
         self._sampled = -math.inf
         self._known_lost: dict[str, str] = {}
-        self._unwritten = ""
         self._saving = anyio.Lock()
         self._changed = anyio.Event()
         self._news = anyio.Event()
@@ -326,17 +329,19 @@ class _Ward:
 
     async def _keep_file(self) -> None:
         while True:
-            await self._changed.wait()
+            # A disk that was full is tried again, though nothing has changed.
+            with anyio.move_on_after(_AGAIN if self._board.faults.get(_FILE) else math.inf):
+                await self._changed.wait()
             self._changed = anyio.Event()
             await self._save()
 
     async def _save(self) -> None:
         async with self._saving:
+            line = ""
             try:
                 await aside(store.write, self._config, self._book)
-                self._unwritten = ""
             except OSError as error:
                 line = f"{store.path_of(self._config)}: {error.strerror}"
-                if line != self._unwritten:
-                    self._unwritten = line
-                    self._say("warning", "health cannot be kept over a restart", reason=line)
+            if line and self._board.faults.get(_FILE) != line:
+                self._say("warning", "health cannot be kept over a restart", reason=line)
+            self._board.fault(_FILE, line)

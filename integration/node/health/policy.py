@@ -11,6 +11,7 @@ Rules, the later stronger
 Then, of what was told besides
 - A double-bit ECC error (48) with a contained one (94) shortly before or after it was contained:
   then it needs no reset.
+- An error of NVLink (144 to 150) whose line says "Nonfatal" is ignored, unless 2 or 4 names it.
 - When the driver says what it needs to recover (154), its words count: a reset, a boot, nothing.
 
 Unlike NVIDIA's, which leaves out what it does not understand, a word that is no number is an error.
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from integration.node.errors import XidListWrong
 from integration.node.health.xids import Severity, Xid, about
-from shim.causes.xids import RECOVERY, Action, Remedy, recovery_asked
+from shim.causes.xids import RECOVERY, Action, Remedy, is_nonfatal, recovery_asked
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -50,6 +51,10 @@ class Policy:
     all_ignored: bool = False  # no number means anything, but those that are heeded
     all_heeded: bool = False  # every number means at least that a device is unhealthy
     judged: bool = True  # whether devices are judged at all
+
+    def names(self, number: int) -> bool:
+        """Whether the operator has said that an error counts, or what it means."""
+        return self.all_heeded or number in self.heeded or number in self.table
 
     def severity(self, number: int) -> Severity:
         """What an error makes of a device."""
@@ -153,6 +158,8 @@ def severity_of(
     if event.kind != XID:
         return Severity.IGNORE, Remedy.NOTHING, False
     severity, remedy = policy.severity(event.xid), about(event.xid).remedy
+    if is_nonfatal(event.xid, event.text) and not policy.names(event.xid):
+        return Severity.IGNORE, remedy, False
     was_contained = contained is not None and abs(event.when - contained) <= TOGETHER
     if event.xid == DBE and severity == Severity.FATAL and was_contained:
         return Severity.UNHEALTHY, remedy, False

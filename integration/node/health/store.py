@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.witness import read_text
 from integration.files import read_file, replace_file
+from integration.json_documents import parse_json
 from integration.node.health.book import Book, Place
 from integration.node.health.machine import Condition, Need
 from integration.node.health.values import State
@@ -127,8 +128,8 @@ def _read_document(config: Config) -> tuple[dict[str, Any], str]:
     path = path_of(config)
     try:
         content = read_file(path)
-        document: Any = json.loads(content) if content is not None else None
-    except (OSError, ValueError, RecursionError) as error:
+        document: Any = parse_json(content) if content is not None else None
+    except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else "it is damaged"
         return {}, f"{path}: {what}; what it said of devices is not known any more"
     if document is None:

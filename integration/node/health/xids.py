@@ -12,7 +12,8 @@ Rules
 - What the catalogue wants the GPU reset for is fatal: the device is not given until a reset, a
   reload of the driver or a boot was seen. Where NVIDIA says that it may pass (119, 120), the device
   has to prove itself instead, and where a workflow decides by registers that nobody told (74, 144
-  to 146, 149, 150) too.
+  to 146, 149, 150) too. The line of an error of NVLink (144 to 150) may say that it is not fatal;
+  then it is ignored (:mod:`.policy`).
 - A number that is not here makes a device unhealthy, as NVIDIA's plugin does: it is of a driver
   that is newer than this table, or of what is not expected of any. It can prove itself, too.
 - Of a GPU in MIG mode an error with an instance is that instance's, unless it is one of the whole

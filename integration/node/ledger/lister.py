@@ -88,6 +88,7 @@ def _read(answer: Any) -> Listed:
             each.claim_name,
             resource.driver_name,
             tuple(device.name for device in resource.cdi_devices),
+            (pod.namespace, pod.name, container.name),
         )
         for pod in pods
         for container in pod.containers

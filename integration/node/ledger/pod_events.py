@@ -7,8 +7,10 @@ for and nobody granted; and what its GPU suffered, which may be why it ended.
 Rules
 - Only where the cluster has given the agent a token, and the right to make events.
 - An event is made once for each container and cause, as long as its pod is there, however often the
-  container starts. That the memory of a GPU is full is no event: many programs take all of it on
-  purpose.
+  container starts. When the text for the same cause changes, because the driver tells later what
+  the GPU needs, the agent changes that event and raises its count. If it may not, or the event has
+  expired, the first text stays.
+- That the memory of a GPU is full is no event: many programs take all of it on purpose.
 - An event that the server refuses (the pod's namespace is being deleted, a policy denies it) keeps
   no other from being made. A server that is silent, busy or failing is asked for no more of them.
 - Which faults are of this agent's time is told by the clock as it is now: it may be set back.
@@ -33,28 +35,38 @@ from integration.node.errors import ApiServerRefused, ApiServerSilent, EventNotM
 from integration.node.ledger.values import Ledger
 from integration.node.monitor.values import epoch, now
 from integration.node.telling import keep_told
-from shim.causes.record import Whose
+from shim.causes.record import Whose, by_weight
 from shim.causes.sentence import sentence
 
 if TYPE_CHECKING:
     from integration.node.components import Context
+    from shim.causes.record import Fault
 
 _RECENT: Final = 60.0  # seconds before the agent began of which nobody may have told
 _COMPONENT: Final = "nvshim-node"
 
 
-def _make_event(api: ApiServer, namespace: str, event: dict[str, Any]) -> None:
-    """Make an event.
+def _write_event(
+    api: ApiServer, namespace: str, event: dict[str, Any], name: str = ""
+) -> dict[str, Any]:
+    """Make an event, or change one.
 
     Args:
-        event: core/v1.
+        event: core/v1; what differs of one that is changed.
+        name: of the event that is changed; "" to make one.
+
+    Returns:
+        The event as the server has it.
 
     Raises:
         EventNotMade: the server does not answer, or says no.
     """
     asked = f"an event in the namespace {namespace}"
+    path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
     try:
-        api.call("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", event)
+        if name:
+            return api.call("PATCH", f"{path}/{quote(name, safe='')}", event)
+        return api.call("POST", path, event)
     except (ApiServerSilent, ApiServerRefused) as error:
         raise EventNotMade(asked, found=error.found, do=error.do) from error
 
@@ -67,8 +79,8 @@ class Notice:
     pod: str
     pod_uid: str
     container: str
-    reason: str
-    cause: str  # what it is about: two that differ in nothing but their message are one
+    cause: str  # what it is about: two that differ in nothing but what they say of it are one
+    reason: str = field(compare=False)
     message: str = field(compare=False)
 
     def event(self, now: str) -> dict[str, Any]:
@@ -103,16 +115,16 @@ def _notices(ledger: Ledger) -> Iterator[Notice]:
     """What there is to say on pods now."""
     for missing in ledger.missing:
         yield Notice(
-            missing.namespace, missing.pod, missing.pod_uid, missing.container, "DeviceMissing",
-            missing.device,
+            missing.namespace, missing.pod, missing.pod_uid, missing.container,
+            missing.device, "DeviceMissing",
             f"container {missing.container} runs without {missing.device} ({missing.resource}), "
             "which the kubelet has given it; see that the pod names the shim's RuntimeClass, and "
             "`nvshim doctor` on the node",
         )  # fmt: skip
     for denied in ledger.denied:
         yield Notice(
-            denied.namespace, denied.pod, denied.pod_uid, denied.container, "DeviceDenied",
-            denied.why,
+            denied.namespace, denied.pod, denied.pod_uid, denied.container,
+            denied.why, "DeviceDenied",
             f"container {denied.container} is not given what it asks for: {denied.why}",
         )  # fmt: skip
 
@@ -132,40 +144,84 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
     Args:
         since: seconds since the epoch; what was before, another agent has told.
     """
+    found: dict[Notice, Fault] = {}
     for entry, fault in told(causes):
         pod = entry.pod
         if not pod or fault.kind == GPU_MEMORY or fault.at < since:
             continue
         reason = "GPUMemoryLimit" if fault.kind == MEMORY_LIMIT else _REASONS[fault.whose]
-        cause = "/".join((fault.kind, str(fault.code), fault.gpu, fault.whose, fault.action))
-        yield Notice(
-            pod["namespace"], pod["name"], pod.get("uid", ""), pod.get("container", ""), reason,
-            cause, sentence([fault]),
+        whose = "of another" if fault.whose == Whose.NEIGHBOUR else "its own"
+        notice = Notice(
+            pod["namespace"], pod["name"], pod.get("uid", ""), pod.get("container", ""),
+            "/".join((fault.kind, str(fault.code), fault.gpu, whose)), reason, sentence([fault]),
         )  # fmt: skip
+        # Of two faults with the same cause, the driver may have judged only one.
+        if notice not in found or by_weight([fault, found[notice]])[0] == fault:
+            found.pop(notice, None)
+            found[notice] = fault
+    yield from found
+
+
+@dataclass(slots=True)
+class _Made:
+    """An event that was made."""
+
+    name: str  # what the server calls it
+    said: tuple[str, str]  # reason and message
+    count: int = 1
+
+
+def _say(api: ApiServer, notice: Notice, made: dict[Notice, _Made]) -> None:
+    """Make the event of a notice, or change it if the notice's text has changed.
+
+    Raises:
+        EventNotMade: the server does not answer, or makes no such event.
+    """
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    known, said = made.get(notice), (notice.reason, notice.message)
+    if known is None:
+        event = _write_event(api, notice.namespace, notice.event(moment))
+        metadata = event.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        made[notice] = _Made(str(name or ""), said)
+    elif known.said != said and known.name:
+        change = {
+            "reason": notice.reason,
+            "message": notice.message,
+            "count": known.count + 1,
+            "lastTimestamp": moment,
+        }
+        try:
+            _write_event(api, notice.namespace, change, known.name)
+        except EventNotMade as error:
+            if is_away(error.__cause__):
+                raise
+        else:
+            known.count += 1
+        known.said = said
 
 
 async def run(context: Context) -> None:
     """Make events of what is missing or denied, and of faults, until cancelled."""
     board, since = context.board, now() - _RECENT
-    made: set[Notice] = set()
+    made: dict[Notice, _Made] = {}
 
     def tell(api: ApiServer) -> None:
         ledger = board.ledger
-        notices = {*_notices(ledger), *notices_of_faults(board.causes, epoch(since))}
+        notices = [*_notices(ledger), *notices_of_faults(board.causes, epoch(since))]
         pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
-        gone = {n for n in made - notices if (n.namespace, n.pod, n.pod_uid) not in pods}
-        made.difference_update(gone)
+        gone = made.keys() - set(notices)
+        for each in gone:
+            if (each.namespace, each.pod, each.pod_uid) not in pods:
+                del made[each]
         failed: EventNotMade | None = None
-        for each in sorted(notices - made):
-            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        for each in sorted(notices):
             try:
-                _make_event(api, each.namespace, each.event(moment))
+                _say(api, each, made)
             except EventNotMade as error:
                 failed = failed or error
                 if is_away(error.__cause__):
                     break
-            else:
-                made.add(each)
         if failed is not None:
             raise failed
 

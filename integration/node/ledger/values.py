@@ -23,6 +23,7 @@ class Claimed:
     name: str  # likewise
     driver: str
     cdi_names: tuple[str, ...]
+    container: tuple[str, str, str]  # the pod's namespace and name, and the container's name
 
 
 @dataclass(frozen=True, slots=True)

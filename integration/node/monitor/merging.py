@@ -12,7 +12,8 @@ Rules
   nothing is not held: whoever is told why a container ended should know it before that is over.
 - One whose other half was told alone not long ago is not told again: each error is counted once.
 - Of the same (GPU, number, instances, process) one is told at once. Those of the next second are
-  told together when it is over: ``times`` says how many.
+  told together when it is over: ``times`` says how many. Those whose lines say that they are of
+  another severity are told apart.
 - What is remembered is bounded. In a storm of hundreds of different processes, processes are not
   told apart any more.
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from integration.node.monitor.values import GpuEvent
+from shim.causes.xids import RECOVERY, is_nonfatal, recovery_asked
 
 HOLD: Final = 0.5
 """Seconds that the one waits for the other. They are written within milliseconds; which of them
@@ -117,7 +119,7 @@ class Merger:
         key: tuple[object, ...] = (event.kind, event.gpu, event.xid, *_facts(event))
         if len(self._told) >= _MOST and key not in self._told:
             event = replace(event, pid=0, process="", cgroups="")
-            key = (event.kind, event.gpu, event.xid, None, None, 0)
+            key = (event.kind, event.gpu, event.xid, None, None, 0, _severity(event))
         if self._told.get(key, now) <= now and key not in self._more:
             self._told[key] = now + _QUIET
             self._ready.append(event)
@@ -147,7 +149,14 @@ def _agree(one: int | None, other: int | None) -> bool:
 
 
 def _facts(event: GpuEvent) -> tuple[object, ...]:
-    return event.gpu_instance, event.compute_instance, event.pid
+    return event.gpu_instance, event.compute_instance, event.pid, _severity(event)
+
+
+def _severity(event: GpuEvent) -> object:
+    """What the text says of how serious an error is, and its number does not."""
+    if event.xid == RECOVERY:
+        return recovery_asked(event.text)
+    return is_nonfatal(event.xid, event.text)
 
 
 def _joined(one: GpuEvent, other: GpuEvent) -> GpuEvent:

@@ -16,7 +16,6 @@ Sources: flock(2); pidfd_open(2); nvidia-cuda-mps-control(1).
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from hooks.config import Config
 from integration.driver_programs import run_for
 from integration.files import read_file
 from integration.inspection.procfs import Procfs
+from integration.json_documents import parse_json
 from integration.node.errors import MpsDaemonFailed, MpsStateUnusable
 from integration.node.mps import host_setup, modes
 from integration.node.mps.places import Places, shm
@@ -92,7 +92,7 @@ class Daemon:
 
     def _read(self) -> Found | None:
         try:
-            said: Any = json.loads(read_file(self._places.lock) or b"")
+            said: Any = parse_json(read_file(self._places.lock) or b"")
             pid, start = int(said["pid"]), int(said["start"])
             devices = tuple(str(each) for each in said["devices"])
             driver = str(said["driver"])

@@ -17,6 +17,7 @@ from typing import Any, Final
 from hooks.config import Config
 from hooks.errors import DriverNotFound
 from integration.files import read_file, replace_file
+from integration.json_documents import parse_json
 from integration.node.errors import ComputeModeFailed
 from integration.node.mps.host_setup import unusable
 from integration.node.mps.places import Places
@@ -59,7 +60,7 @@ def give_back(config: Config, places: Places, uuids: Collection[str]) -> None:
 def taken(places: Places) -> tuple[str, ...]:
     """The GPUs whose compute mode somebody has set for a resource, or was about to."""
     try:
-        known: Any = json.loads(read_file(places.devices) or b"[]")
+        known: Any = parse_json(read_file(places.devices) or b"[]")
     except (OSError, ValueError):
         return ()
     return tuple(each for each in known if isinstance(each, str)) if isinstance(known, list) else ()

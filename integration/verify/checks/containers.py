@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +10,7 @@ from hooks.config import Mode
 from integration.cri.engine import CRIO
 from integration.cri.errors import CriRefused
 from integration.handlers import RUNTIME_TYPE, calls_our_shim
+from integration.json_documents import parse_json
 from integration.verify.node import Node
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import Report, parse
@@ -62,7 +62,7 @@ def _configure(node: Node) -> str:
 def _kind_of(pod: Pod) -> str:
     """The type of a pod's runtime; "" if the engine does not tell."""
     try:
-        told: Any = json.loads(pod.status().info.get("info", "null"))
+        told: Any = parse_json(pod.status().info.get("info", "null"))
     except ValueError:
         return ""
     return str(told.get("runtimeType") or "") if isinstance(told, dict) else ""

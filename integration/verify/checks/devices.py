@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.config import Config
 from integration.files import read_file
 from integration.inspection.health import read_health
+from integration.json_documents import parse_json
 from integration.node.readiness import status_path
 from integration.verify.checks.containers import check_sight, numbers_of, report_of
 from integration.verify.node import Node
@@ -108,7 +108,7 @@ def _thought(known: Any, uuid: str) -> str:
 def _agents_word(config: Config) -> str:
     """What the node agent says is wrong, if one runs here."""
     try:
-        faults = json.loads(read_file(status_path(config)) or b"{}").get("faults") or []
+        faults = parse_json(read_file(status_path(config)) or b"{}").get("faults") or []
     except (OSError, ValueError, AttributeError):
         return ""
     return f"; the agent says: {faults[0]}" if faults else ""

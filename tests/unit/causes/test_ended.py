@@ -74,6 +74,49 @@ def test_only_the_newest_are_kept_and_those_without_a_cause_go_first(tmp_path: P
     assert names == {f"c{number}" for number in range(ended.MOST_ENDED + 10)} - gone
 
 
+def _in_pod(namespace: str, name: str) -> dict[str, str]:
+    return {"namespace": namespace, "name": name, "uid": f"uid-{name}"}
+
+
+def _names(state: Path) -> set[str]:
+    return {each["id"] for each in ended.list_ended(str(state))}
+
+
+def test_a_tenant_that_ends_often_pushes_out_no_other(tmp_path: Path) -> None:
+    """Neither one namespace of pods another's, nor one pod another's of its namespace."""
+    state, most = str(tmp_path), ended.MOST_ENDED
+    quiet = {
+        "other": container("other", pod=_in_pod("quiet", "train"), ended=1.0),
+        "plain": container("plain", pod=None, ended=2.0),
+        "beside": container("beside", pod=_in_pod("loud", "beside"), ended=3.0),
+    }
+    for each in quiet.values():
+        ended.write_ended(state, each, [], "")
+    for number in range(2 * most):
+        loud = container(f"c{number}", pod=_in_pod("loud", "crash"), ended=100.0 + number)
+        ended.write_ended(state, loud, [LOST], "a line")
+    newest = {f"c{number}" for number in range(most + 1, 2 * most)}
+    assert _names(tmp_path) == quiet.keys() | newest
+
+
+def test_many_namespaces_are_bounded_together_and_the_greatest_gives_way(tmp_path: Path) -> None:
+    most = ended.MOST_ENDED
+    crowd = ended.MOST_OF_ALL // most + 1
+    first = container("first", pod=_in_pod("quiet", "train"), ended=1.0)
+    ended.write_ended(str(tmp_path), first, [], "")
+    for number in range(crowd * most):
+        pod = _in_pod(f"crowd-{number % crowd}", "crash")
+        told = {**container(f"c{number}", pod=pod, ended=100.0 + number), "cause": "a line"}
+        path = tmp_path / f"ended/k8s.io/c{number}.json"
+        path.write_text(json.dumps({"version": 1, **told, "faults": [{"kind": "xid"}]}))
+    ended.write_ended(str(tmp_path), first, [], "")
+    names = _names(tmp_path)
+    assert "first" in names
+    assert len(names) == ended.MOST_OF_ALL
+    shares = [sum(int(n[1:]) % crowd == k for n in names - {"first"}) for k in range(crowd)]
+    assert max(shares) - min(shares) <= 1
+
+
 @pytest.mark.parametrize(
     "content",
     [

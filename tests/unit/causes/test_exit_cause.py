@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -112,6 +112,10 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     return case
 
 
+# As NVIDIA/NVSentinel#1357 has it.
+LINK: Final = "XC1 i0 Link 17 (0x04084507 0x00000004 0x00000000 0x00000000 0x00000000 0x00000000)"
+
+
 def xid(number: int, bus: str = "18", *, pid: int = 0, instance: str = "", text: str = "x") -> str:
     process = f"pid={pid}, name=python3, " if pid else ""
     return f"NVRM: Xid (PCI:0000:{bus}:00{instance}): {number}, {process}{text}"
@@ -132,6 +136,10 @@ def xid(number: int, bus: str = "18", *, pid: int = 0, instance: str = "", text:
         (xid(4711), (4711, "unclear")),
         (xid(45, pid=INIT), ()),
         (xid(63), ()),
+        (xid(145, text=f"RLW_SRC_TRACK Nonfatal {LINK}"), ()),
+        (xid(145, text=f"RLW_SRC_TRACK Fatal {LINK}"), (145, "device")),
+        # What may be a process's name decides nothing.
+        (xid(145, text=f"RLW Nonfatal XC, RLW Fatal {LINK}"), (145, "device")),
         (xid(154), ()),
         (xid(154, text="GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
          (154, "device")),

@@ -476,7 +476,7 @@ def test_the_agent_may_make_events_and_the_installer_nothing(rendered: Rendered)
     for component, documents in rendered.items():
         roles = {e["metadata"]["name"]: e["rules"] for e in documents if e["kind"] == "ClusterRole"}
         (rule,) = roles.pop("containerd-shim-nvidia-node-agent")
-        assert rule == {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
+        assert rule == {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]}
         more = component in {"dra", "node-condition"}
         assert list(roles) == ([f"containerd-shim-nvidia-{component}"] if more else [])
         namespace = _one(documents, "Namespace")["metadata"]["name"]

@@ -1,16 +1,21 @@
-"""The file by which NVML is let go, where its directory cannot be watched, or is another."""
+"""The file by which NVML is let go, where its directory cannot be watched; and a reset's end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from hooks.config import Config
+from hooks.node.drained import Drain, read_drains
+from integration.drain import marks
+from integration.drain.resetting import _TO_CLOSE, _TO_PROVE, _TO_RESET
+from integration.drain.serving import _TO_LET_GO
 from integration.node.components import Context
 from integration.node.monitor import letting_go
 from integration.node.options import Options
+from integration.nvml_lock import alone, is_alone
 from shim import syscalls
 from tests.harness.waiting import until
 
@@ -46,4 +51,58 @@ async def test_a_file_is_found_though_its_directory_comes_later_or_is_not_watche
             state.rmdir()
             refused = False
             await until(lambda: not board.faults)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(state=str(tmp_path / "state"), drained=str(tmp_path / "drained"))
+    said: list[str] = []
+
+    def say(level: str, event: str, **_: Any) -> None:
+        said.append(f"{level} {event}")
+
+    context = Context(config, Options("", 1), say)
+    board = context.board
+    with marks.resetting(config), alone(config.state, 0):
+        marks.put(config, Drain("GPU-1", reset="waits"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(letting_go.follow, context)
+            marks.step(config, "GPU-1", "it is reset", closed=True)
+            await until(lambda: board.let_go.startswith("GPU-1 is out of service"))
+            monkeypatch.setattr(letting_go, "LONGEST", 0.0)
+            await until(lambda: not board.let_go)
+            # Whoever opens NVML now does not wait for it, either.
+            assert not is_alone(config.state)
+            assert "error a reset does not end, NVML is opened in spite of it" in said
+            tasks.cancel_scope.cancel()
+
+
+def test_no_reset_may_take_longer_than_the_agent_has_nvml_closed_for_it() -> None:
+    assert letting_go.LONGEST > _TO_LET_GO + _TO_CLOSE + _TO_RESET + _TO_PROVE
+
+
+@pytest.mark.parametrize("by_person", [False, True])
+async def test_a_mark_of_a_reset_that_was_killed_counts_if_a_person_says_so_alone(
+    tmp_path: Path, *, by_person: bool
+) -> None:
+    config = Config(state=str(tmp_path / "state"), drained=str(tmp_path / "drained"))
+    context = Context(config, Options("", 1), lambda *_, **__: None)
+    board = context.board
+    async with anyio.create_task_group() as tasks:
+        with marks.resetting(config):
+            marks.put(config, Drain("GPU-1", lets_go=by_person))
+            marks.put(config, Drain("GPU-1", reset="waits"))
+            marks.step(config, "GPU-1", "it is reset", closed=True)
+            tasks.start_soon(letting_go.follow, context)
+            await until(lambda: board.let_go)
+        if by_person:
+            marks.step(config, "GPU-1", "it failed: no")
+            assert read_drains(config)[0].lets_go
+        else:
+            await until(lambda: not board.let_go)
+            # The next reset begins with NVML open, and so does what it has to wait for.
+            with marks.resetting(config):
+                assert not read_drains(config)[0].lets_go
         tasks.cancel_scope.cancel()

@@ -79,6 +79,22 @@ def test_a_storm_is_told_of_once_a_second() -> None:
     assert found[0][0] <= HOLD
 
 
+def test_a_line_that_says_that_it_is_worse_is_not_counted_to_those_before_it() -> None:
+    link = "XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)"
+    change = "GPU recovery action changed from 0x0 (None) to 0x{} ({})"
+    for number, texts in (
+        (145, (f"RLW_RXPIPE Nonfatal {link}", f"RLW_RXPIPE Fatal {link}")),
+        (154, (change.format(2, "Node Reboot Required"), change.format(0, "None"))),
+    ):
+        merger = Merger()
+        for text in (texts[0], *texts):
+            merger.add(log(number, pid=0, text=text), 0.0, is_whole=True)
+        assert [(each.text, each.times) for each in merger.due(0.0)] == [
+            (texts[0], 1), (texts[1], 1),
+        ]  # fmt: skip
+        assert [(each.text, each.times) for each in merger.due(10.0)] == [(texts[0], 1)]
+
+
 def test_a_storm_of_processes_is_bounded_and_nothing_is_lost() -> None:
     storm = [(n / 1e6, log(31, pid=n + 1)) for n in range(5000)]
     found = told(*storm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from integration.node.ledger.pod_events import notices_of_faults
 from integration.node.ledger.values import Denied, Ledger
 from integration.node.options import Options
 from shim.causes.record import Fault, Whose
+from shim.causes.xids import Action
 from tests.harness.api_server import (
     ApiServer,
     denied,
@@ -164,3 +166,65 @@ async def test_a_fault_is_told_though_the_clock_was_set_back(
             journal.add(Hit(A, lost(time.time())))
             board.post(causes=dict(journal.entries))
             await until(lambda: names(api) == ["a", "pod-a"], "the fault is told")
+
+
+class Unchanging(ApiServer):
+    """One that lets an agent make events, and change none."""
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        if request.method == "PATCH":
+            self.refused += 1
+            return refusal(403, "cannot patch resource events")
+        return super().answer(request)
+
+    refused = 0
+
+
+def unclear(at: float) -> Fault:
+    """One of which only the driver's word says that the device has failed."""
+    return Fault(at, "xid", 109, "timeout", "GPU-0", whose=Whose.UNCLEAR, action=Action.RESET)
+
+
+@pytest.mark.anyio
+async def test_what_the_driver_says_later_of_a_fault_is_in_the_same_event(tmp_path: Path) -> None:
+    with ApiServer(str(tmp_path / "account")) as api:
+        async with telling(api) as (board, lines):
+            journal, at = Journal(), time.time()
+            journal.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
+            journal.add(Hit(A, unclear(at)))
+            board.post(causes=dict(journal.entries))
+            await until(lambda: len(api.events) == 2, "both are told")
+            for action, count, word in (
+                (Action.NOTHING, 2, ""),
+                (Action.BUS_RESET, 3, " The GPU needs a reset of its bus."),
+            ):
+                journal.heed("GPU-0", action, at - 1)
+                board.post(causes=dict(journal.entries))
+                await until(lambda c=count: [e["count"] for _, e in api.events] == [c] * 2, "said")  # type: ignore[misc]
+                for _, event in api.events:
+                    assert event["message"].endswith((f"fault.{word}", f"fault that is.{word}"))
+            assert {event["reason"] for _, event in api.events} == {"GPUFailure"}
+            # Again the same is nothing to say.
+            journal.add(Hit(A, replace(lost(at + 1), action=Action.BUS_RESET)))
+            board.post(causes=dict(journal.entries))
+            board.post(ledger=Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
+            await until(lambda: len(api.events) == 3, "what comes after it is told")
+            assert [event["count"] for _, event in api.events] == [3, 3, 1]
+            assert lines == []
+
+
+@pytest.mark.anyio
+async def test_an_agent_that_may_change_no_event_makes_no_second_one(tmp_path: Path) -> None:
+    with Unchanging(str(tmp_path / "account")) as api:
+        async with telling(api) as (board, lines):
+            journal, at = Journal(), time.time()
+            journal.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
+            board.post(causes=dict(journal.entries))
+            await until(lambda: names(api) == ["pod-a"], "it is told")
+            journal.heed("GPU-0", Action.NOTHING, at - 1)
+            board.post(causes=dict(journal.entries))
+            await until(lambda: api.refused == 1, "it is tried")
+            board.post(ledger=Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
+            await until(lambda: names(api) == ["pod-a", "z"], "what comes after it is told")
+            assert api.refused == 1
+            assert lines == []

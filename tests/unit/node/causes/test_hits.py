@@ -71,6 +71,13 @@ def test_the_only_holder_is_likely_to_blame_and_one_that_has_ended_is_known() ->
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("word", "count"), [("Nonfatal", 0), ("Fatal", 2)])
+def test_an_error_of_nvlink_that_is_not_fatal_hits_nobody(word: str, count: int) -> None:
+    text = f"RLW_SRC_TRACK {word} XC1 i0 Link 17 (0x04084507 0x00000004 0x00000000)"
+    hits = hits_of(event(145, text=text), verdict(145), NOBODY, BOTH, at=5.0)
+    assert len(hits) == count
+
+
 def test_the_driver_s_word_comes_before_the_table() -> None:
     reset = hit(31, BY, action=Action.RESET)
     assert {h.container.name: (h.fault.whose, h.fault.action) for h in reset} == {

@@ -85,23 +85,20 @@ def test_a_pod_may_limit_itself_and_allow_itself_nothing() -> None:
 
 
 def test_a_share_of_a_claim_is_a_limit_on_its_gpu() -> None:
-    def allowed(*held: Share, known: dict[str, int], limit: str = "none") -> list[int]:
-        holder = replace(A, shares=held)
+    def allowed(shares: dict[str, dict[str, int]], limit: str = "none") -> list[int]:
+        # What a container says of itself is nothing.
+        holder = replace(A, shares=(Share("made-up", "GPU-0", 70 << 10, 1),))
         found = excesses(
             SAMPLE, [use(holder, 30)], Ledger(holdings=(holder, B)), parse_limit(limit), {},
-            shares=known,
+            shares=shares,
         )  # fmt: skip
         return [each.limit // GIB for each in found]
 
-    one, two = (Share(name, "GPU-0", 1, 1) for name in ("one", "two"))
-    known = {"one": 10 * GIB, "two": 15 * GIB}
-    assert allowed(one, known=known) == [10]
-    assert allowed(one, two, known=known) == [25]
-    assert allowed(one, two, known=known, limit="20GiB") == [20]
-    # What a container says of itself is nothing.
-    assert allowed(one, known={}) == []
-    assert allowed(one._replace(device="GPU-1"), known=known) == []
-    assert allowed(one, Share("made-up", "GPU-0", 70, 1), known=known) == [10]
+    assert allowed({"/b/a": {"GPU-0": 10 * GIB}}) == [10]
+    assert allowed({"/b/a": {"GPU-0": 25 * GIB}}, limit="20GiB") == [20]
+    assert allowed({"/b/a": {"GPU-1": 10 * GIB}}) == []
+    assert allowed({"/b/b": {"GPU-0": 10 * GIB}}) == []
+    assert allowed({}) == []
 
 
 def test_a_part_of_a_device_that_is_not_known_limits_nobody() -> None:

@@ -1,0 +1,47 @@
+"""JSON that others have written: API servers, engines, kubelets, people.
+
+:func:`json.loads` raises RecursionError for what is nested too deeply, and what is nested nearly so
+deeply fails later, where it is compared, copied or written. No document that is meant is nested by
+more than :data:`DEEPEST`, so one that is counts as damaged like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+__all__ = ["DEEPEST", "NestedTooDeeply", "parse_json"]
+
+DEEPEST: Final = 100
+"""How many objects and lists may be in one another."""
+
+
+class NestedTooDeeply(ValueError):
+    """A document is nested too deeply."""
+
+    def __init__(self) -> None:
+        super().__init__("it is nested too deeply")
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Parse a JSON document.
+
+    Raises:
+        ValueError: it is not valid JSON.
+        NestedTooDeeply: it is nested by more than :data:`DEEPEST`.
+    """
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise NestedTooDeeply from None
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST + 1):
+        if not level:
+            return value
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    raise NestedTooDeeply

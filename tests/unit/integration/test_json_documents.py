@@ -1,0 +1,71 @@
+"""JSON of others: what is nested too deeply is no document, and raises nothing unheard of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from integration.json_documents import DEEPEST, NestedTooDeeply, parse_json
+from tests.harness.launcher import REPOSITORY
+
+# Where JSON is read that this program, a child of it, or its package has written: nobody else has a
+# say in how deep it is.
+OWN: Final = {
+    "hooks/node/nvml_probe.py",
+    "integration/doctor/findings.py",
+    "integration/doctor/observing/nvml.py",
+    "integration/engines/crio.py",
+    "integration/inspection/codes.py",
+    "integration/json_documents.py",
+    "integration/kubernetes/handlers.py",
+    "integration/node/monitor/answering.py",
+    "integration/node/monitor/children.py",
+    "integration/node/monitor/watching.py",
+    "integration/node/mps/launch.py",
+    "integration/node/mps/modes.py",
+    "integration/node/plugin/topology.py",
+    "integration/nvml_server.py",
+    "integration/simulated/node.py",
+    "shim/stdio/files.py",
+    "shim/verbs/handover.py",
+    "shim/work/worker.py",
+}
+READS: Final = re.compile(r"\bjson\.loads?\(|\byaml\.(?:safe_)?load|\btomllib\.loads?\(")
+
+
+def nested(depth: int, kind: str) -> str:
+    begin, end = {"lists": ("[", "]"), "objects": ('{"a":', "}")}[kind]
+    return begin * depth + ("" if kind == "lists" else "1") + end * depth
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+def test_a_document_is_as_deep_as_one_may_be(kind: str) -> None:
+    assert parse_json(nested(DEEPEST, kind)) is not None
+    for depth in (DEEPEST + 1, 900, 1100, 100_000):
+        with pytest.raises(NestedTooDeeply, match="nested too deeply"):
+            parse_json(nested(depth, kind).encode())
+
+
+@pytest.mark.parametrize("text", ["1", '"a"', "null", "[]", '{"a": [{}, {"b": null}]}'])
+def test_what_is_not_deep_is_as_it_was(text: str) -> None:
+    assert parse_json(text) == parse_json(text.encode())
+
+
+@pytest.mark.parametrize("text", ["", "{", b"\xff", "[" * 5])
+def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of json, whose words these are
+        parse_json(text)
+
+
+def test_whoever_reads_what_others_write_expects_it_to_be_nested_too_deeply() -> None:
+    careless = []
+    for package in ("api", "hooks", "shim", "integration"):
+        for path in Path(REPOSITORY, package).rglob("*.py"):
+            name, text = str(path.relative_to(REPOSITORY)), path.read_text("utf-8")
+            if READS.search(text) and "RecursionError" not in text and name not in OWN:
+                careless.append(name)
+    assert careless == []
+    assert [name for name in OWN if not READS.search(Path(REPOSITORY, name).read_text())] == []
