@@ -35,7 +35,8 @@ class Result:
     """How a run ended."""
 
     name: str  # of the circumstance
-    commit: str  # what ran; "" for a part of the suite, or files that are in no commit
+    commit: str  # what ran; "" for files that are in no commit
+    asked: str  # paths of tests that ran in place of the row's; "" for those of the row
     passed: int  # tests
     failed: int  # tests that did, or left something behind
     skipped: int  # tests that had nothing to test there
@@ -46,6 +47,11 @@ class Result:
     def is_good(self) -> bool:
         """Whether everything passed, and anything ran."""
         return not self.code and not self.failed and self.passed > 0
+
+
+def is_done(known: Result, commit: str) -> bool:
+    """Whether all of a row has passed at a commit."""
+    return known.is_good and not known.asked and known.commit == commit != ""
 
 
 def count(lines: list[str]) -> dict[str, int]:
@@ -67,7 +73,7 @@ def table(results: list[Result]) -> str:
     for result in results:
         row = known[result.name]
         outcome = "passed" if result.is_good else f"failed ({result.code})"
-        part = f"a part: {row.why}" if row.why else "all"
+        part = result.asked or (f"a part: {row.why}" if row.why else "all")
         rows.append(
             f"{result.name:12} {result.passed:7} {result.failed:7} {result.skipped:8}"
             f" {result.seconds:5.0f} s  {outcome:10} {part}"
@@ -92,7 +98,7 @@ def _run(row: Circumstance, more: tuple[str, ...], commit: str) -> Result:
             code = _show(row.command(directory, more), log, lines)
     counts = count(lines)
     return Result(
-        row.name, "" if more else commit, counts.get("passed", 0),
+        row.name, commit, " ".join(more), counts.get("passed", 0),
         sum(counts.get(word, 0) for word in _FAILED), counts.get("skipped", 0), code,
         time.monotonic() - started,
     )  # fmt: skip
@@ -165,7 +171,7 @@ def main(words: list[str] | None = None) -> int:
         if asked.only and row.name not in asked.only:
             continue
         known = earlier.get(row.name)
-        if not asked.only and known is not None and known.is_good and commit == known.commit != "":
+        if not asked.only and known is not None and is_done(known, commit):
             _print(f"--- {row.name}: passed at this commit before")
             results.append(known)
             continue

@@ -130,10 +130,18 @@ def test_what_pytest_counted_is_added_up() -> None:
 
 
 def test_a_run_without_a_test_that_passed_has_failed() -> None:
-    good = anywhere.Result("boot", "", passed=1, failed=0, skipped=0, code=0, seconds=1.0)
+    good = anywhere.Result("boot", "c", "", passed=1, failed=0, skipped=0, code=0, seconds=1.0)
     assert good.is_good
     for bad in (replace(good, passed=0), replace(good, failed=1), replace(good, code=2)):
         assert not bad.is_good
+    assert anywhere.is_done(good, "c")
+    for other in (
+        replace(good, code=1),
+        replace(good, asked="tests/unit"),
+        replace(good, commit=""),
+    ):
+        assert not anywhere.is_done(other, other.commit)
+    assert not anywhere.is_done(good, "d")
 
 
 @pytest.fixture
