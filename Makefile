@@ -274,14 +274,14 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 # The driver, and programs of other releases, before a test's time is measured. Debian unstable's
 # are for make test-matrix, which gets them itself: they change from day to day. What needs nothing
 # of the environment can be had while that is made.
-$(CACHE)/.programs: integration/simulated/driver.py tests/tools/parts.py tests/harness/kubectl.py | $(CACHE)/.packages
+$(CACHE)/.programs: integration/simulated/driver.py tests/tools/parts.py | $(CACHE)/.packages
 	$(PYTHON) -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
 	$(PYTHON) -m tests.tools.parts trixie
-	$(PYTHON) -m tests.harness.kubectl bookworm trixie
 	@touch $@
 
-$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready tests/harness/docker.py tests/harness/prometheus.py
+$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready $(addprefix tests/harness/,docker.py kubectl.py prometheus.py)
 	$(VENV)/bin/python -m tests.harness.docker bookworm trixie
+	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie
 	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 

@@ -180,6 +180,21 @@ def test_what_passed_at_this_commit_is_not_run_again_unless_it_is_named(
         anywhere.main(["--only", "nothing"])
 
 
+def test_what_the_machines_python_runs_needs_nothing_of_its_packages() -> None:
+    with open(os.path.join(REPOSITORY, "Makefile"), encoding="utf-8") as file:
+        words = re.findall(
+            r"(?m)^\t@?\$\(PYTHON\) -(?:m (\S+)|c 'from (\S+) import (\w+))", file.read()
+        )
+    programs = {
+        f"import {module}" if module else f"from {room} import {name}"
+        for module, room, name in words
+    }
+    assert len(programs) >= 4
+    script = "; ".join(sorted(programs))
+    # Without what Debian has installed for its own programs, some machines more than others.
+    subprocess.run(["/usr/bin/python3", "-S", "-c", script], cwd=REPOSITORY, check=True)
+
+
 def test_a_mark_of_packages_is_out_of_date_once_one_was_removed(tmp_path: Path) -> None:
     (tmp_path / ".packages").touch()
 
