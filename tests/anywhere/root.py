@@ -18,10 +18,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from api.errors import NvshimError
+from integration.simulated.packages import locked
 from shim import syscalls
 from tests.anywhere import KEPT
 from tests.tools import REPOSITORY
@@ -62,22 +63,27 @@ def main() -> int:
     parser.add_argument("--umask", default="022", help="of the clone, and of the command (022)")
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args()
-    root = os.path.join(KEPT, f"root-{asked.release}")
     os.makedirs(KEPT, exist_ok=True)
+    with locked(KEPT):  # one root at a time
+        return _run(asked.release, asked.command, int(asked.umask, 8))
+
+
+def _run(release: str, command: Sequence[str], umask: int) -> int:
+    root = os.path.join(KEPT, f"root-{release}")
     shutil.rmtree(root, ignore_errors=True)
     try:
-        install(asked.release, NAMED, root)
+        install(release, NAMED, root)
     except NvshimError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     bound = list(_carry(root))
-    os.umask(int(asked.umask, 8))
+    os.umask(umask)
     argv = ["git", "clone", "--quiet", f"file://{REPOSITORY}", root + _CLONE]
     subprocess.run(argv, check=True)
     # By its child, so that all that is mounted goes with that.
     if (child := os.fork()) == 0:
         _enter(root, bound)
-        os.execvpe(asked.command[0], asked.command, _environment())
+        os.execvpe(command[0], command, _environment())
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code == 0:
         shutil.rmtree(root, ignore_errors=True)
