@@ -130,7 +130,11 @@ def _commit() -> str:
 
 
 def _earlier() -> dict[str, Result]:
-    with contextlib.suppress(FileNotFoundError), open(_RESULTS, encoding="utf-8") as file:
+    # Those of another version of this program are not worth an error.
+    with (
+        contextlib.suppress(FileNotFoundError, TypeError, ValueError),
+        open(_RESULTS, encoding="utf-8") as file,
+    ):
         return {each["name"]: Result(**each) for each in json.load(file)}
     return {}
 

@@ -5,7 +5,7 @@ programs (LD_PRELOAD) reaches neither Go's nor static ones, and no file's time. 
 clock itself::
 
     day-behind   the kernel has booted, and written files, a day after what is now
-    leap         in a minute a second is inserted, and the day after it is 29 February
+    leap         in half a minute a second is inserted, and the day after it is 29 February
 
 Source: adjtimex(2); kernel/time/ntp.c: a second is inserted at the end of the day (UTC), whether
 or not anything keeps the clock.
@@ -24,7 +24,7 @@ from calendar import timegm
 from typing import Final
 
 _DAY: Final = 86_400
-_BEFORE_LEAP: Final = timegm((2028, 2, 28, 23, 59, 0))
+_BEFORE_LEAP: Final = timegm((2028, 2, 28, 23, 59, 30))
 _INSERTED: Final = timegm((2028, 2, 29, 0, 0, 0))
 
 # struct timex: modes, offset, freq, maxerror, esterror, status; more than the rest behind it.

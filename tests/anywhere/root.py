@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from api.errors import NvshimError
@@ -68,7 +68,7 @@ def main() -> int:
         return _run(asked.release, asked.command, int(asked.umask, 8))
 
 
-def _run(release: str, command: Sequence[str], umask: int) -> int:
+def _run(release: str, command: list[str], umask: int) -> int:
     root = os.path.join(KEPT, f"root-{release}")
     shutil.rmtree(root, ignore_errors=True)
     try:
