@@ -165,7 +165,7 @@ class PrivateContainerd:
             "LANG": "C.UTF-8",
             "TMPDIR": os.path.join(self.directory, "tmp"),
             **({"NVSHIM_CONFIG": os.path.abspath(shim_config)} if shim_config else {}),
-            **({"CONTAINERD_SNAPSHOTTER": "native"} if _is_on_overlay(self.directory) else {}),
+            **({"CONTAINERD_SNAPSHOTTER": "native"} if is_on_overlay(self.directory) else {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._words: set[str] = set()
@@ -383,7 +383,8 @@ def _temporary() -> str | None:
     return None if len(os.path.realpath(tempfile.gettempdir())) <= _LONGEST_TEMPORARY else "/tmp"  # noqa: S108 - made by mkdtemp(3)
 
 
-def _is_on_overlay(directory: str) -> bool:
+def is_on_overlay(directory: str) -> bool:
+    """Whether a directory can have no overlay's upper directory in it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return file_system_type(fd) == _OVERLAYFS

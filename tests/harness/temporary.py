@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from integration.simulated.containerd import is_on_overlay
 from shim import syscalls
 
 _LONGEST: Final = 20
 _SHORT: Final = "/tmp"
-_OVERLAYFS: Final = 0x794C7630
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def usable_tmpdir() -> Iterator[str]:
     if len(directory) > _LONGEST:
         why = f"{_SHORT}, for {directory} leaves no room for addresses of sockets"
         directory = _SHORT
-    if _is_on_overlay(directory):
+    if is_on_overlay(directory):
         # Its name is none of ours: copies of the mount namespace leave those of tests out.
         mounted = tempfile.mkdtemp(prefix="tests-", dir=_SHORT)
         syscalls.mount("tmpfs", mounted, "tmpfs", 0, "mode=1777")
@@ -54,11 +54,3 @@ def _name(directory: str | None) -> None:
     if directory is not None:
         os.environ["TMPDIR"] = directory
     tempfile.tempdir = None
-
-
-def _is_on_overlay(directory: str) -> bool:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return syscalls.file_system_type(fd) == _OVERLAYFS
-    finally:
-        os.close(fd)
