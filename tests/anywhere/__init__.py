@@ -14,7 +14,7 @@
 
 Rules
 - Nothing of the machine changes: what is mounted, named or set goes with the namespace.
-- A row runs all of ``make test``, unless the table says why a part is enough.
+- A row runs ``make demo`` and all of ``make test``, unless the table says why a part is enough.
 - A row in which no test passed has failed.
 """
 
