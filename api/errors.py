@@ -61,12 +61,16 @@ class NvshimError(Exception):
 
     ``str()`` of it is one line that reads as sentences: ``CODE name: cannot read /etc/x: it is not
     valid TOML. Correct line 3``. It has no full stop: containerd 1 ends it with words of its own.
+
+    Attributes:
+        preface: words before the code, for programs that look for them.
     """
 
     code: ClassVar[str] = "NVSHIM-E0000"
     status: int = Status.UNKNOWN
     remedy: ClassVar[str] = ""
     """What helps in every case, where the one who raises it knows nothing better."""
+    preface: str = ""
 
     def __init__(self, asked: str, *, found: str, do: str = "") -> None:
         self.asked = one_line(asked)
@@ -94,7 +98,7 @@ class NvshimError(Exception):
         return f"{said}. {first} {rest}".rstrip(" .") if self.do else said
 
     def __str__(self) -> str:
-        return f"{self.code} {self.slug()}: {self.sentence}"
+        return f"{self.preface}{self.code} {self.slug()}: {self.sentence}"
 
 
 _VERBS = ("is ", "are ", "has ", "have ", "does ", "do ", "was ", "were ", "cannot ")

@@ -1,7 +1,8 @@
 """What each source contributes to a container's plan: NVIDIA's driver, its features, other vendors.
 
 A platform that has its GPUs in another way, other vendors and CDI specs produce the same kind of
-edits as NVIDIA's driver does, each with the bounds that it keeps to.
+edits as NVIDIA's driver does, each with the bounds that it keeps to. So do the hooks that an engine
+has written into the spec with a CDI spec of NVIDIA's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hooks.image.rootfs import Rootfs
 from hooks.node.inventory import Inventory
 from hooks.ocispec import parts, variables_of
 from hooks.plan import Bounds, Contribution, Plan
+from hooks.requests.oci_hooks import calls_of
 from hooks.requests.request import Request
 from hooks.words import Void
 
@@ -113,6 +115,15 @@ def contribute(
             )
     elif case.request.wants_driver:
         found.append(platforms.contribute(case.spec, case.request, case.config, layout))
+    if calls_of(case.spec):
+        # Here, as below: most containers have no such hook.
+        from hooks.cdi import nvidia_hooks  # noqa: PLC0415
+
+        # What is decided by the inventory is decided with more knowledge than a hook has.
+        find = None if compat.why else _compat_finder(case.image, layout)
+        of_hooks, decided = nvidia_hooks.contribute(case.spec, case.config, find)
+        found.append(of_hooks)
+        compat = compat if compat.why else decided
     return (*found, *_of_others(case, layout)), compat
 
 

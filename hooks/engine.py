@@ -398,6 +398,7 @@ class _Decision:
     def injection(self, case: Case, clock: _Clock, **done: Any) -> Injection:
         """The result, with the record of it."""
         record = make_record(
+            spec=case.spec,
             request=case.request,
             grant=self.grant,
             inventory=case.inventory,

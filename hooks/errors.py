@@ -409,7 +409,7 @@ class ConfigMalformed(ConfigError):
 
 
 class UnknownConfigKey(ConfigError):
-    """A table or key that means nothing to us. Raised by :func:`config.load_config`."""
+    """A table or key of our own file that means nothing. Raised by :func:`config.load_config`."""
 
     code = "NVSHIM-E0503"
 

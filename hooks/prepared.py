@@ -9,8 +9,9 @@ decided can be kept beside them:
 - :class:`Prepared` is what was decided, and :meth:`Prepared.encode` its form on disk.
 
 Rules
-- What could depend on more has no key: CDI devices (their files), other vendors' GPUs, features
-  and IMEX channels (files of the host that no inventory knows), a user namespace.
+- What could depend on more has no key: CDI devices (their files), the hooks of a CDI spec that an
+  engine has applied, other vendors' GPUs, features and IMEX channels (files of the host that no
+  inventory knows), a user namespace.
 - Only values are kept, no code: numbers of kinds, and the fields of each. What is damaged does not
   decode.
 - What has to be true of the node at this moment (device nodes, the identity of the driver's files)
@@ -41,6 +42,7 @@ from hooks.plan import (
     Plan,
     ProcFile,
 )
+from hooks.requests.oci_hooks import calls_of
 from hooks.requests.request import Request
 from hooks.words import Arch, Void
 
@@ -62,7 +64,7 @@ def key_of(
         return None
     if request.features or request.imex_channels != () or request.cdi_devices:
         return None
-    if request.amd_devices or request.intel_devices:
+    if request.amd_devices or request.intel_devices or calls_of(spec):
         return None
     mounts, linux = spec.get("mounts") or [], spec.get("linux") or {}
     if not isinstance(mounts, list) or not isinstance(linux, dict):

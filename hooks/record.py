@@ -14,6 +14,10 @@ node            driver version, its root and why that one, and what did not fit 
 image           architecture, libc and library directory of each loader found in it
 edits           devices, mounts, links, libraries, files; each with its reason; and hooks,
                 resource control and interfaces if a CDI file brought any
+in_spec         which of these edits the spec had before the shim saw it: paths of ``devices`` and
+                of ``mounts``; an engine that applies CDI has put them there, or ``--device``
+spec_hooks      the hooks that the spec had: ``done`` in process, and taken out; ``left``, which the
+                runtime runs; and ``notes`` for people
 process         variables and groups of every process: what :func:`process_edits` reads
 proc_files      files of procfs that are covered before the start: their content on the host,
                 and ``state``, what came of it
@@ -34,6 +38,7 @@ milliseconds    how long each step took
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final
@@ -46,7 +51,9 @@ from hooks.image.layout import Layout
 from hooks.image.placement import Placed
 from hooks.node.host_setup import CharLinks, MadeNodes
 from hooks.node.inventory import Inventory
+from hooks.ocispec import part, parts
 from hooks.plan import Contribution, Plan, device_node, shut_devices
+from hooks.requests.oci_hooks import hooks_of, is_nvidia_hook, tell_hook
 from hooks.requests.policy import Verdict
 from hooks.requests.request import Request
 from hooks.words import NVIDIA, AllDevices, Devices, NamedDevices, NoDevices, Void
@@ -64,6 +71,7 @@ _OPTIONAL: Final = ("/dev/nvidia-modeset", "/dev/nvidia-uvm-tools")
 
 def make_record(
     *,
+    spec: Mapping[str, Any],
     request: Request,
     grant: Grant | None,
     inventory: Inventory | None,
@@ -83,6 +91,7 @@ def make_record(
     """The record of an injection, of values that JSON has, by the table in this module's head.
 
     Args:
+        spec: as it was before the injection.
         grant: what of NVIDIA's devices was given; None if nothing of its driver was asked.
         inventory: what the node has of that; None likewise.
         identity: what :func:`hooks.node.identity.identity_of` says; None without a driver.
@@ -90,6 +99,7 @@ def make_record(
         mapped: whether the container has a user namespace.
     """
     made_nodes = made_nodes or MadeNodes()
+    every = tuple(contributions)
     return {
         "format": FORMAT,
         "request": _requested(request if verdict is None else verdict.asked),
@@ -97,7 +107,7 @@ def make_record(
         "grant": None if grant is None else _granted(grant),
         "vendors": [
             {"vendor": c.vendor, "granted": list(c.granted), "notes": list(c.notes)}
-            for c in contributions
+            for c in every
             if c.vendor != NVIDIA
         ],
         "node": None if inventory is None else _node(inventory),
@@ -109,6 +119,11 @@ def make_record(
             "writable": layout.writable,
         },
         "edits": _edits(plan),
+        "in_spec": _in_spec(spec, plan),
+        "spec_hooks": {
+            **_hooks(spec),
+            "notes": [note for c in every if c.vendor == NVIDIA for note in c.notes],
+        },
         "proc_files": [
             {"path": path, "source": source, "reason": _reason(path, plan), "state": PLANNED}
             for path, source in placed.proc_files
@@ -233,6 +248,27 @@ def _edits(plan: Plan) -> dict[str, Any]:
         ],
         **{kind: entries for kind, entries in of_cdi_files.items() if entries},
     }
+
+
+def _in_spec(spec: Mapping[str, Any], plan: Plan) -> dict[str, list[str]]:
+    """Which devices and mounts of a plan are in a spec that was edited by it, from before."""
+    listed = parts(part(spec, "linux", dict), "devices", dict, "linux.")
+    nodes = {str(node.get("path")) for node in listed}
+    mounted = parts(spec, "mounts", dict)
+    there = {posixpath.normpath(str(mount.get("destination"))) for mount in mounted}
+    return {
+        "devices": [device.path for device in plan.devices if device.path in nodes],
+        "mounts": [mount.destination for mount in plan.mounts if mount.destination in there],
+    }
+
+
+def _hooks(spec: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
+    """The hooks of a spec: those that are done in process, and those that stay."""
+    told: dict[str, list[dict[str, str]]] = {"done": [], "left": []}
+    for stage, hook in hooks_of(spec):
+        kind = "done" if is_nvidia_hook(hook) else "left"
+        told[kind].append({"stage": stage, "command": tell_hook(hook)})
+    return told
 
 
 def _reason(path: str, plan: Plan) -> str:

@@ -207,6 +207,21 @@ class Node:
 _MOST_LINKS: Final = 8
 
 
+SERVICES: Final = ("persistenced", "fabricmanager", "mps")
+"""The services of the driver whose sockets or pipes a container may get."""
+
+# ASCII's, and those that word processors make of them.
+_QUOTES: Final = frozenset("\"'`\u201c\u201d\u2018\u2019")
+
+
+def quotes_in(value: str) -> str:
+    """Return what to add to an error about a value without meaning if it has quotes; else "".
+
+    docker's --env-file, a list in a Compose file and a doubly quoted value in YAML keep them.
+    """
+    return "" if _QUOTES.isdisjoint(value) else "; write it without quotes: they are a part of it"
+
+
 def end_of(path: str, links: Mapping[str, str]) -> str:
     """Where a path leads by links, each to a name beside it or a path; "" if round in a circle."""
     for _ in range(_MOST_LINKS):

@@ -10,14 +10,54 @@ Source: containerd docs/cri/config.md; core/runtime/v2/shim_manager.go resolveRu
 from __future__ import annotations
 
 import os
-from typing import Final
+import re
+from typing import Final, NamedTuple
 
 from shim import PROGRAM, RUNTIME_NAME
 
-__all__ = ["RUNC_TYPE", "RUNTIME_TYPE", "calls_our_shim"]
+__all__ = [
+    "RUNC_TYPE",
+    "RUNTIME_TYPE",
+    "SURVIVES_SANDBOXER",
+    "Release",
+    "calls_our_shim",
+    "parse_release",
+]
 
 RUNTIME_TYPE: Final = RUNTIME_NAME
 RUNC_TYPE: Final = "io.containerd.runc.v2"
+
+
+_RELEASE: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)([-~](?:alpha|beta|rc)\b)?", re.ASCII)
+
+
+class Release(NamedTuple):
+    """A release of containerd; releases compare by age."""
+
+    major: int
+    minor: int
+    patch: int
+    is_final: bool = True  # not an alpha, a beta or a release candidate
+
+
+SURVIVES_SANDBOXER: Final = Release(2, 3, 0)
+"""The first release that survives a pod with the node's network under ``sandboxer = "shim"``.
+
+Source: containerd issue 12983, pull request 13131.
+"""
+
+
+def parse_release(version: str) -> Release | None:
+    """Return the release of a containerd by the version that it prints; None if it has no number.
+
+    Args:
+        version: "1.7.24~ds1", "v2.3.0-rc.1", "2.3.0+unknown", "2.1.3-0ubuntu3".
+    """
+    found = _RELEASE.match(version)
+    if found is None:
+        return None
+    major, minor, patch, stage = found.groups()
+    return Release(int(major), int(minor), int(patch), stage is None)
 
 
 def calls_our_shim(runtime_type: object, runtime_path: object = "") -> bool:

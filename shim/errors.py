@@ -178,8 +178,9 @@ class FeaturesUnknown(ShimError):
 class MountOptionUnsupported(ShimError):
     """A mount option that this shim does not implement. Raised by :mod:`shim.rootfs.mounts`."""
 
+    # Not UNIMPLEMENTED: containerd 2 takes that for an older shim, and asks it once more as such.
     code = "NVSHIM-E1101"
-    status = Status.UNIMPLEMENTED
+    status = Status.INVALID_ARGUMENT
 
 
 class MountOptionsTooLong(ShimError):
@@ -225,6 +226,14 @@ class MountMappingInvalid(ShimError):
     status = Status.INVALID_ARGUMENT
 
 
+def runtime_failed(verb: str) -> str:
+    """The preface of an error by which scripts know it: what containerd's own shim says.
+
+    Source: containerd cmd/containerd-shim-runc-v2/process, runtimeError.
+    """
+    return f"OCI runtime {verb} failed: "
+
+
 # -- E12xx: the low-level runtime -----------------------------------------------------------
 
 
@@ -247,13 +256,19 @@ class RuntimeFailed(ShimError):
     """runc or crun reported an error; ``found`` quotes it.
 
     Its status depends on that word, so it is the instance's.
+
+    Args:
+        verb: what the runtime was to do; its preface is containerd's own for that.
     """
 
     code = "NVSHIM-E1203"
 
-    def __init__(self, asked: str, *, found: str, do: str = "", status: int) -> None:
+    def __init__(
+        self, asked: str, *, found: str, do: str = "", status: int, verb: str = ""
+    ) -> None:
         super().__init__(asked, found=found, do=do)
         self.status = status
+        self.preface = runtime_failed(verb) if verb else ""
 
 
 class RuntimeMisbehaved(ShimError):
@@ -376,8 +391,9 @@ class StdioUnavailable(ShimError):
 class StdioUnsupported(ShimError):
     """A stdio URI of a scheme that this shim does not serve. Raised by :mod:`shim.stdio`."""
 
+    # Not UNIMPLEMENTED, as E1101 is not.
     code = "NVSHIM-E1402"
-    status = Status.UNIMPLEMENTED
+    status = Status.INVALID_ARGUMENT
 
 
 class InvalidLogUri(ShimError):

@@ -46,7 +46,9 @@ from hooks.cdi.nvidia_hooks import FindCompat
 from hooks.cdi.registry import Loaded, Resolution
 from hooks.cdi.spec import NO_PERMISSIONS, DeviceNode, Edits, SpecHook, SpecMount
 from hooks.config import Config
+from hooks.edits.compat import with_compat
 from hooks.plan import Bounds, Contribution, Device, Hook, IntelRdt, Mount, NetDevice, Plan
+from hooks.requests.oci_hooks import Call
 from hooks.words import KERNELS, is_below, normal_path
 
 MOUNT_KINDS: Final = frozenset({"bind", "tmpfs", "hugetlbfs"})
@@ -126,7 +128,7 @@ class _Work:
         self._mounts: dict[str, Mount] = {}
         self._gids: dict[int, None] = {}
         self._hooks: list[Hook] = []
-        self._nvidia: list[nvidia_hooks.Call] = []
+        self._nvidia: list[Call] = []
         self._intel_rdt: IntelRdt | None = None
         self._net_devices: dict[str, NetDevice] = {}
         self._notes: list[str] = []
@@ -166,11 +168,12 @@ class _Work:
             net_devices=tuple(self._net_devices.values()),
         )
         done, notes = nvidia_hooks.perform(self._nvidia, plan, self._config)
+        calls = (f"{call.name} of {call.owner} was done in process" for call in self._nvidia)
+        notes = (*dict.fromkeys(calls), *notes)
         if self._find_compat is not None:
-            done, why = nvidia_hooks.decide_compat(
-                self._nvidia, done, self._config, self._find_compat
-            )
-            notes = (*notes, why) if why else notes
+            compat = nvidia_hooks.decide_compat(self._nvidia, done, self._config, self._find_compat)
+            done = with_compat(done, compat)
+            notes = (*notes, compat.why) if compat.why else notes
         bounds = Bounds(
             majors=frozenset(device.major for device in devices if device.kind == "c"),
             source_roots=tuple(mount.source for mount in mounts if mount.kind == "bind"),

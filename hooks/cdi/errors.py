@@ -80,7 +80,7 @@ class CdiUnsupported(CdiError):
     """The low-level runtime does not support what a spec needs. Raised by :mod:`applying`."""
 
     code = "NVSHIM-E0610"
-    status = Status.UNIMPLEMENTED
+    status = Status.FAILED_PRECONDITION
 
 
 class CdiNotGenerated(CdiError):

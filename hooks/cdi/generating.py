@@ -10,8 +10,10 @@ in a plan                               in the spec
 a library, where the image's loader     mounted in every directory that the loader of a common
 looks                                   image searches by default (:data:`DIRECTORIES`): so it
                                         is found without a cache, and without a hook
-links of a library                      the library, mounted by each of its names: the loader
-                                        sees that they are one file, and loads it once
+links of a library                      the library, mounted by the names that programs ask
+                                        for: its soname, and a few others. Each mount costs a
+                                        start as much as everything else of a library, so it is
+                                        not mounted by its file's name, nor by names for linkers
 entries of ld.so.cache                  nothing: the directories above are searched without
 /dev/dri/by-path, the application       nothing: they are there for programs that look at all
 profile, parameters of procfs           GPUs, and a spec has no word for them
@@ -38,6 +40,7 @@ Source: NVIDIA Container Toolkit, pkg/nvcdi, for kinds and names; ld.so(8).
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -282,16 +285,36 @@ def _without_groups(edits: Edits) -> Edits:
     return replace(edits, additional_gids=())
 
 
+# Programs find a library or module by these links, and not by its file's own name.
+_FINDING: Final = frozenset({"soname", "X module"})
+# Names for linkers that programs open all the same.
+_OPENED: Final = frozenset({"libcuda.so", "libnvidia-ml.so", "libnvidia-opticalflow.so"})
+# Libraries whose file's name tells the driver's version, to containers that look for a driver.
+_TELLING: Final = ("libcuda.so.", "libnvidia-ml.so.")
+
+
 def _without_links(plan: Plan) -> Plan:
-    """The plan with what each link leads to mounted in the link's place."""
+    """The plan with a library mounted by the names that programs ask for, in place of links."""
     at = {mount.destination: mount for mount in plan.mounts}
     links = {link.path: link.target for link in plan.links}
-    mounts = dict(at)
-    for path in links:
-        end = end_of(path, links)
-        if end in at:
+    ends = {link.path: end_of(link.path, links) for link in plan.links}
+    found = {ends[link.path] for link in plan.links if link.reason in _FINDING}
+    mounts = {
+        path: mount
+        for path, mount in at.items()
+        if path not in found or posixpath.basename(path).startswith(_TELLING)
+    }
+    for path, end in ends.items():
+        if end in at and not (end in found and _is_for_linkers(path, end)):
             mounts.setdefault(path, replace(at[end], destination=path))
     return replace(plan, mounts=tuple(mounts.values()), links=())
+
+
+def _is_for_linkers(path: str, end: str) -> bool:
+    """Whether a name beside a library is for linkers, and programs do not open it."""
+    directory, name = posixpath.split(path)
+    beside = directory == posixpath.dirname(end)
+    return beside and name.endswith(".so") and name not in _OPENED and "/xorg/" not in path
 
 
 def _edits(plan: Plan, *variables: tuple[str, str]) -> Edits:

@@ -8,8 +8,8 @@ to bring about is known, so it becomes a part of the plan, and no program runs:
 hook                            in the plan
 ==============================  ==============================================================
 create-symlinks                 links; those below /dev in directories of links
-update-ldcache                  for the libraries that the spec mounts in the folders: entries of
-                                ld.so.cache, and links of their sonames; the folders in the
+create-soname-symlinks          links of the sonames of libraries that are mounted in the folders
+update-ldcache                  the same, and entries of ld.so.cache for them; the folders in the
                                 drop-in
 enable-cuda-compat              the order of libcuda's, as it is decided for any container
                                 (:mod:`hooks.edits.compat`), by the driver's version that the
@@ -21,9 +21,11 @@ chmod                           nothing: it mends directories below /dev that an
 ==============================  ==============================================================
 
 Rules
-- A hook is NVIDIA's if its program is called nvidia-cdi-hook, or nvidia-ctk with ``hook`` as its
-  first word, wherever it is; it is not looked at.
-- One with a word or an option that is not known here is an error: it would do something else.
+- :mod:`hooks.requests.oci_hooks` says which hooks these are. Of a CDI spec that we apply, one with
+  a word or an option that is not known is an error. In an OCI spec, where an engine has applied the
+  CDI spec, it stays.
+- An OCI spec does not say which of its mounts the CDI spec brought. All are looked at, a tenant's
+  volumes too. So the engine opens regular files only, and reads only their headers.
 - A link's target that climbs ("../x") is resolved as it is written. A link that leads to itself
   is none.
 
@@ -32,59 +34,42 @@ Source: NVIDIA Container Toolkit, cmd/nvidia-cdi-hook (names, options, effects).
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeAlias
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
-from api.values import dataclass, replace
+from api.values import replace
 from hooks.cdi.errors import CdiHookMalformed
 from hooks.cdi.spec import SpecHook
 from hooks.config import Config
-from hooks.edits.compat import Compat, Host, with_compat
+from hooks.edits.compat import DIRECTORY, Compat, Host, with_compat
 from hooks.edits.planning import application_profile
-from hooks.node.driver import read_elf
+from hooks.image.elf import Elf, elf_of_fd
+from hooks.image.rootfs_errors import MalformedElf
 from hooks.node.host_setup import without_node_making
 from hooks.node.roots import is_version
 from hooks.node.witness import read_fields, read_names, read_text
-from hooks.plan import CachedLibrary, Device, File, Link, LinkDirectory, Mount, Plan, ProcFile
+from hooks.ocispec import part, parts
+from hooks.plan import (
+    Bounds,
+    CachedLibrary,
+    Contribution,
+    Device,
+    File,
+    Link,
+    LinkDirectory,
+    Mount,
+    Plan,
+    ProcFile,
+)
+from hooks.requests.oci_hooks import Call, HookUnknown, absolute, calls_of, parse_call
 from hooks.words import Arch, end_of
 
 FindCompat: TypeAlias = Callable[[Plan, Host], Compat]
-
-
-_PROGRAM: Final = "nvidia-cdi-hook"
-_TOOLKIT: Final = "nvidia-ctk"
-
-# What each takes; "" are options that take no value. Those in every row say where the state of
-# the container is, and how much is logged.
-_EVERYWHERE: Final = {"container-spec": True, "debug": False, "quiet": False, "config": True}
-_OPTIONS: Final[dict[str, dict[str, bool]]] = {
-    "create-symlinks": {"link": True},
-    "update-ldcache": {"folder": True, "ldconfig-path": True},
-    "enable-cuda-compat": {
-        "host-driver-version": True,
-        "host-cuda-version": True,
-        "cuda-compat-container-root": True,
-    },
-    "disable-device-node-modification": {},
-    "update-application-profile": {},
-    "chmod": {"mode": True, "path": True},
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A hook of NVIDIA's: its name, its options in order, and the device or file that it is of."""
-
-    name: str
-    options: tuple[tuple[str, str], ...]
-    owner: str
-
-    def all_of(self, option: str) -> tuple[str, ...]:
-        """The values of an option, in order."""
-        return tuple(value for name, value in self.options if name == option)
 
 
 def call_of(hook: SpecHook, owner: str) -> Call | None:
@@ -93,39 +78,10 @@ def call_of(hook: SpecHook, owner: str) -> Call | None:
     Raises:
         CdiHookMalformed: it is NVIDIA's, and has a word or option that is not known here.
     """
-    program = posixpath.basename(hook.path)
-    words = list(hook.args[1:])
-    if program not in {_PROGRAM, _TOOLKIT}:
-        return None
-    options = list(_take_options(words, _EVERYWHERE, hook, owner))
-    if program == _TOOLKIT:
-        if words[:1] != ["hook"]:
-            raise _malformed(hook, owner, "its first word is not hook")
-        del words[0]
-        options += _take_options(words, _EVERYWHERE, hook, owner)
-    name = words.pop(0) if words else ""
-    if name not in _OPTIONS:
-        raise _malformed(hook, owner, f"{name!r} is none of {', '.join(_OPTIONS)}")
-    options += _take_options(words, _EVERYWHERE | _OPTIONS[name], hook, owner)
-    if words:
-        raise _malformed(hook, owner, f"the word {words[0]!r} has no meaning")
-    return Call(name, tuple(options), owner)
-
-
-def _take_options(
-    words: list[str], known: dict[str, bool], hook: SpecHook, owner: str
-) -> Iterator[tuple[str, str]]:
-    """The options at the beginning of ``words``, which are taken from it."""
-    while words and words[0].startswith("-"):
-        word = words.pop(0)
-        name, equals, value = word.lstrip("-").partition("=")
-        if name not in known:
-            raise _malformed(hook, owner, f"the option {word.partition('=')[0]} is not known")
-        if known[name] and not equals:
-            if not words:
-                raise _malformed(hook, owner, f"{word} has no value")
-            value = words.pop(0)
-        yield name, value
+    try:
+        return parse_call(hook.path, hook.args, owner)
+    except HookUnknown as error:
+        raise _malformed(hook, owner, str(error)) from error
 
 
 def _malformed(hook: SpecHook, owner: str, found: str) -> CdiHookMalformed:
@@ -144,23 +100,25 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
     """
     links: dict[str, str] = {}
     folders: dict[str, None] = {}
+    linked: dict[str, None] = {}
     files: dict[str, File] = {}
     proc_files: dict[str, ProcFile] = {}
     notes: list[str] = []
     for call in calls:
-        notes.append(f"{call.name} of {call.owner} was done in process")
         match call.name:
             case "create-symlinks":
-                for text in call.all_of("link"):
+                for text in call.items_of("link"):
                     path, target = _link(text, call)
                     links[path] = target
             case "update-ldcache":
-                folders |= dict.fromkeys(_absolute(text, call) for text in call.all_of("folder"))
+                folders |= _folders(call)
+            case "create-soname-symlinks":
+                linked |= _folders(call)
             case "update-application-profile":
                 files |= {file.path: file for file in _profiles(plan.devices)}
             case "disable-device-node-modification":
                 proc_files |= {file.path: file for file in _parameters(config)}
-    libraries, sonames = _libraries(plan.mounts, links, folders)
+    libraries, sonames = _libraries(plan.mounts, links, folders, linked)
     plain, directories = _sorted_out(sonames | links)
     at_dev = [path for path in links if posixpath.dirname(path) == _DEV.rstrip("/")]
     notes += [f"no link can be made directly below /dev: {path}" for path in at_dev]
@@ -178,27 +136,66 @@ def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tu
     )
 
 
-def decide_compat(
-    calls: Iterable[Call], plan: Plan, config: Config, find: FindCompat
-) -> tuple[Plan, str]:
-    """The plan with the image's own libcuda first, if a hook wants it and it fits; and why.
+def contribute(
+    spec: Mapping[str, Any], config: Config, find_compat: FindCompat | None
+) -> tuple[Contribution, Compat]:
+    """Do what the hooks of a CDI spec would, which an engine has written into an OCI spec.
+
+    This grants nothing: the devices and the driver's files are in the spec already.
+
+    Args:
+        spec: config.json, decoded.
+        find_compat: decides whether the image's own libcuda comes first; None if the image cannot
+            be looked at.
+
+    Returns:
+        Edits of the image alone, and what was decided of its libcuda.
+
+    Raises:
+        MalformedSpec: a part of the spec has the wrong shape.
+    """
+    calls = calls_of(spec)
+    given = Plan(devices=tuple(_devices_in(spec)), mounts=tuple(_mounts_in(spec)))
+    done, notes = perform(calls, given, config)
+    compat = Compat() if find_compat is None else decide_compat(calls, done, config, find_compat)
+    plan = replace(with_compat(done, compat), devices=(), mounts=())
+    return Contribution(plan, Bounds(), notes=notes), compat
+
+
+def _mounts_in(spec: Mapping[str, Any]) -> Iterator[Mount]:
+    """The bind mounts of a spec."""
+    for entry in parts(spec, "mounts", dict):
+        source, destination = entry.get("source"), entry.get("destination")
+        options = part(entry, "options", list, "mounts.")
+        is_bind = entry.get("type") == "bind" or "bind" in options or "rbind" in options
+        if is_bind and isinstance(source, str) and source.startswith("/"):
+            yield Mount(source, posixpath.normpath(str(destination)))
+
+
+def _devices_in(spec: Mapping[str, Any]) -> Iterator[Device]:
+    """The device nodes of a spec."""
+    for node in parts(part(spec, "linux", dict), "devices", dict, "linux."):
+        path, major, minor = node.get("path"), node.get("major"), node.get("minor")
+        if isinstance(path, str) and isinstance(major, int) and isinstance(minor, int):
+            yield Device(path, major, minor)
+
+
+def decide_compat(calls: Iterable[Call], plan: Plan, config: Config, find: FindCompat) -> Compat:
+    """Whether the image's own libcuda comes first: if a hook wants it and it fits.
 
     Args:
         config: where procfs is, and whether this is wanted at all.
     """
-    versions = [
-        version
-        for call in calls
-        if call.name == "enable-cuda-compat"
-        for version in call.all_of("host-driver-version")
-    ]
+    asking = [call for call in calls if call.name == "enable-cuda-compat"]
+    versions = [text for call in asking for text in call.all_of("host-driver-version")]
     if not versions or not config.cuda_compat:
-        return plan, ""
+        return Compat()
     if not is_version(versions[-1]):
-        return plan, f"{versions[-1]!r} is no version of a driver: the image's libcuda stays behind"
-    host = Host(versions[-1], models=tuple(_models(config)))
-    compat = find(plan, host)
-    return with_compat(plan, compat), compat.why
+        no_version = f"{versions[-1]!r} is no version of a driver"
+        return Compat(why=f"{no_version}: the image's libcuda stays behind")
+    places = [text for call in asking for text in call.all_of("cuda-compat-container-root")]
+    directory = (absolute(places[-1]) if places else None) or DIRECTORY
+    return find(plan, Host(versions[-1], None, tuple(_models(config)), directory))
 
 
 def _models(config: Config) -> Iterator[str]:
@@ -210,9 +207,13 @@ def _models(config: Config) -> Iterator[str]:
             yield model
 
 
+def _folders(call: Call) -> dict[str, None]:
+    return dict.fromkeys(_absolute(text, call) for text in call.items_of("folder"))
+
+
 def _absolute(text: str, call: Call) -> str:
-    path = posixpath.normpath(text)
-    if not path.startswith("/") or path.startswith("//"):
+    path = absolute(text)
+    if path is None:
         raise CdiHookMalformed(
             f"{call.name} of {call.owner}", found=f"{text!r} is no absolute path"
         )
@@ -260,36 +261,50 @@ _SHARED_OBJECT: Final = re.compile(r".+\.so(?:\.[^/]*)?")
 
 
 def _libraries(
-    mounts: Iterable[Mount], links: dict[str, str], folders: Iterable[str]
+    mounts: Iterable[Mount],
+    links: dict[str, str],
+    folders: Collection[str],
+    linked: Collection[str] = (),
 ) -> tuple[list[CachedLibrary], dict[str, str]]:
-    """Entries of the loader's cache for what is mounted in folders; links of the sonames."""
-    wanted = tuple(folders)
+    """Entries of the loader's cache for what is mounted in folders; links of the sonames.
+
+    Args:
+        folders: whose libraries are in the cache.
+        linked: others, whose libraries have links of their sonames alone.
+    """
     found: dict[tuple[str, Arch], CachedLibrary] = {}
     arches: dict[str, Arch] = {}
     sonames: dict[str, str] = {}
-    for path, source in _mounted_files(mounts, wanted):
-        elf = read_elf(os.path.realpath(source))
+    for path, source in _mounted_files(mounts, tuple(dict.fromkeys((*folders, *linked)))):
+        elf = _elf_at(source)
         if elf is None or elf.arch is None:
             continue
         arches[path] = elf.arch
         directory, name = posixpath.split(path)
         soname = elf.soname or name
-        found.setdefault((soname, elf.arch), CachedLibrary(soname, path, elf.arch))
+        if directory in folders:
+            found.setdefault((soname, elf.arch), CachedLibrary(soname, path, elf.arch))
         sonames.setdefault(f"{directory}/{soname}", name)
     for path in links:
         directory, name = posixpath.split(path)
         end = end_of(path, sonames | links)
-        if directory in wanted and end in arches:
+        if directory in folders and end in arches:
             arch = arches[end]
             found.setdefault((name, arch), CachedLibrary(name, end, arch))
     return list(found.values()), {p: t for p, t in sonames.items() if p not in arches}
 
 
-_MOST_IN_A_FOLDER: Final = 4096
+_MOST_FILES: Final = 4096
 
 
 def _mounted_files(mounts: Iterable[Mount], folders: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """The shared objects in folders of the container: path there, path on the host."""
+    return itertools.islice(_every_mounted_file(mounts, folders), _MOST_FILES)
+
+
+def _every_mounted_file(
+    mounts: Iterable[Mount], folders: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
     for mount in mounts:
         if mount.kind != "bind":
             continue
@@ -300,11 +315,31 @@ def _mounted_files(mounts: Iterable[Mount], folders: tuple[str, ...]) -> Iterato
             if folder == mount.destination or folder.startswith(f"{mount.destination}/"):
                 below = f"{mount.source}{folder[len(mount.destination) :]}"
                 try:
-                    names = sorted(os.listdir(below))[:_MOST_IN_A_FOLDER]
-                except OSError:
+                    names = sorted(os.listdir(below))[:_MOST_FILES]
+                except (OSError, ValueError):  # or no path at all: a zero byte
                     continue
                 for inside in filter(_SHARED_OBJECT.fullmatch, names):
                     yield f"{folder}/{inside}", f"{below}/{inside}"
+
+
+def _elf_at(path: str) -> Elf | None:
+    """Read the headers of an ELF file of the host; None for anything else, which stays closed."""
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            return None  # a device or a FIFO acts when it is opened
+        fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return elf_of_fd(fd)
+        finally:
+            os.close(fd)
+    except (OSError, MalformedElf):
+        return None
+    finally:
+        os.close(place)
 
 
 _GPU_NODE: Final = re.compile(r"/dev/nvidia([0-9]+)", re.ASCII)

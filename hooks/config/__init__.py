@@ -25,6 +25,7 @@ from hooks.config.settings import (
     parse_toml,
 )
 from hooks.errors import ConfigUnreadable
+from hooks.words import quotes_in
 
 __all__ = [
     "DEFAULT_PATH",
@@ -102,6 +103,6 @@ def _read(file: str, variable: str, *, needed: bool) -> bytes | None:
             return None
         raise ConfigUnreadable(
             f"configuration {file}",
-            found=error.strerror or str(error),
+            found=f"{error.strerror or error}{quotes_in(file)}",
             do=f"make the file readable, or name another in {variable}",
         ) from error

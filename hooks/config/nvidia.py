@@ -6,7 +6,10 @@ particular, the environment of every image is a grant there, unless the file say
 Rules
 - A key means here what it means there, or nothing; then it is accepted and, if it is set to
   anything but its default, noted for people. The table says which.
-- A key that NVIDIA's toolkit does not know either is an error: it may be a misspelt one.
+- A key that is not in the table has no effect and is noted. NVIDIA's reader ignores such keys, and
+  any of its releases may add one. The note says where a misplaced key belongs.
+- ``default-kind`` counts in mode ``cdi`` only, as there: the GPU operator sets the management kind
+  in any mode, and in the others an index is a GPU.
 - A key that is not there has NVIDIA's default and not ours.
 - Nothing of it names a program that we would run.
 
@@ -18,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from api.errors import one_line
 from api.values import dataclass, replace
 from hooks.config import values
-from hooks.config.settings import Config, Mode, Platform, parse_toml
-from hooks.errors import UnknownConfigKey, WrongConfigValue
+from hooks.config.settings import TABLES, Config, Mode, Platform, parse_toml
+from hooks.errors import WrongConfigValue
 
 
 def parse_nvidia_config(content: bytes, file: str) -> Config:
@@ -29,20 +33,18 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
 
     Raises:
         ConfigMalformed: it is no TOML.
-        UnknownConfigKey: it has a table or key that means nothing, to NVIDIA's toolkit either.
         WrongConfigValue: a value has the wrong type or is out of range.
     """
     fields: dict[str, Any] = {"mode": Mode.NVIDIA, "accept_mounts": False}
     notes = []
-    for key, value in _leaves(parse_toml(content, file)):
+    leaves = dict(_leaves(parse_toml(content, file)))
+    for key, value in leaves.items():
         row = _KEYS.get(key)
         if row is None:
-            raise UnknownConfigKey(
-                f"configuration {file}",
-                found=f"unknown key {key}",
-                do="correct it, or write /etc/containerd-shim-nvidia/config.toml, which is read "
-                "in its place",
-            )
+            if key in _NAMES_OF_TABLES:
+                raise _wrong(key, value, file, f"a table, [{key}]")
+            notes.append(one_line(f"{key} has no effect: it is unknown here{_place_of(key)}"))
+            continue
         if not isinstance(value, row.kind) or (row.kind is not bool and isinstance(value, bool)):
             raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
         if row.meaning is None:
@@ -52,7 +54,11 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
         meant = row.meaning(value)
         if meant is None:
             raise _wrong(key, value, file, row.wanted or _KINDS[row.kind])
+        if row.why and not meant and value:
+            notes.append(f"{key} = {_written(key, value)} means nothing here: {row.why}")
         fields |= meant
+    if leaves.get(_MODE) != "cdi" and fields.pop("default_kind", _GPUS) != _GPUS:
+        notes.append(f'{_DEFAULT_KIND} has no effect: it counts with {_MODE} = "cdi" only')
     why = "since there is no configuration of our own"
     policy = f"policy is NVIDIA's (mode {fields['mode']}): {file} is read, {why}"
     return replace(Config(), **fields, source=file, notes=(policy, *notes))
@@ -106,6 +112,10 @@ def _compat_hooks(value: list[Any]) -> dict[str, Any] | None:
     if not all(isinstance(name, str) for name in value):
         return None
     return _compat(off=not _COMPAT_HOOKS.isdisjoint(value))
+
+
+def _feature_flags(value: list[Any]) -> dict[str, Any] | None:
+    return {"service_sockets": ()} if "disable-ipc-discoverer" in value else {}
 
 
 def _compat_mode(value: str) -> dict[str, Any] | None:
@@ -163,6 +173,9 @@ _MODES: Final = frozenset({"auto", "legacy", "csv", "cdi", "jit-cdi", ""})
 
 _CLI: Final = "nvidia-container-cli"
 _RUNTIME: Final = "nvidia-container-runtime"
+_MODE: Final = f"{_RUNTIME}.mode"
+_DEFAULT_KIND: Final = f"{_RUNTIME}.modes.cdi.default-kind"
+_GPUS: Final = "nvidia.com/gpu"
 
 _KEYS: Final[dict[str, _Key]] = {
     "disable-require": _Key(bool, lambda value: {"disable_require": value}),
@@ -191,13 +204,13 @@ _KEYS: Final[dict[str, _Key]] = {
     ),
     f"{_RUNTIME}.experimental": _without(bool, _ONE_MEANING),
     f"{_RUNTIME}.discover-mode": _without(str, _ONE_MEANING, "legacy"),
-    f"{_RUNTIME}.mode": _Key(
+    _MODE: _Key(
         str,
         _mode,
         "auto, legacy, csv, cdi or jit-cdi (all of them do the same here, but csv, which says "
         "that this is a Tegra machine)",
     ),
-    f"{_RUNTIME}.modes.cdi.default-kind": _Key(
+    _DEFAULT_KIND: _Key(
         str,
         _checked("default_kind", values.KIND.check),
         'a kind ("nvidia.com/gpu")',
@@ -215,7 +228,7 @@ _KEYS: Final[dict[str, _Key]] = {
     f"{_RUNTIME}.modes.legacy.cuda-compat-mode": _Key(
         str, _compat_mode, '"ldconfig", "mount", "hook" or "disabled"'
     ),
-    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _without(list, _ONE_MEANING),
+    f"{_RUNTIME}.modes.jit-cdi.nvcdi-feature-flags": _Key(list, _feature_flags, why=_ONE_MEANING),
     f"{_RUNTIME}.modes.jit-cdi.nvcdi-disable-hooks": _Key(list, _compat_hooks),
     f"{_RUNTIME}-hook.path": _without(str, _NO_HOOK, f"{_RUNTIME}-hook"),
     f"{_RUNTIME}-hook.skip-mode-detection": _without(bool, _NO_HOOK),
@@ -242,6 +255,10 @@ _KEYS: Final[dict[str, _Key]] = {
 KEYS: Final = {key: row.why for key, row in _KEYS.items()}
 """Every key that is known, with the names of its tables before it; why it means nothing, or ""."""
 
+_NAMES_OF_TABLES: Final = {
+    key[:at] for key in _KEYS for at, character in enumerate(key) if character == "."
+}
+
 _KINDS: Final = {bool: "true or false", str: "a string", list: "a list of strings"}
 
 
@@ -263,6 +280,16 @@ def _leaves(table: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
+
+
+def _place_of(key: str) -> str:
+    """Where an unknown key belongs, for a note; "" if no known key has its name."""
+    table, _, name = key.rpartition(".")
+    if name in TABLES.get(table, {}):
+        return "; it belongs to /etc/containerd-shim-nvidia/config.toml"
+    known = [each.rpartition(".")[0] for each in _KEYS if each.rpartition(".")[2] == name]
+    places = " or ".join(f"[{each}]" if each else "the top of the file" for each in known)
+    return f"; it belongs to {places}" if places else ""
 
 
 def _written(key: str, value: object) -> str:

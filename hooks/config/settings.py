@@ -35,6 +35,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     trusted-namespaces = []  # of Kubernetes: there the environment of an image is trusted
     exclude-gpus = []        # GPUs that no container gets, by UUID or PCI address
     supported-driver-capabilities = ["compute", …]  # the allowed ones; by default, every one
+    service-sockets = ["persistenced", "fabricmanager", "mps"]  # of which services containers get
     disable-require = false  # true: NVIDIA_REQUIRE_* is not checked
     ignore-imex-channel-requests = false
 
@@ -93,7 +94,7 @@ from api.values import dataclass, field
 from hooks.config import values
 from hooks.config.values import Kind
 from hooks.errors import ConfigMalformed, UnknownConfigKey, WrongConfigValue
-from hooks.words import CAPABILITIES
+from hooks.words import CAPABILITIES, SERVICES
 
 
 class Platform:
@@ -195,6 +196,7 @@ class Config:
         trusted_namespaces: of Kubernetes; what their containers request is trusted.
         excluded_gpus: UUIDs ("GPU-…") and PCI addresses ("0000:3b:00.0"), in lower case.
         supported_capabilities: the driver capabilities that containers may get.
+        service_sockets: the services of the driver whose sockets containers and CDI specs may have.
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
         ignore_imex: whether requests of IMEX channels are ignored.
         cuda_compat: whether an image's own newer libcuda may come before the driver's.
@@ -272,6 +274,9 @@ class Config:
         "policy", "supported-driver-capabilities", values.DRIVER_CAPABILITIES,
         tuple(sorted(CAPABILITIES)),
     )  # fmt: skip
+    service_sockets: tuple[str, ...] = _key(
+        "policy", "service-sockets", values.SERVICE_SOCKETS, SERVICES
+    )
     disable_require: bool = _key("policy", "disable-require", values.YES_OR_NO, default=False)
     ignore_imex: bool = _key(
         "policy", "ignore-imex-channel-requests", values.YES_OR_NO, default=False

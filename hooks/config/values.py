@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from hooks.words import CAPABILITIES, CDI_KIND, normal_path
+from hooks.words import CAPABILITIES, CDI_KIND, SERVICES, normal_path
 
 
 class Kind(NamedTuple):
@@ -50,6 +50,12 @@ def capabilities(value: object) -> tuple[str, ...] | None:
     """A list of driver capabilities, sorted; None if the value is no such list."""
     named = words(value)
     return None if named is None or not CAPABILITIES.issuperset(named) else tuple(sorted(named))
+
+
+def services(value: object) -> tuple[str, ...] | None:
+    """A list of services of the driver; None if the value is no such list."""
+    named = words(value)
+    return None if named is None or not set(SERVICES).issuperset(named) else named
 
 
 def _seconds(most: float) -> Callable[[object], float | None]:
@@ -194,6 +200,7 @@ GPUS: Final = Kind(
     gpu_names, 'a list of UUIDs ("GPU-…", in full) and PCI addresses ("0000:3b:00.0")'
 )
 DRIVER_CAPABILITIES: Final = Kind(capabilities, f"a list of {', '.join(sorted(CAPABILITIES))}")
+SERVICE_SOCKETS: Final = Kind(services, f"a list of {', '.join(SERVICES)}")
 HOLDERS: Final = Kind(holders, '"any", "exclusive" or a number, at least 1')
 HOLDERS_OF: Final = Kind(
     holders_of,

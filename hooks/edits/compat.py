@@ -100,6 +100,7 @@ class Host:
     # the newest CUDA that it has, (major, minor); None if it is not known
     cuda: tuple[int, int] | None = None
     models: tuple[str, ...] = ()  # the names of the container's GPUs
+    directory: str = DIRECTORY  # where images have a newer libcuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Ar
     if _SONAME not in ours:
         return Compat()
     try:
-        candidates, passed_over = _candidates(rootfs, layout, arch)
+        candidates, passed_over = _candidates(rootfs, layout, arch, host.directory)
         if not candidates:
             return Compat(why="; ".join(passed_over))
         chosen, why = choose(candidates, host)
@@ -131,7 +132,7 @@ def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Ar
             return Compat(why=why, version=candidates[0].version)
         libraries = _libraries(rootfs, chosen, arch, ours)
     except RootfsError as error:
-        return Compat(why=f"the image's directory {DIRECTORY} was left alone: {error.found}")
+        return Compat(why=f"the image's directory {host.directory} was left alone: {error.found}")
     return Compat(chosen.directory, why, chosen.version, libraries)
 
 
@@ -195,10 +196,14 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def _candidates(rootfs: Rootfs, layout: Layout, arch: Arch) -> tuple[list[Candidate], list[str]]:
+def _candidates(
+    rootfs: Rootfs, layout: Layout, arch: Arch, directory: str
+) -> tuple[list[Candidate], list[str]]:
     """The candidates of an image, and why other directories were rejected."""
-    if rootfs.stat(DIRECTORY) is not None:
-        places = [DIRECTORY]
+    if rootfs.stat(directory) is not None:
+        places = [directory]
+    elif directory != DIRECTORY:
+        places = []
     else:
         names = rootfs.names(_INSTALLED, _MOST_INSTALLED) or ()
         versioned = [name for name in names if _VERSIONED.fullmatch(name)]
@@ -206,12 +211,12 @@ def _candidates(rootfs: Rootfs, layout: Layout, arch: Arch) -> tuple[list[Candid
     found: dict[str, Candidate] = {}
     passed_over = []
     for place in places:
-        directory = rootfs.real_path(place)
-        if directory is None or directory in found:
+        real = rootfs.real_path(place)
+        if real is None or real in found:
             continue
-        candidate = _candidate(rootfs, layout, directory, arch)
+        candidate = _candidate(rootfs, layout, real, arch)
         if isinstance(candidate, Candidate):
-            found[directory] = candidate
+            found[real] = candidate
         elif candidate:
             passed_over.append(f"{place}: {candidate}")
     return list(found.values()), passed_over

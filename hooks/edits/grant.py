@@ -16,7 +16,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from api.errors import NvshimError
@@ -131,7 +131,7 @@ def _none_left(
     asked, found = "all GPUs of this node", "; ".join(faults)
     if found:
         return DeviceNodeMissing(
-            asked, found=found, do=_RESET if inventory.nodes.lost else _MAKE_NODES
+            asked, found=found, do=_for_nodes(_all_paths(inventory), inventory)
         )
     found = "; ".join(notes)
     if drained:
@@ -270,15 +270,29 @@ def _check_node(path: str, whose: str, inventory: Inventory) -> None:
         raise DeviceNodeMissing(
             whose,
             found=_fault(path, inventory),
-            do=_RESET if path in inventory.nodes.lost else _MAKE_NODES,
+            do=_for_nodes({path}, inventory),
         )
 
 
 _NO_CAPS = "the kernel lists no capabilities of it in /proc/driver/nvidia-caps/mig-minors"
 _MAKE_NODES = "load the driver's kernel modules and make its nodes (nvidia-smi does, as root)"
 _RESET = "reset the GPU (nvidia-smi --gpu-reset), or reboot the node"
+_REMOVE = "remove what stands in the node's place, then run `nvshim devices create`"
 _LOOK = "run `nvshim list` on the node"
 _UNDRAIN = "return one to service with `nvshim undrain`, or ask on another node"
+
+
+def _all_paths(inventory: Inventory) -> set[str]:
+    paths = {gpu.path for gpu in inventory.gpus}
+    return paths.union(*(device.paths for device in inventory.mig_devices))
+
+
+def _for_nodes(paths: Collection[str], inventory: Inventory) -> str:
+    """What to do about nodes that cannot be given."""
+    nodes = inventory.nodes
+    if not nodes.lost.isdisjoint(paths):
+        return _RESET
+    return _MAKE_NODES if nodes.wrong.isdisjoint(paths) else _REMOVE
 
 
 def _fault(path: str, inventory: Inventory) -> str:

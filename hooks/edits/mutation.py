@@ -19,8 +19,8 @@ control     linux.intelRdt                one is set (the user's wins)
 interface   linux.netDevices              the interface is moved already (the user's wins)
 ==========  ============================  ====================================================
 
-One thing is taken out: NVIDIA's own hook (:func:`hooks.requests.glance.is_nvidia_hook`), which
-Docker's ``--gpus`` adds, and NVIDIA's legacy runtime; it would do again what is done here.
+One thing is taken out, of whatever list: the hooks of NVIDIA's that engines add
+(:mod:`hooks.requests.oci_hooks`). They would do again, as programs, what is done here.
 
 Hooks, resource control and interfaces come of foreign CDI specs alone.
 
@@ -53,7 +53,7 @@ from hooks.plan import (
     moved_interfaces,
     resource_control,
 )
-from hooks.requests.glance import HOOK_LISTS, has_nvidia_hook, is_nvidia_hook
+from hooks.requests.oci_hooks import LISTS, has_nvidia_hook, is_nvidia_hook
 
 
 def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
@@ -71,7 +71,7 @@ def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
     if has_nvidia_hook(spec):
         edited["hooks"] = {
             name: [hook for hook in entries if not is_nvidia_hook(hook)]
-            if name in HOOK_LISTS and isinstance(entries, list)
+            if name in LISTS and isinstance(entries, list)
             else entries
             for name, entries in spec["hooks"].items()
         }

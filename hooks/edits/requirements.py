@@ -38,6 +38,7 @@ from hooks.edits.grant import Grant
 from hooks.errors import MalformedRequirement, RequirementUnclear, RequirementUnmet
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
+from hooks.words import quotes_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ def _short(variable: str, expression: str) -> str:
 def _malformed(variable: str, expression: str, found: str) -> MalformedRequirement:
     return MalformedRequirement(
         f"{variable}={expression}",
-        found=found,
+        found=f"{found}{quotes_in(expression)}",
         do='write comparisons such as "cuda>=12.4 driver>=535,brand=tesla": cuda, driver, arch, '
         "brand; a space for or, a comma for and",
     )

@@ -4,7 +4,7 @@
 the plan, and checks:
 
 - everything that was in the spec still is, in the same order, and lists only grew at the end;
-  but every hook of NVIDIA's is gone;
+  but every hook of NVIDIA's that is done in process (:mod:`hooks.requests.oci_hooks`) is gone;
 - nothing but what that module lists has changed: no namespace, no masked or read-only path, no
   seccomp, AppArmor or SELinux setting, no capability, no argument; and no hook, resource control
   or interface unless the plan has any;
@@ -42,7 +42,7 @@ from hooks.plan import (
     moved_interfaces,
     resource_control,
 )
-from hooks.requests.glance import HOOK_LISTS, is_nvidia_hook
+from hooks.requests.oci_hooks import LISTS, is_nvidia_hook
 from hooks.words import KERNELS
 
 # The lists that may grow, by their path in the spec; everything else stays as it was.
@@ -200,9 +200,9 @@ def _verify_process(environment: list[Any], gids: list[Any], plan: Plan) -> None
 
 
 def _without_nvidia_hooks(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The spec without NVIDIA's hook, the one thing that has to be removed."""
+    """The spec without NVIDIA's hooks, the one thing that has to be removed."""
     expected = dict(spec)
-    for name in HOOK_LISTS:
+    for name in LISTS:
         entries = _at(spec, ("hooks", name))
         if isinstance(entries, list):
             kept = [hook for hook in entries if not is_nvidia_hook(hook)]

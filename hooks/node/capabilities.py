@@ -87,6 +87,7 @@ class Socket:
     """A host service's socket, or a directory of its pipes, at the same path inside."""
 
     path: str
+    service: str  # of SERVICES
     is_directory: bool = False
 
 
@@ -188,15 +189,15 @@ FILES: Final[dict[str, tuple[Row, ...]]] = {
         Program("nv-fabricmanager"),
         Program("nvidia-imex"),
         Program("nvidia-imex-ctl"),
-        Socket("/run/nvidia-persistenced/socket"),
-        Socket("/run/nvidia-fabricmanager/socket"),
+        Socket("/run/nvidia-persistenced/socket", "persistenced"),
+        Socket("/run/nvidia-fabricmanager/socket", "fabricmanager"),
     ),
     Capability.COMPUTE: (
         *_COMPUTE_LIBRARIES,
         Program("nvidia-cuda-mps-control"),
         Program("nvidia-cuda-mps-server"),
         ConfigFile("OpenCL/vendors/nvidia.icd", "/etc"),
-        Socket("/tmp/nvidia-mps", is_directory=True),  # noqa: S108 - the MPS daemon's default
+        Socket("/tmp/nvidia-mps", "mps", is_directory=True),  # noqa: S108 - MPS' default
     ),
     Capability.VIDEO: (
         *_COMPUTE_LIBRARIES,

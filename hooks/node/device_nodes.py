@@ -24,6 +24,11 @@ def cap_path(minor: int) -> str:
     return f"/dev/nvidia-caps/nvidia-cap{minor}"
 
 
+def host_path(config: Config, path: str) -> str:
+    """Where a node of the container's /dev is on the host."""
+    return config.dev + path.removeprefix("/dev")
+
+
 def look_at_node(
     config: Config, path: str, majors: Collection[int], minor: int | None, driver: str
 ) -> Node | str:
@@ -34,7 +39,7 @@ def look_at_node(
         majors: the major numbers that its driver has; none if it is not loaded.
         minor: its minor number; None for any.
     """
-    host = config.dev + path.removeprefix("/dev")
+    host = host_path(config, path)
     try:
         # Not through a link: /dev is the host's, but a link would hide what is meant.
         seen = os.lstat(host)

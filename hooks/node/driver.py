@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from api.values import dataclass
@@ -40,7 +40,7 @@ from hooks.node.capabilities import (
 from hooks.node.driver_layouts import DISTRIBUTION, DriverLayout, layout_named
 from hooks.node.roots import Root, choose, module_version
 from hooks.node.witness import Witness, read_names
-from hooks.words import Arch
+from hooks.words import SERVICES, Arch
 
 _COMPATIBLE_32: Final = {Arch.X86_64: Arch.I386, Arch.AARCH64: Arch.ARM}
 _PREFERENCE: Final = (Arch.X86_64, Arch.AARCH64)
@@ -115,7 +115,7 @@ def find_driver(witness: Witness, config: Config) -> Driver:
     )
 
 
-def find_sockets(root: str) -> dict[str, str]:
+def find_sockets(root: str, services: Collection[str] = SERVICES) -> dict[str, str]:
     """The existing sockets of the driver's services: the host's path by that of the table.
 
     Services come and go without the driver changing, so this is looked up each time, and not
@@ -123,11 +123,12 @@ def find_sockets(root: str) -> dict[str, str]:
 
     Args:
         root: the directory that is "/" for the driver's files.
+        services: those whose sockets containers may get.
     """
     witness = Witness(root)
     found = {}
     for row in every_row():
-        if isinstance(row, Socket):
+        if isinstance(row, Socket) and row.service in services:
             host = witness.resolve(row.path)
             if host is not None and _is_trusted(host, row):
                 found[row.path] = host

@@ -35,7 +35,15 @@ from typing import Final
 from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
-from hooks.node.device_nodes import CAPS, DRM, cap_minors, cap_path, look_at_node, read_majors
+from hooks.node.device_nodes import (
+    CAPS,
+    DRM,
+    cap_minors,
+    cap_path,
+    host_path,
+    look_at_node,
+    read_majors,
+)
 from hooks.node.nvml import NvmlGpu, NvmlReport
 from hooks.node.witness import Witness
 from hooks.words import Node
@@ -111,6 +119,8 @@ class Nodes:
     faults: dict[str, str]  # what is wrong with each of the others, by the same
     majors: frozenset[int]  # the major numbers that the drivers have
     lost: frozenset[str] = frozenset()  # the nodes of lost GPUs, by path in the container
+    # what stands in a node's place and is not that device: a file, or one of other numbers
+    wrong: frozenset[str] = frozenset()
 
 
 _LINES: Final = ("Model", "GPU UUID", "Device Minor", "Bus Location", "GPU Excluded")
@@ -212,7 +222,12 @@ def _match(
 
 
 def _has_node(config: Config, gpu: Gpu) -> bool:
-    return os.path.lexists(config.dev + gpu.path.removeprefix("/dev"))
+    """Whether NVML can open a GPU by its node; where it cannot, it does not count the GPU."""
+    majors = read_majors(config)
+    its = {majors[driver] for driver in FRONTEND if driver in majors}
+    if not its:
+        return os.path.lexists(host_path(config, gpu.path))
+    return isinstance(look_at_node(config, gpu.path, its, gpu.minor, FRONTEND[0]), Node)
 
 
 def _conflicts(gpu: Gpu, nvml: NvmlGpu) -> Iterator[str]:
@@ -325,11 +340,12 @@ def look_at_nodes(
     """
     majors = read_majors(config)
     usable: dict[str, Node] = {}
-    lost = _lost(config, gpus)
-    faults = {**lost, **_withheld(gpus, mig)}
+    faults, withheld = _lost(config, gpus), _withheld(gpus, mig)
+    lost = set(faults)
+    wrong: set[str] = set()
     elsewhere = replace(config, dev=other_dev) if other_dev is not None else None
     for path, drivers, minor in _expected(gpus, mig):
-        if path in faults:
+        if path in withheld:
             continue
         its = {majors[driver] for driver in drivers if driver in majors}
         seen = look_at_node(config, path, its, minor, drivers[0])
@@ -337,12 +353,17 @@ def look_at_nodes(
             other = look_at_node(elsewhere, path, its, minor, drivers[0])
             seen = other if isinstance(other, Node) else seen
         if isinstance(seen, Node):
-            usable[path] = seen
-        else:
+            if path not in lost:
+                usable[path] = seen
+        elif its and os.path.lexists(host_path(config, path)):
+            # NVML opens a GPU by its node, and calls it lost where it cannot.
             faults[path] = seen
+            wrong.add(path)
+        else:
+            faults.setdefault(path, seen)
     of_interest = {*FRONTEND, *UVM.drivers, *CAPS, *DRM}
     known = frozenset(majors[d] for d in of_interest if d in majors)
-    return Nodes(usable, faults, known, frozenset(lost))
+    return Nodes(usable, faults | withheld, known, frozenset(lost - wrong), frozenset(wrong))
 
 
 def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:

@@ -7,6 +7,8 @@ Rules
 - The answer may be yes for a container that requests nothing after all. It is never no for one that
   requests something.
 - The answer is yes for a spec of the wrong shape; reading the request gives the error.
+- A hook of NVIDIA's in the spec is work for the engine (:mod:`hooks.requests.oci_hooks`), also if
+  an engine has given the container all it needs and it requests nothing.
 - Nodes that a spec lists already matter only if the configuration limits how many may have them,
   or if a device of the node is out of service.
 - The configuration can name further variables and annotations. A malformed one names none, and is
@@ -26,6 +28,7 @@ from typing import Any, Final
 from api.values import dataclass
 from hooks.config import Config, Holders, find_files, load_config
 from hooks.errors import ConfigError, FaultExitCodeWrong
+from hooks.requests.oci_hooks import calls_of, has_nvidia_hook
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
 """Mounts of /dev/null below here name devices."""
@@ -44,6 +47,7 @@ INTEL_DEVICES: Final = "INTEL_VISIBLE_DEVICES"
 CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 USUAL: Final = frozenset({"", "compute", "utility"})
 """Words of it that name no more than what a container gets that does not set it."""
+_BEYOND_NVIDIAS: Final = frozenset({"all", "compat32"})
 _VARIABLES: Final = frozenset({DEVICES, CUDA_VERSION, REQUIRE_CUDA, AMD_DEVICES, INTEL_DEVICES})
 NOTHING: Final = frozenset({"", "void"})
 """Values that ask for nothing; most often it is these that one meets."""
@@ -52,9 +56,6 @@ FAULT_EXIT_CODE: Final = "io.containerd.nvidia.v1.fault-exit-code"
 """An annotation, which goes before the node's configuration."""
 _LARGEST_CODE: Final = 255
 _DIGITS: Final = 3
-
-_HOOKS: Final = frozenset({"nvidia-container-runtime-hook", "nvidia-container-toolkit"})
-HOOK_LISTS: Final = ("prestart", "createRuntime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def read_fault_exit_code(spec: Mapping[str, Any]) -> int | None:
 
 
 def may_ask(spec: Mapping[str, Any], places: Places | None = None) -> bool:
-    """Whether a container may request anything, or has NVIDIA's own hook in its spec.
+    """Whether a container may request anything, or has a hook of NVIDIA's in its spec.
 
     Args:
         places: from :func:`find_places`; by default, those that always count.
@@ -200,7 +201,8 @@ def may_want_more(spec: Mapping[str, Any]) -> bool:
     """Whether a container that has GPUs by its spec already names more driver capabilities.
 
     The CDI specs of our device plugin have the files of the usual capabilities alone, since an
-    engine gives all that a spec has to every image. What an image names beyond them we add.
+    engine gives all that a spec has to every image. What an image names beyond them we add. Those
+    of NVIDIA's program, which have hooks, have all files but 32-bit ones.
     """
     named = ""
     try:
@@ -210,7 +212,10 @@ def may_want_more(spec: Mapping[str, Any]) -> bool:
                 named = value
     except (AttributeError, KeyError, TypeError):
         return False
-    return not USUAL.issuperset(word.strip() for word in named.split(",")) and lists_nodes(spec)
+    beyond = {word.strip() for word in named.split(",")} - USUAL
+    if beyond and calls_of(spec):
+        beyond &= _BEYOND_NVIDIAS
+    return bool(beyond) and lists_nodes(spec)
 
 
 def _asks_in_environment(environment: Any, more: tuple[str, ...]) -> bool:
@@ -229,35 +234,6 @@ def _asks_in_environment(environment: Any, more: tuple[str, ...]) -> bool:
         return True
     asked = (devices, values.get(AMD_DEVICES), values.get(INTEL_DEVICES))
     return any(value is not None and value not in NOTHING for value in asked)
-
-
-def has_nvidia_hook(spec: Mapping[str, Any]) -> bool:
-    """Whether NVIDIA's own hook is in a spec: see :func:`is_nvidia_hook`."""
-    hooks = spec.get("hooks")
-    if not isinstance(hooks, dict):
-        return False
-    lists = (hooks.get(name) for name in HOOK_LISTS)
-    return any(is_nvidia_hook(hook) for some in lists if isinstance(some, list) for hook in some)
-
-
-def is_nvidia_hook(hook: object) -> bool:
-    """Whether an OCI hook is the one that NVIDIA's runtime, Docker and podman add.
-
-    It would do again, by programs that may not be there, what the engine has done: it is taken
-    out of the spec.
-
-    Source: Docker's daemon/nvidia_linux.go; NVIDIA Container Toolkit, cmd/nvidia-container-
-    runtime-hook, of which "prestart" is the one command that does anything.
-    """
-    if not isinstance(hook, dict):
-        return False
-    path, arguments = hook.get("path"), hook.get("args")
-    return (
-        isinstance(path, str)
-        and path.rpartition("/")[2] in _HOOKS
-        and isinstance(arguments, list)
-        and "prestart" in arguments[1:]
-    )
 
 
 def find_places() -> Places:

@@ -68,6 +68,7 @@ from hooks.words import (
     Names,
     NoDevices,
     Void,
+    quotes_in,
 )
 
 _GPU_KINDS: Final = frozenset({"nvidia.com/gpu", "runtime.nvidia.com/gpu"})
@@ -177,7 +178,7 @@ class _List:
     def malformed(self, item: str) -> MalformedDevice:
         return MalformedDevice(
             self._asked,
-            found=f'"{item}" names no device',
+            found=f'"{item}" names no device{quotes_in(item)}',
             do="use all, none, void, or a list of indices (0, 0-3), MIG indices (0:1), UUIDs "
             "(GPU-…, MIG-…), PCI addresses (0000:07:00.0) and CDI names (nvidia.com/gpu=0)",
         )
@@ -206,7 +207,7 @@ def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | Non
         else:
             raise MalformedChannel(
                 asked,
-                found=f'"{item}" is no IMEX channel',
+                found=f'"{item}" is no IMEX channel{quotes_in(item)}',
                 do=f"use all, or numbers from 0 to {_LAST_CHANNEL} (0, channel0)",
             )
         if len(channels) > _MOST_DEVICES * 2:  # a driver makes 2048 of them by default

@@ -12,6 +12,8 @@ are configured), by name                                   is not for them
 mounts of /dev/null on                        mounts       a name; or ``cdi/VENDOR/CLASS/NAME``,
 /var/run/nvidia-container-devices/NAME                     ``cdi/VENDOR/CLASS=NAME``, ``imex/0``
 (if accept-mounts)
+a hook of containerd's clients (``ctr run     spec         indices, UUIDs, ``all``
+--gpus``): ``nvidia-container-cli configure``
 swarm variables that are set (configured)     environment  names
 NVIDIA_VISIBLE_DEVICES                        environment  names, or ``void``
 legacy image: CUDA_VERSION is set, and        environment  all GPUs
@@ -20,8 +22,9 @@ NVIDIA_REQUIRE_CUDA and the above are not
 
 Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES, and adds NVIDIA's hook to the prestart hooks:
 that hook makes a request of the environment one of origin docker, in which that variable comes
-before a swarm's. Wherever the hook is, it is
-removed from the spec, even if nothing is requested (:func:`hooks.edits.mutation.apply`).
+before a swarm's. Wherever a hook of NVIDIA's is (:mod:`hooks.requests.oci_hooks`), it is
+removed from the spec, even if nothing is requested (:func:`hooks.edits.mutation.apply`). That of
+containerd's clients names driver capabilities and requirements too, which then count alone.
 
 Variables that count if anything of NVIDIA's is requested:
 
@@ -55,7 +58,7 @@ why: docs/architecture.md, "Requests".
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -67,15 +70,15 @@ from hooks.requests.glance import (
     AMD_DEVICES,
     CUDA_VERSION,
     DEVICES,
-    HOOK_LISTS,
     INTEL_DEVICES,
     MOUNTS,
     NOTHING,
     REQUIRE_CUDA,
-    is_nvidia_hook,
 )
 from hooks.requests.glance import CAPABILITIES as CAPABILITIES_VARIABLE
 from hooks.requests.naming import items_of, parse_channels, parse_names, united_channels
+from hooks.requests.oci_hooks import LISTS as HOOK_LISTS
+from hooks.requests.oci_hooks import ClientRequest, client_request, is_dockers, is_nvidia_hook
 from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
@@ -86,6 +89,7 @@ from hooks.words import (
     Names,
     Origin,
     Void,
+    quotes_in,
 )
 
 
@@ -109,7 +113,7 @@ class Request:
     only_variables: frozenset[str] = frozenset()
     amd_devices: str = ""  # what AMD_VISIBLE_DEVICES requests; "" for nothing
     intel_devices: str = ""  # what INTEL_VISIBLE_DEVICES requests; "" for nothing
-    hooked: bool = False  # whether NVIDIA's own hook is in the spec, which is then removed
+    hooked: bool = False  # whether a hook of NVIDIA's is in the spec, which is then removed
     # where NVIDIA's devices are requested, of Origin; if none are, where other devices are
     origin: str = Origin.NOBODY
     source: str = ""  # the text of the request, for people ("NVIDIA_VISIBLE_DEVICES=0")
@@ -123,8 +127,13 @@ class Request:
     @property
     def wants_injection(self) -> bool:
         """Whether the spec is to be edited; if not, the container is not touched at all."""
+        return self.wants_devices or self.hooked
+
+    @property
+    def wants_devices(self) -> bool:
+        """Whether any device is requested, or anything of a driver."""
         others = bool(self.cdi_devices or self.amd_devices or self.intel_devices)
-        return self.wants_driver or others or self.hooked
+        return self.wants_driver or others
 
     def without_nvidia(self) -> Request:
         """The request without anything of NVIDIA's that an inventory has."""
@@ -186,7 +195,7 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
     """
     config = config or Config()
     variables = variables_of(spec)
-    hooks = _nvidia_hooks(spec)
+    hooks = _Hooks.of(spec)
     nvidia: _DeviceList | None = None
     others: _DeviceList | None = None
     for found in _device_lists(spec, variables, hooks, config):
@@ -207,13 +216,23 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
         cdi_origin=others.origin if others else Origin.NOBODY,
         amd_devices=amd,
         intel_devices=intel,
-        hooked=bool(hooks),
+        hooked=hooks.are_there,
         origin=first.origin if first else usual,
         source=" ".join([first.source, *of_vendors] if first else of_vendors),
     )
     if nvidia is None or not nvidia.names.of_nvidia:
         return request
+    if nvidia.origin == Origin.SPEC and hooks.client is not None:
+        variables = _without_words(variables, hooks.client)
     return _with_all_of_nvidia(request, nvidia.names, variables)
+
+
+def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[str, str]:
+    """The variables with what a client of containerd says in place of what the image does."""
+    of_image = (_REQUIRE, _DISABLE_REQUIRE, CUDA_VERSION, CAPABILITIES_VARIABLE)
+    rest = {name: value for name, value in variables.items() if not name.startswith(of_image)}
+    required = {f"{_REQUIRE}{n}": value for n, value in enumerate(client.requirements)}
+    return rest | required | {CAPABILITIES_VARIABLE: ",".join(client.capabilities)}
 
 
 def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
@@ -251,7 +270,7 @@ def _is_nvidia_gpu(cdi_device: str) -> bool:
 
 
 def _device_lists(
-    spec: Mapping[str, Any], variables: Mapping[str, str], hooks: set[str], config: Config
+    spec: Mapping[str, Any], variables: Mapping[str, str], hooks: _Hooks, config: Config
 ) -> Iterator[_DeviceList]:
     """The list of each place that has one, by the table in this module's head.
 
@@ -261,6 +280,7 @@ def _device_lists(
     looks: tuple[Callable[[], _DeviceList | None], ...] = (
         partial(_in_annotations, spec, config),
         partial(_in_mounts, spec, config),
+        partial(_in_hook, hooks.client),
         partial(_in_environment, variables, config, hooks),
     )
     for look in looks:
@@ -330,11 +350,20 @@ def _below_mounts(spec: Mapping[str, Any]) -> Iterator[list[str]]:
                 yield path[len(top) :]
 
 
+def _in_hook(client: ClientRequest | None) -> _DeviceList | None:
+    """What a client of containerd names."""
+    if client is None:
+        return None
+    source = f"hook nvidia-container-cli configure --device={','.join(client.devices)}"
+    names = parse_names(client.devices or ("none",), asked=source)
+    return _DeviceList(names, Origin.SPEC, source)
+
+
 def _in_environment(
-    variables: Mapping[str, str], config: Config, hooks: Collection[str]
+    variables: Mapping[str, str], config: Config, hooks: _Hooks
 ) -> _DeviceList | None:
     """What the environment names."""
-    origin = Origin.DOCKER if "prestart" in hooks else Origin.ENVIRONMENT
+    origin = Origin.DOCKER if hooks.by_docker else Origin.ENVIRONMENT
     usual = [DEVICES] if DEVICES in variables else []
     swarm = [name for name in config.swarm_resources if name in variables]
     # Docker's --gpus writes the usual one, and any other may be the image's.
@@ -354,11 +383,29 @@ def _is_legacy(variables: Mapping[str, str]) -> bool:
     return bool(variables.get(CUDA_VERSION)) and not variables.get(REQUIRE_CUDA)
 
 
-def _nvidia_hooks(spec: Mapping[str, Any]) -> set[str]:
-    """The lists of hooks in which NVIDIA's is."""
-    hooks = part(spec, "hooks", dict)
-    listed = {name: part(hooks, name, list, "hooks.") for name in HOOK_LISTS}
-    return {name for name, entries in listed.items() if any(map(is_nvidia_hook, entries))}
+@dataclass(frozen=True, slots=True)
+class _Hooks:
+    """The hooks of NVIDIA's in a spec."""
+
+    are_there: bool  # whether there is any
+    by_docker: bool  # whether Docker's --gpus has added one
+    client: ClientRequest | None  # what a client of containerd requests by one
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> _Hooks:
+        """Those of a spec.
+
+        Raises:
+            MalformedSpec: a list of hooks is none.
+        """
+        hooks = part(spec, "hooks", dict)
+        listed = {name: part(hooks, name, list, "hooks.") for name in HOOK_LISTS}
+        each = [hook for entries in listed.values() for hook in entries]
+        return cls(
+            any(map(is_nvidia_hook, each)),
+            any(map(is_dockers, listed["prestart"])),
+            next(filter(None, map(client_request, each)), None),
+        )
 
 
 def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[str]:
@@ -379,7 +426,7 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
         if item not in CAPABILITIES:
             raise UnknownCapability(
                 f"{CAPABILITIES_VARIABLE}={value}",
-                found=f'"{item}" is no driver capability',
+                found=f'"{item}" is no driver capability{quotes_in(item)}',
                 do=f"use all, or some of {', '.join(sorted(CAPABILITIES))}",
             )
     return frozenset(items) or DEFAULT_CAPABILITIES
@@ -412,7 +459,9 @@ def _features(variables: Mapping[str, str]) -> frozenset[str]:
             found.add(word)
         elif value not in NOTHING and value != "none":
             raise MalformedMigAccess(
-                f"{name}={value}", found="it is for no single device", do="use all, or nothing"
+                f"{name}={value}",
+                found=f"it is for no single device{quotes_in(value)}",
+                do="use all, or nothing",
             )
     return frozenset(found)
 

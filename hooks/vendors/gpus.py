@@ -36,7 +36,7 @@ from hooks.plan import (
     groups_of,
 )
 from hooks.vendors.names import Item, Range, VendorRequest
-from hooks.words import Node
+from hooks.words import Node, quotes_in
 
 DRM: Final = "drm"
 """The driver's name in /proc/devices."""
@@ -221,7 +221,7 @@ def _named(
         if not found:
             raise UnknownVendorGpu(
                 f"{vendor} GPU {item} ({wanted.source})",
-                found=_describe(gpus, vendor),
+                found=f"{_describe(gpus, vendor)}{quotes_in(str(item))}",
                 do="name one of these by index, range or PCI address, or all",
             )
         chosen |= found

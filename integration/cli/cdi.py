@@ -16,7 +16,7 @@ from hooks.cdi.registry import Registry
 from hooks.cdi.spec import SpecFile
 from hooks.config import Config
 from hooks.words import CAPABILITIES
-from integration.cdi import checking, listing, transforming, writing
+from integration.cdi import checking, listing, podman, transforming, writing
 from integration.cli.options import configured, found_if, with_listing, with_output
 from integration.cli.output import Column, Format, Output, counted
 from integration.inventory import inventory_of
@@ -89,9 +89,10 @@ def _tell_errors_as(form: str | None) -> None:
               "may be repeated.")  # fmt: skip
 @click.option("--all-device/--no-all-device", default=True,
               help="Whether there is a device all, with whatever the others have.")  # fmt: skip
-@click.option("--groups/--no-groups", default=True,
-              help="Whether a process gets the groups of nodes that are not everybody's; "
-              "Podman before 5 refuses a spec that says so.")  # fmt: skip
+@click.option("--groups/--no-groups", default=None,
+              help="Give a process the groups of nodes that are not everybody's, or not; by "
+              "default yes, unless this node has a Podman before 5.1, which refuses such a "
+              "spec.")  # fmt: skip
 @click.option("--capability", "capabilities", multiple=True,
               type=click.Choice(sorted(CAPABILITIES)), help="Which of the driver's files; "
               "may be repeated; by default all but compat32.")  # fmt: skip
@@ -115,11 +116,18 @@ def generate(config: Config, form: str | None, to: str | None, **wish: Any) -> N
         config = replace(config, dev=os.path.join(root, "dev"))
     strategies = tuple(dict.fromkeys(wish.pop("strategies"))) or ("index", "uuid")
     capabilities = frozenset(wish.pop("capabilities")) or generating.DEFAULT_CAPABILITIES
+    groups = wish.pop("groups")
+    if groups is None:
+        old = podman.too_old()
+        groups = not old
+        if old:
+            sys.stderr.write(f"{podman.note_on(old)} (--groups: write them all the same)\n")
     devices = [part.strip() for each in wish.pop("devices") for part in each.split(",")]
     wanted = generating.Wish(
         strategies=strategies,
         capabilities=capabilities,
         devices=tuple(filter(None, devices)),
+        groups=groups,
         **wish,
     )
     _write(generating.generate(wanted, inventory_of(config), config), form, to)

@@ -189,7 +189,7 @@ class Containerd:
 
     path: str  # the root file of its configuration
     exists: bool  # whether that is there
-    distribution: str  # "", "k3s", "rke2" or "microk8s"
+    distribution: str  # "", "k3s", "rke2", "k0s" or "microk8s"
     # the template of that distribution that would keep our handler; "" if it has none of ours in
     # it, or needs none
     template: str
@@ -373,6 +373,9 @@ class Container:
     denied: tuple[str, ...] = ()
     denied_by: str = ""  # who denies them
     unseen: str = ""  # why that could not be seen; "" if it could
+    # whether it has the default driver capabilities only because it names none
+    has_default_capabilities: bool = False
+    image: str = ""  # its image's name; "" if the engine does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ Rules
   would be the first, the drop-in keeps them as they are.
 - A root file that is not there means containerd's defaults, and then no release reads conf.d. So
   one is made, with the drop-in's import or the block and nothing else.
+- A root file without a version is of version 1, which containerd 2 does not read the handler from.
+  One that says nothing of plugins means the same in every version: it gets ``version = 3``.
 - The drop-in sorts behind NVIDIA's (99-nvidia.toml), and has a name that no tool of NVIDIA's
   writes or removes. A handler of that name that somebody else has configured is changed only if a
   person says so (``replace``): then it makes room for ours, and comes back with --remove.
@@ -41,8 +43,11 @@ from integration.engines.undo import Record, View, changes, read_record
 from integration.engines.verdict import (
     check,
     check_default,
+    check_default_exists,
     check_former,
+    check_sandboxer,
     refuse_generated,
+    refuse_template,
     theirs,
 )
 from integration.engines.wanted import as_before, drop_in_before, kept, with_us, without_theirs
@@ -60,6 +65,7 @@ _RESTART: Final = (
 def plan(options: Options) -> Change:
     """What has to change so that containerd has the handler."""
     options.check_name()
+    refuse_template(options)
     containerd = Containerd(options.program, options.socket)
     files = load(View(), options.config, relative_patterns=containerd.relative_patterns)
     refuse_generated(options, files, merges=containerd.merges)
@@ -86,7 +92,11 @@ def plan(options: Options) -> Change:
         after = containerd.dump(wanted, options.config)
     check(options, containerd, before, after)
     check_default(options, now, after)
-    return _change(options, record, former, wanted, now=now, after=after, notes=[*notes, *others])
+    change = _change(options, record, former, wanted, now=now, after=after, notes=[*notes, *others])
+    if change.files:
+        check_default_exists(options, after)
+        check_sandboxer(options, containerd, after)
+    return change
 
 
 def plan_removal(options: Options) -> Change:

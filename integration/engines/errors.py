@@ -123,3 +123,7 @@ class EngineElsewhere(EnginesError, code="NVSHIM-E2572"):
 
 class ShimNotFound(EnginesError, code="NVSHIM-E2573"):
     """A handler of runc's type needs the path of our shim, and there is none of its name."""
+
+
+class SandboxerUnsafe(EnginesError, code="NVSHIM-E2574"):
+    """This containerd can end when our shim makes sandboxes. Nothing was put in place."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from integration import tomltext
 from integration.engines import undo
-from integration.engines.imports import imports_value, resolved
+from integration.engines.imports import imports_value, is_of_any_version, resolved
 from integration.engines.options import PLUGINS, Options, handlers_path
 from integration.engines.undo import Record, View, Written
 from integration.handlers import calls_our_shim
@@ -31,7 +31,7 @@ def without_us(options: Options, record: Record) -> View:
             if not force:
                 raise undo.changed_by_hand(path)
             found = tomltext.cut(found or "", table)
-        return found
+        return None if found is None else _with_version(found, text)
 
     view = undo.without(record, force=options.force, undo=undone)
     gone = [path for path, text in view.exchanged.items() if text is None]
@@ -41,6 +41,20 @@ def without_us(options: Options, record: Record) -> View:
     had = next((w.before for w in record.versions(options.config) if w.before is not None), text)
     without = _without_imports(text, options.config, gone, had_any=imports_value(had) is not None)
     return view if without == text else view.with_text(options.config, without)
+
+
+def _with_version(text: str, now: str) -> str:
+    """A text with the version that it has now, if somebody has come to rely on it.
+
+    A file without one has got it from us; since then, tables of plugins were written in it.
+    """
+    try:
+        table, version = tomltext.parse(text), tomltext.parse(now).get("version")
+    except tomllib.TOMLDecodeError:
+        return text  # of none that containerd reads
+    if table.get("version") or not version or is_of_any_version(table):
+        return text
+    return tomltext.insert_line(text, 0, f"version = {version}")
 
 
 def _tables_of_ours(text: str, name: str) -> list[tuple[str, ...]]:

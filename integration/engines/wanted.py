@@ -15,7 +15,14 @@ from typing import Any, Final
 from integration import tomltext
 from integration.engines.dump import IMAGES, Containerd, cri, differences, handlers, pruned
 from integration.engines.errors import DropInReplaces, EditImpossible, NotOurs, ShimNotFound
-from integration.engines.imports import File, covers, imports_value, load, parse
+from integration.engines.imports import (
+    File,
+    covers,
+    imports_value,
+    is_of_any_version,
+    load,
+    parse,
+)
 from integration.engines.options import (
     PLUGINS,
     Options,
@@ -25,10 +32,12 @@ from integration.engines.options import (
 )
 from integration.engines.programs import PATH
 from integration.engines.undo import HEAD, Record, View
+from integration.engines.verdict import generated
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE, calls_our_shim
 from shim import PROGRAM
 
 _IN_PLACE: Final = 1  # a file of this version is not imported by any that merges
+_OF_CONTAINERD_2: Final = 3  # the version that each release which merges reads
 
 # containerd 1.6 hands on nothing of a handler's options to a shim that it does not know but this.
 _ONLY_CONFIG_PATH: Final = (1, 7)
@@ -197,6 +206,10 @@ def with_us(
     files = load(view, options.config, relative_patterns=containerd.relative_patterns)
     root = files[0]
     version = root.version if root.text is not None else int(before["version"])
+    if containerd.merges and root.text is not None and is_of_any_version(root.table):
+        version = _OF_CONTAINERD_2
+        line = f"version = {version} # by nvshim"
+        view = view.edited(root.path, tomltext.insert_line(root.text, 0, line))
     in_options: dict[str, Any] = {}
     if _systemd_cgroup(options, containerd, before):
         in_options["SystemdCgroup"] = True
@@ -220,7 +233,10 @@ def with_us(
             f"{options.config} says of the CRI plugin",
             do="leave --drop-in out: the handler is then written into the file itself",
         )
-    path = _in_force(files, version)
+    in_force = _in_force(files, version)
+    path = in_force.path
+    if in_force.generator:
+        raise generated(options, in_force, version)
     if path != options.config:
         notes.append(f"the CRI plugin's table is that of {path}: the handler is put there")
     if view.text(path) is None:
@@ -336,12 +352,12 @@ def _top(text: str) -> int:
     return 0
 
 
-def _in_force(files: Sequence[File], version: int) -> str:
+def _in_force(files: Sequence[File], version: int) -> File:
     """The file whose table of the plugin containerd 1.x takes."""
     for file in reversed(files):
         if PLUGINS[version] in file.table.get("plugins", {}):
-            return file.path
-    return files[0].path
+            return file
+    return files[0]
 
 
 def _edited(path: str, view: View, tables: Sequence[_Table]) -> View:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,12 +21,14 @@ from api.errors import printable
 from hooks import engine
 from hooks.config import Config
 from hooks.errors import MalformedSpec, SpecUnreadable
+from hooks.requests.oci_hooks import hooks_of, is_nvidia_hook, tell_hook
 from hooks.requests.request import read_request
 from integration.inspection.bundles import Container
 from integration.inspection.differences import Difference, differences, tell_differences
 from integration.inspection.ended import End, end_of, newest_of_each
 from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.given import Given, given_in, given_to
+from integration.inspection.records import entries
 from integration.inspection.story import tell
 from integration.inventory import look_at_node
 from shim import bundle as bundle_files
@@ -51,6 +53,7 @@ class Explanation:
     given: Given | None = None
     # how it ended by a fault of a GPU, or the attempt before it; None if that is not known
     end: End | None = None
+    hooks: tuple[str, ...] = ()  # of its spec, which the low-level runtime runs; in a few words
 
     def to_json(self, *, diff: bool = True) -> dict[str, Any]:
         """Plain values; the keys are an interface.
@@ -65,6 +68,7 @@ class Explanation:
             "record": self.record or None,
             "given": self.given.to_json() if self.given else None,
             "end": self.end.to_json() if self.end else None,
+            "hooks": list(self.hooks),
             "nothing": self.nothing or None,
             "differences": None if shown is None else [each.to_json() for each in shown],
             "notes": list(self.notes),
@@ -85,6 +89,8 @@ class Explanation:
         lines += _titled("note", self.notes)
         if self.given is not None:
             lines += _titled("given", self.given.lines())
+        if self.hooks:
+            lines += _titled("hooks", [f"{hook}: the runtime runs it" for hook in self.hooks])
         if self.nothing:
             lines += _titled("request", [f"{self.nothing}: the spec stays as it is"])
         story = "".join(f"{line}\n" for line in lines) + (_story(self.record) if steps else "")
@@ -207,20 +213,30 @@ def explain_container(
         BundleUnusable: its bundle is gone, or is not what we wrote.
     """
     end = end_of(container, ends)
+    after = container.spec()
+    more: dict[str, Any] = {"container": container, "end": end, "hooks": hooks_in(after)}
     if container.record is None:
         given = given_to(container, config)
         why = _why_nothing(container, config, given)
-        return Explanation({}, *why, container=container, given=given, end=end)
+        return Explanation({}, *why, given=given, **more)
     record = dict(container.record)
     before = container.spec_before()
-    after = container.spec()
-    given = None
+    given = None if _gives_devices(record) else given_to(container, config)
     if before is None and "edits" not in record:
         before = after  # denied: the spec was left as it was
-        given = given_to(container, config)
     found = None if before is None else tuple(differences(before, after))
     notes = () if found is not None else ("its spec as it was before is not kept",)
-    return Explanation(record, "", found, notes, container=container, given=given, end=end)
+    return Explanation(record, "", found, notes, given=given, **more)
+
+
+def _gives_devices(record: Mapping[str, Any]) -> bool:
+    """Whether the shim gave a container any device; the hooks of an engine's CDI spec give none."""
+    return bool(record.get("grant") or entries(record, "edits", "devices"))
+
+
+def hooks_in(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The hooks of a spec that the low-level runtime runs, in a few words."""
+    return tuple(f"{s} {tell_hook(hook)}" for s, hook in hooks_of(spec) if not is_nvidia_hook(hook))
 
 
 def _why_nothing(
@@ -266,7 +282,7 @@ def explain_spec(
     if not request.wants_injection:
         given = given_in(spec, config)
         nothing = _nothing_asked(given, request.source)
-        return Explanation({}, nothing, (), notes, config, given=given)
+        return Explanation({}, nothing, (), notes, config, given=given, hooks=hooks_in(spec))
     verdict = engine.judge(spec, request, config)
     allowed = verdict.allowed
     inventory = look_at_node(config) if engine.needs_inventory(allowed, config) else None
@@ -276,7 +292,9 @@ def explain_spec(
     if rootfs is None and allowed.wants_injection:
         notes += ("the image is not there to be looked at; where libraries go is a guess",)
     found = tuple(differences(spec, injection.spec))
-    return Explanation(injection.record, "", found, notes, config)
+    given = None if _gives_devices(injection.record) else given_in(spec, config)
+    hooks = hooks_in(spec)
+    return Explanation(injection.record, "", found, notes, config, given=given, hooks=hooks)
 
 
 def read_spec(path: str) -> dict[str, Any]:

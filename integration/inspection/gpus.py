@@ -22,7 +22,7 @@ from api.errors import NvshimError
 from hooks import platforms
 from hooks.config import Config, Platform
 from hooks.errors import DriverNotFound
-from hooks.node.gpus import Gpu, MigDevice
+from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
 from hooks.node.witness import read_text
 from hooks.platforms import tegra, wsl
@@ -170,11 +170,17 @@ def _gpu_row(
         "mig_mode": gpu.mig,
         "memory_bytes": gpu.memory,
         "numa_node": _numa_node(config, gpu.bus_id),
-        "fault": gpu.lost or inventory.nodes.faults.get(gpu.path),
+        "fault": _fault_of(gpu, inventory.nodes),
         "out_of_service": gpu.drained or _with_driver(inventory),
         "excluded": gpu.excluded,
         "containers": held.get(id_of(gpu), []),
     }
+
+
+def _fault_of(gpu: Gpu, nodes: Nodes) -> str | None:
+    """What is wrong with a GPU: NVML calls it lost where it only cannot open its node."""
+    fault = nodes.faults.get(gpu.path)
+    return fault if gpu.path in nodes.wrong else gpu.lost or fault
 
 
 def _mig_row(
@@ -265,9 +271,8 @@ def _granted(record: Mapping[str, Any] | None) -> list[tuple[str, Mapping[str, A
 
 def _nodes(container: Container) -> list[str]:
     """The paths of the nodes that a container was given."""
-    if container.record:
-        return [str(node.get("path")) for node in entries(container.record, "edits", "devices")]
-    return nodes_of(container)
+    ours = [str(node.get("path")) for node in entries(container.record, "edits", "devices")]
+    return ours or nodes_of(container)
 
 
 def _numa_node(config: Config, address: str) -> int | None:

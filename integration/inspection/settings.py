@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from api.errors import NvshimError
 from hooks.config import TABLES, Config, find_files, parse_config, parse_toml
-from hooks.config.nvidia import parse_nvidia_config
+from hooks.config.nvidia import KEYS, parse_nvidia_config
 from hooks.config.values import LOOK
-from hooks.errors import ConfigUnreadable, UnknownConfigKey
+from hooks.errors import ConfigUnreadable
 from integration import tomltext
 from integration.files import read_file, replace_file
 from integration.inspection.errors import (
@@ -40,7 +40,7 @@ DEFAULT: Final = "default"
 OURS: Final = "file"
 NVIDIAS: Final = "nvidia"
 
-_OF_NVIDIA: Final = frozenset({"nvidia-container-cli", "nvidia-container-runtime", "nvidia-ctk"})
+_OF_NVIDIA: Final = frozenset(key.partition(".")[0] for key in KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +165,12 @@ def validate(path: str) -> Config:
         ConfigError: it cannot be read, or is not valid.
     """
     content = _content(path)
-    try:
-        return parse_config(content, path)
-    except UnknownConfigKey:
-        if _OF_NVIDIA.isdisjoint(parse_toml(content, path)):
-            raise
+    (ours, _), (nvidias, _) = find_files()
+    names = parse_toml(content, path).keys()
+    looks_like_nvidias = names & _OF_NVIDIA and not names & TABLES.keys()
+    if path == nvidias or (path != ours and looks_like_nvidias):
         return parse_nvidia_config(content, path)
+    return parse_config(content, path)
 
 
 def set_setting(source: Source, name: str, words: Sequence[str]) -> Change:

@@ -154,6 +154,23 @@ def _edits(value: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {tell_one(entry)}" for entry in entries)
 
 
+def _in_spec(value: Mapping[str, Any]) -> Iterator[str]:
+    for kind, places in value.items():
+        if places:
+            yield f"{len(places)} of the {kind} are of an engine that applies CDI, or --device:"
+            yield from (f"  {place}" for place in places)
+
+
+def _spec_hooks(value: Mapping[str, Any]) -> Iterator[str]:
+    section = _Section(value)
+    for hook in section["done"]:
+        yield f"{hook['stage']} {hook['command']}: done in process, not run"
+    for hook in section["left"]:
+        yield f"{hook['stage']} {hook['command']}: the runtime runs it"
+    yield from section.lines("notes", "note")
+    yield from section.rest()
+
+
 def _device(edit: Mapping[str, Any]) -> str:
     numbers = f"{edit['major']}:{edit['minor']} {edit['access']}"
     return f"{edit['path']:<40} {numbers:<14} {edit['reason']}"
@@ -235,6 +252,8 @@ _SECTIONS: Final[dict[str, Callable[[Any], Iterable[str]]]] = {
     "node": _node,
     "image": _image,
     "edits": _edits,
+    "in_spec": _in_spec,
+    "spec_hooks": _spec_hooks,
     "process": _process,
     "missing": _missing,
     "left_out": _plain,

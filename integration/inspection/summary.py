@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.record import is_needed
+from integration.inspection.given import files_of_driver
 from integration.inspection.records import entries, strings
 
 if TYPE_CHECKING:
@@ -42,8 +43,12 @@ def summarize(explanation: Explanation) -> Iterator[tuple[str, str]]:
         yield from (("denied", reason) for reason in denied)
         yield "do", _remedy(policy)
     if "edits" in record:
-        yield "granted", _granted(record)
+        if explanation.given is None:
+            yield "granted", _granted(record)
         yield "added", _added(record)
+    yield from (("hook", f"{hook}: the runtime runs it") for hook in explanation.hooks)
+    if "edits" in record:
+        yield from _of_engine(record)
     yield from (("missing", lacking) for lacking in _lacking(record))
     notes = [*strings(policy, "notes"), *strings(record, "grant", "notes"), *explanation.notes]
     yield from (("note", note) for note in notes[:_MOST_NOTES])
@@ -64,7 +69,7 @@ def _who(explanation: Explanation, policy: Mapping[str, Any]) -> Iterator[tuple[
         yield "asked", _asked(_object(explanation.record, "request"))
     elif explanation.nothing:
         yield "asked", f"{explanation.nothing}; the spec is unchanged"
-    if policy:
+    if policy and not _is_void(_object(explanation.record, "request")):
         yield "by", _author(policy)
 
 
@@ -73,7 +78,16 @@ def _object(record: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _is_void(request: Mapping[str, Any]) -> bool:
+    """Whether a container asked for no device, and its spec had hooks of NVIDIA's alone."""
+    others = ("features", "imex_channels", "cdi_devices", "amd_devices", "intel_devices")
+    return request.get("devices") == "void" and not any(request.get(each) for each in others)
+
+
 def _asked(request: Mapping[str, Any]) -> str:
+    if _is_void(request):
+        source = request.get("source")
+        return f"for no device by itself{f' ({source})' if source else ''}"
     devices = request.get("devices")
     named = devices if isinstance(devices, str) else ", ".join(strings(request, "devices"))
     asked = [str(request.get("source") or f"devices {named or 'none'}")]
@@ -96,7 +110,8 @@ def _given(given: Given) -> Iterator[tuple[str, str]]:
     unknown = [f"{name} (not on this node now)" for name in given.unknown]
     yield "has", ", ".join([*_named(gpus, parts), *unknown]) or "no GPU of this node"
     if given.nodes:
-        yield "from", "device nodes in its spec: of an engine that applies CDI, or --device"
+        files = f" and {files_of_driver(given.mounts)}" if given.mounts else ""
+        yield "from", f"device nodes{files} in its spec: of an engine that applies CDI, or --device"
     else:
         yield "from", "its claim, or the node agent's ledger; the spec does not say"
 
@@ -126,15 +141,32 @@ def _granted(record: Mapping[str, Any]) -> str:
 
 
 def _added(record: Mapping[str, Any]) -> str:
+    there = {kind: len(strings(record, "in_spec", kind)) for kind in ("devices", "mounts")}
     counts = [
-        (len(entries(record, "edits", "devices")), "device node"),
-        (len(entries(record, "edits", "mounts")), "mount"),
+        (len(entries(record, "edits", "devices")) - there["devices"], "device node"),
+        (len(entries(record, "edits", "mounts")) - there["mounts"], "mount"),
         (len(entries(record, "edits", "links")), "link"),
     ]
-    told = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts if count]
+    told = _counted(counts)
     driver = _object(record, "node").get("driver")
     whose = f" of driver {driver}" if driver else ""
-    return f"{', '.join(told)}{whose}" if told else "nothing"
+    return f"{told}{whose}" if told else "nothing"
+
+
+def _counted(counts: Iterable[tuple[int, str]]) -> str:
+    return ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts if n > 0)
+
+
+def _of_engine(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What another than the shim has put into the spec."""
+    there = _counted(
+        (len(strings(record, "in_spec", kind)), what)
+        for kind, what in (("devices", "device node"), ("mounts", "mount"))
+    )
+    if there:
+        yield "kept", f"{there} that its spec had: of an engine that applies CDI, or --device"
+    if done := len(entries(record, "spec_hooks", "done")):
+        yield "hooks", f"{done} of NVIDIA's in its spec: done in process, not run"
 
 
 def _lacking(record: Mapping[str, Any]) -> Iterable[str]:

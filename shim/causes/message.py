@@ -5,17 +5,18 @@ digits, and has it mounted at the container's ``terminationMessagePath``. When t
 ended, it tells the last 4096 bytes of that file as the container's message.
 
 Rules
-- The mount is found by its destination: what the annotation ``terminationMessagePath`` says, if
-  the engine hands it on, or ``/dev/termination-log``. A mount at another place is found by the
-  kubelet's name for its source. Of several the last counts, since it lies over the others.
+- Only a file that the kubelet made counts: its source has the kubelet's name. A volume that a pod
+  mounts at ``/dev/termination-log`` is another's file.
+- Of several the last counts whose destination is ``/dev/termination-log``, or what the annotation
+  ``terminationMessagePath`` says, if the engine hands it on; else the last.
 - A mount that is read-only is not written to: the container could not, either.
 - The text comes behind what the container wrote, on a line of its own, if both have room within
   4096 bytes. What the container wrote is never cut or replaced.
 - If the file is empty and the policy is known to be FallbackToLogsOnError, it stays empty: the
   kubelet tells the end of the log, which has the same line.
 - The container has ended, but it may have had the source's directory as a volume. So no link is
-  followed below the kubelet's own directory, and nothing is written but to a regular file with one
-  name. The open waits for no FIFO and no device.
+  followed below the kubelet's own directory, and only a regular file with one name is opened and
+  written to. To open a device or a FIFO can have effects of its own.
 
 Source: the kubelet's pkg/kubelet/kuberuntime (makeMounts, getTerminationMessage); openat2(2).
 """
@@ -59,16 +60,16 @@ def find_message_file(spec: Mapping[str, Any]) -> tuple[str, bool]:
     wanted = {_DEFAULT, annotations.get(_PATH)}
     mounts = spec.get("mounts")
     binds = [m for m in mounts if _is_writable_bind(m)] if isinstance(mounts, list) else []
-    found = [m["source"] for m in binds if os.path.normpath(m["destination"]) in wanted]
-    found = found or [m["source"] for m in binds if _OF_KUBELET.fullmatch(m["source"])]
-    return (found[-1] if found else ""), annotations.get(_POLICY) == _FALLBACK
+    ours = [m for m in binds if _OF_KUBELET.fullmatch(os.path.normpath(m["source"]))]
+    found = [m for m in ours if os.path.normpath(m["destination"]) in wanted] or ours
+    return (found[-1]["source"] if found else ""), annotations.get(_POLICY) == _FALLBACK
 
 
 def append(path: str, text: str, *, unless_empty: bool = False) -> bool:
     """Write a line behind what a container has left as its termination message.
 
     Args:
-        path: of the host's file.
+        path: of the host's file, as :func:`find_message_file` returns it.
         text: the line, without an end.
         unless_empty: leave an empty file empty.
 
@@ -80,10 +81,7 @@ def append(path: str, text: str, *, unless_empty: bool = False) -> bool:
     """
     fd = _open(path)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise OSError(errno.EINVAL, "is not a regular file with one name", path)
-        size = status.st_size
+        size = os.fstat(fd).st_size
         if not size and unless_empty:
             return False
         begun = bool(size) and os.pread(fd, 1, size - 1) != b"\n"
@@ -120,13 +118,21 @@ def _is_writable_bind(mount: object) -> bool:
 
 
 def _open(path: str) -> int:
-    """Open a file of the kubelet's, whose own directory may be a link; or another without links."""
-    path = os.path.normpath(path)
-    of_kubelet = _OF_KUBELET.fullmatch(path)
-    root, below = (of_kubelet[1] or "/", of_kubelet[2]) if of_kubelet else ("/", path[1:])
-    directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Open the kubelet's file to read and write it; the kubelet's own directory may be a link."""
+    of_kubelet = _OF_KUBELET.fullmatch(os.path.normpath(path))
+    if of_kubelet is None:
+        raise OSError(errno.EINVAL, "is not a file of the kubelet", path)
+    directory = os.open(of_kubelet[1] or "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
-        return open_without_links(directory, below, flags)
+        location = open_without_links(directory, of_kubelet[2], os.O_PATH | os.O_NOFOLLOW)
     finally:
         os.close(directory)
+    try:
+        status = os.fstat(location)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise OSError(errno.EINVAL, "is not a regular file with one name", path)
+        # The descriptor's own link in our procfs: the very inode that was just looked at.
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{location}", flags)
+    finally:
+        os.close(location)

@@ -39,6 +39,7 @@ from shim.errors import (
     SystemRefused,
     TaskExists,
     TaskNotFound,
+    runtime_failed,
 )
 from shim.files import check_id
 from shim.pod.container import Container
@@ -239,11 +240,13 @@ class TaskService:
             if sandbox is not None:
                 sandbox.enter(request.id, request.bundle, options)
             pid = await container.create(request, checkpoint)
-        except BaseException:
+        except BaseException as error:
             del self._containers[request.id]
             if sandbox is not None:
                 sandbox.leave(request.id)
             self.lifetime.create_failed()
+            if isinstance(error, NvshimError):
+                error.preface = runtime_failed("create")
             raise
         self.lifetime.create_succeeded()
         return task_pb2.CreateTaskResponse(pid=pid)
@@ -436,12 +439,15 @@ def refused_by_system(error: BaseException, context: Context, request: Any) -> N
         return None
     where = f" ({error.filename})" if error.filename else ""
     scarce = error.errno in SCARCE
-    return SystemRefused(
+    refused = SystemRefused(
         f"{context.method} of {getattr(request, 'id', '') or request.sandbox_id}",
         found=f"{os.strerror(error.errno).lower() if error.errno else error}{where}",
         do="look at the shim's limits and at what is full, and ask again" if scarce else "",
         status=Status.RESOURCE_EXHAUSTED if scarce else Status.UNKNOWN,
     )
+    if context.method == "Create":
+        refused.preface = runtime_failed("create")
+    return refused
 
 
 # Made once, before a shim is forked.

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import stat
 from typing import TYPE_CHECKING, Final
 
 from api.errors import Status, one_line
@@ -224,7 +225,7 @@ class LowLevelRuntime:
         # nobody's to keep in memory.
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
-        shown = _STDERR in fds
+        process_stderr = fds.get(_STDERR)
         null = None
         try:
             null = self._null_for(verb, fds)
@@ -238,7 +239,7 @@ class LowLevelRuntime:
             )
             exit_ = await self._end_of(child, verb)
             if exit_.status:
-                raise self._error(verb, exit_.status, log, stderr, shown=shown)
+                raise self._error(verb, exit_.status, log, stderr, process_stderr)
         finally:
             files.remove(log)
             for fd in (stderr, null):
@@ -287,11 +288,11 @@ class LowLevelRuntime:
                 kill_family(child.pid)
 
     def _error(
-        self, verb: str, status: int, log: str, stderr: int | None, *, shown: bool
+        self, verb: str, status: int, log: str, stderr: int | None, process_stderr: int | None
     ) -> RuntimeFailed | ProcessFinished:
         """The error of a call that has failed.
 
-        Its stderr is None if not ours, and ``shown`` if it is that of the container's process.
+        Its stderr is None if it was that of the container's process, where that has one.
         """
         binary = os.path.basename(self._options.binary_name)
         asked = f"{binary} {verb} of {self._id}"
@@ -299,14 +300,16 @@ class LowLevelRuntime:
         if said:
             code = _status_of(verb, said)
         else:
-            word = _first_line(stderr)
+            word = _first_line(
+                _waiting(process_stderr) if stderr is None else os.pread(stderr, _STDERR_LIMIT, 0)
+            )
             said = f"exit status {status}, and {word or self._silence()}"
-            if not word and shown:
+            if not word and process_stderr is not None:
                 do = "see the container's stderr, which is that of the call"
         # crun begins the same words with a capital letter.
         if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
-        return RuntimeFailed(asked, found=said, do=do, status=code)
+        return RuntimeFailed(asked, found=said, do=do, status=code, verb=verb)
 
     def _silence(self) -> str:
         """Why a runtime that failed has left no word in its log."""
@@ -335,10 +338,24 @@ def _memory() -> int | None:
         return None
 
 
-def _first_line(fd: int | None) -> str:
+def _first_line(text: bytes) -> str:
     """What a call began to say on stderr: of a crash, the rest is for its programmers."""
-    text = b"" if fd is None else os.pread(fd, _STDERR_LIMIT, 0)
     return one_line((text.decode(errors="replace").strip().splitlines() or [""])[0])
+
+
+def _waiting(fd: int | None) -> bytes:
+    """What waits in the pipe that a process has as its stderr; nothing if it has none."""
+    if fd is None or not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return b""
+    reading = -1
+    try:
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.read(reading, _STDERR_LIMIT)
+    except OSError:  # it is empty, or no descriptor is free
+        return b""
+    finally:
+        if reading >= 0:
+            os.close(reading)
 
 
 def last_error(path: str) -> str:

@@ -6,10 +6,11 @@ nothing, which is /dev/null. :func:`open_stdio` opens them; :class:`~shim.stdio.
 what can be asked of them then.
 
 ========  =======================  =======================================================
-stdout    of                       what the process gets
+output    of                       what the process gets
 ========  =======================  =======================================================
-fifo      init                     the fifo itself: no byte passes through this process
-fifo      an exec                  a pipe, which is passed on (:mod:`shim.stdio.pipes`)
+fifo      init, stdout             the fifo itself: no byte passes through this process
+fifo      init, stderr             a pipe, which is passed on (:mod:`shim.stdio.pipes`)
+fifo      an exec                  the same
 file      both                     a pipe, which a child writes to it (:mod:`shim.stdio.files`)
 logger    both                     a pipe, which the logger reads (:mod:`shim.stdio.logger`)
 any       one with a terminal      the terminal, whose master is passed on
@@ -18,6 +19,9 @@ any       one with a terminal      the terminal, whose master is passed on
 Rules
 - An exec may leave a daemon behind that holds its output open for ever; only what we hold can
   be closed when it is deleted, and its client waits for that end. Hence the pipe.
+- The low-level runtime has the process's stderr while it makes it, and writes there why it failed.
+  That is in the error, and not the container's output. So nothing is passed on or written to a file
+  before the process has been made. Hence the pipe of init's stderr.
 - A file is never handed over: through /proc/self/fd a hostile image would truncate it, or
   change its mode. Nor does the shim open one: a stuck file system must not hold up the pod.
 - The shim keeps a *read* end of whatever takes output, so that a container is never killed by

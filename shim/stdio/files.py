@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from shim.children import Child, Exit
     from shim.context import ShimContext
+    from shim.loop import Tasks
 
 OPENING: Final = 10.0
 """Seconds that a file may take to be opened."""
@@ -47,6 +48,7 @@ _IN_MEMORY: Final = "/run/"
 _CHUNK: Final = 1 << 16
 _LONGEST_MESSAGE: Final = 1 << 12
 _OPENED: Final = b"opened"
+_START: Final = b"start"
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -164,6 +166,14 @@ class FileOutput(ProcessOutput):
         shim.tasks.start_soon(self._log_failures)
         self.watch()
 
+    def start(self, tasks: Tasks) -> None:
+        """Let the child start to copy."""
+        super().start(tasks)
+        try:
+            self._connection.send(_START)
+        except OSError:
+            pass  # it has ended, which is logged
+
     async def let_go(self) -> None:
         """Release everything when all is in the file."""
         await super().let_go()
@@ -188,7 +198,7 @@ class FileOutput(ProcessOutput):
             self._child.kill()
 
     def close(self) -> None:
-        """Let the child copy what is there and end."""
+        """Let the child copy what is there and end; nothing if it was not started."""
         super().close()
         self._listening.cancel()
         self._connection.close()
@@ -254,7 +264,12 @@ async def open_log_file(shim: ShimContext, path: str, *, make: bool = True) -> F
     pipe = reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         child, connection = await _start(
-            shim, "the log file", path, lambda: (reading, _open_log(path, make=make)), reading
+            shim,
+            "the log file",
+            path,
+            lambda: (reading, _open_log(path, make=make)),
+            reading,
+            waits=True,
         )
     except BaseException:
         os.close(reading)
@@ -290,17 +305,24 @@ async def _keep_until_ended(child: Child, connection: socket.socket) -> None:
 
 
 async def _start(
-    shim: ShimContext, role: str, path: str, open_: Callable[[], _Pipe], kept: int
+    shim: ShimContext,
+    role: str,
+    path: str,
+    open_: Callable[[], _Pipe],
+    kept: int,
+    *,
+    waits: bool = False,
 ) -> tuple[Child, socket.socket]:
     """Start a child that copies, and wait until it has opened its file.
 
     ``open_`` is called in the child, where ``kept`` stays open; it returns where to read from, and
-    where to write to.
+    where to write to. A child that ``waits`` copies once it is sent :data:`_START`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
-            pid = forked.fork(lambda: _be_copier(open_, theirs, {kept, theirs.fileno()}))
+            fds = {kept, theirs.fileno()}
+            pid = forked.fork(lambda: _be_copier(open_, theirs, fds, waits=waits))
         except BaseException:
             ours.close()
             raise
@@ -349,13 +371,16 @@ async def _receive(connection: socket.socket) -> bytes:
 # -- in the child -------------------------------------------------------------------------------
 
 
-def _be_copier(open_: Callable[[], _Pipe], connection: socket.socket, kept: set[int]) -> NoReturn:
+def _be_copier(
+    open_: Callable[[], _Pipe], connection: socket.socket, kept: set[int], *, waits: bool
+) -> NoReturn:
     try:
         forked.reset_signals()
         forked.close_others(kept)
         source, sink = open_()
         connection.send(_OPENED)
-        _copy(source, sink, connection)
+        if not waits or connection.recv(_LONGEST_MESSAGE) == _START:
+            _copy(source, sink, connection)
     except StdioUnavailable as error:
         parts = {"asked": error.asked, "found": error.found, "do": error.do}
         connection.send(json.dumps(parts).encode())

@@ -49,11 +49,16 @@ _TURN_STEPS: Final = 64
 
 
 class Descriptors:
-    """Descriptors that are closed together, once."""
+    """Descriptors that are closed together, once.
 
-    __slots__ = ("_fds",)
+    Args:
+        close: closes one of them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_close", "_fds")
+
+    def __init__(self, close: Callable[[int], None] = os.close) -> None:
+        self._close = close
         self._fds: list[int] = []
 
     def keep(self, fd: int) -> int:
@@ -67,7 +72,7 @@ class Descriptors:
     def close(self) -> None:
         """Close them all; a second call does nothing."""
         while self._fds:
-            os.close(self._fds.pop())
+            self._close(self._fds.pop())
 
 
 class Opening:
@@ -142,16 +147,24 @@ class Relay:
         source: read from until it ends; ours from now on.
         sink: ours from now on, and closed when the source has ended.
         last: called when the source has ended; what it returns is written.
+        close: closes one of the two; for a descriptor that two relays share.
 
     Attributes:
         done: set when it has ended.
         passed: how many bytes it has passed on.
     """
 
-    def __init__(self, source: int, sink: int, *, last: Callable[[], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        source: int,
+        sink: int,
+        *,
+        last: Callable[[], bytes] | None = None,
+        close: Callable[[int], None] = os.close,
+    ) -> None:
         self.done = loop.Event()
         self.passed = 0
-        self._ours = Descriptors()
+        self._ours = Descriptors(close)
         self._source = self._ours.keep(source)
         self._sink = self._ours.keep(sink)
         self._last = last

@@ -21,7 +21,7 @@ from shim import loop
 from shim.stdio.pipes import Descriptors, Relay, open_fifo, state_of, waiting_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shim.children import Child
     from shim.loop import Tasks
@@ -92,13 +92,14 @@ class Output:
         fd, self._untaken = self._untaken, -1
         return fd
 
-    def relay_from(self, source: int) -> Relay:
+    def relay_from(self, source: int, *, close: Callable[[int], None] = os.close) -> Relay:
         """Pass on what comes out of a pipe or terminal, once it is started.
 
         Args:
             source: read from; the relay's from now on.
+            close: closes one of the relay's descriptors.
         """
-        self.relay = Relay(source, self.take())
+        self.relay = Relay(source, self.take(), close=close)
         return self.relay
 
     def start(self, tasks: Tasks) -> None:

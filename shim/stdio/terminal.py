@@ -53,9 +53,8 @@ class TerminalStdio(Stdio):
     ) -> None:
         super().__init__(tasks, source, [output])
         self._output = output
-        self._kept = Descriptors()
         self._input: Relay | None = None
-        self._master: int | None = None
+        self._master: _Master | None = None
         self._size: tuple[int, int] | None = None
         self._listener: socket.socket | None = None
         self._kept_directory = Descriptors()
@@ -79,15 +78,16 @@ class TerminalStdio(Stdio):
 
     async def started(self) -> None:
         """Take the terminal's master, which the runtime has sent, and start to pass on."""
-        self._master = self._receive_master()
+        master = self._master = _Master(self._receive_master())
         self._stop_listening()
         if self._size is not None:
             self.resize(*self._size)
         if self._source is not None:
-            sink = _duplicate(self._master)  # first: if it fails, the source is still the input's
-            self._input = Relay(self._source.take(), sink, last=self._end_of_input)
+            self._input = Relay(
+                self._source.take(), master.share(), last=self._end_of_input, close=master.close
+            )
             self._input.start(self._tasks)
-        relay = self._output.relay_from(_duplicate(self._master))
+        relay = self._output.relay_from(master.share(), close=master.close)
         await super().started()
         self._tasks.start_soon(self._watch_output, relay.done)
 
@@ -96,7 +96,7 @@ class TerminalStdio(Stdio):
         self._size = (width, height)
         if self._master is not None:
             size = struct.pack("HHHH", height & 0xFFFF, width & 0xFFFF, 0, 0)
-            fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
+            fcntl.ioctl(self._master.fd, termios.TIOCSWINSZ, size)
 
     async def let_go(self) -> None:
         """Close the input, the terminal, and what takes its output when that has been taken."""
@@ -125,7 +125,7 @@ class TerminalStdio(Stdio):
         if self._master is None:
             return b""
         try:
-            characters = termios.tcgetattr(self._master)[_CONTROL_CHARACTERS]
+            characters = termios.tcgetattr(self._master.fd)[_CONTROL_CHARACTERS]
         except (OSError, termios.error):
             return b""  # it is gone
         return bytes(characters[termios.VEOF]) * 2
@@ -140,7 +140,7 @@ class TerminalStdio(Stdio):
             with connection:
                 connection.setblocking(False)
                 _, fds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
-            return self._kept.keep(fds[0])
+            return fds[0]
         except (OSError, IndexError) as error:
             raise StdioUnavailable(
                 "a terminal for the process",
@@ -159,9 +159,36 @@ class TerminalStdio(Stdio):
         self._kept_directory.close()
 
     def _close_master(self) -> None:
-        self._master = None
-        self._kept.close()
+        master, self._master = self._master, None
+        if master is not None:
+            master.close(master.fd)
 
 
-def _duplicate(fd: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+class _Master:
+    """A terminal's master: one descriptor, closed when the last who uses it has closed it.
+
+    A terminal hangs up with its master's last descriptor, so a relay that ends does not take it
+    from the other.
+
+    Args:
+        fd: ours from now on; whoever makes this object is its first user.
+    """
+
+    __slots__ = ("_users", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._users = 1
+
+    def share(self) -> int:
+        """The descriptor for one more user, who closes it with :meth:`close`."""
+        self._users += 1
+        return self.fd
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor of a user's: the master itself only for the last."""
+        if fd == self.fd:
+            self._users -= 1
+            if self._users:
+                return
+        os.close(fd)

@@ -186,7 +186,7 @@ async def _open_outputs(
     shim: ShimContext, process: Named, places: Places, bundle: str, outputs: dict[int, Output]
 ) -> None:
     """Open stdout and stderr, by descriptor; the same one twice if they are one."""
-    relayed = bool(process.exec_id) and not process.uris.terminal
+    plain = not process.uris.terminal
     stdout, stderr = places
     if isinstance(stdout, LoggerUri):
         outputs[1], second = await start_logger(shim, stdout, process.id, bundle)
@@ -195,11 +195,12 @@ async def _open_outputs(
         else:
             second.close()
     elif stdout is not None:
+        relayed = plain and (bool(process.exec_id) or stderr == stdout)
         outputs[1] = await _open_output(shim, stdout, relayed=relayed)
         if stderr == stdout:
             outputs[2] = outputs[1]
     if isinstance(stderr, Fifo | LogFile) and stderr != stdout:
-        outputs[2] = await _open_output(shim, stderr, relayed=relayed)
+        outputs[2] = await _open_output(shim, stderr, relayed=plain)
 
 
 async def _open_input(shim: ShimContext, place: Fifo) -> Input:

@@ -6,7 +6,8 @@ user waits for: so it looks before it acts.
 
 Each step is taken whatever became of the one before, and all can be taken again. What goes
 wrong is told on stderr, a line each, which containerd logs; the answer is given in any case,
-since without one containerd would keep the container for ever.
+since without one containerd would keep the container for ever. If this is killed, the next
+``start`` on the node finishes it (:mod:`shim.verbs.unfinished`).
 
 Source: containerd core/runtime/v2/binary.go Delete; docs/runtime-v2.md.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from api.proto import task_pb2
 from shim import bundle, files, mountinfo, sockets
@@ -23,11 +24,14 @@ from shim.errors import BundleUnusable, NvshimError
 from shim.rootfs import mounts
 from shim.runtime import remains
 from shim.sandbox import members as sandbox_members
+from shim.verbs import unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shim.verbs.invocation import Invocation
+
+    Read = TypeVar("Read")
 
 # The status of what is ended by SIGKILL; it is what containerd's own shim answers.
 KILLED: Final = 128 + 9
@@ -52,21 +56,84 @@ def delete(invocation: Invocation) -> bytes:
         A DeleteResponse, as containerd wants to read it on stdout.
     """
     path = invocation.bundle or os.getcwd()
+    record = _runtime_record(invocation, path)
+    note = _note(invocation, path, record)
     _take(path, lambda: _end_sandbox(path))
     _take(path, lambda: sandbox_members.unpin_namespaces(path))
-    _clean_up(invocation.container_id, path, lambda: _runtime_record(invocation, path))
+    _clean_up(invocation.container_id, path, record)
     _take(path, lambda: _remove_socket(path, invocation.container_id))
+    if note is not None:
+        _take(path, note.remove)
     response = task_pb2.DeleteResponse(pid=_pid(path, tell=False), exit_status=KILLED)
     response.exited_at.FromNanoseconds(time.time_ns())
     return response.SerializeToString()
 
 
+def finish_killed(directory: str, name: str, *, starting: bool = False) -> None:
+    """Finish a ``delete`` that was killed.
+
+    Args:
+        directory: the directory of sockets.
+        name: the name of its note.
+        starting: whether that container is being started once more: its bundle is a new one, which
+            nothing has been made in, and the work of another process is waited for.
+    """
+    note = unfinished.take(directory, name, wait=starting)
+    if note is None:
+        return
+    if not starting and note.left and note.left[0].is_made_again():
+        note.leave()  # its own start has seen to it, or will
+        return
+    _take(directory, lambda: remains.end_process(*note.holder))
+    for left in note.left:
+        _take(left.bundle, _finish(left))
+    _take(directory, note.remove)
+
+
+def _finish(left: unfinished.Left) -> Callable[[], None]:
+    def finish() -> None:
+        if left.is_there():
+            sandbox_members.unpin_namespaces(left.bundle)
+            _clean_up(left.id, left.bundle, left.record)
+            return
+        _unmount(os.path.join(left.record.root, left.id, bundle.RESTORED_ROOT))
+        for problem in remains.end_container(
+            left.record, left.id, left.pid, cgroup_path=left.cgroup
+        ):
+            _warn(problem)
+
+    return finish
+
+
+def _note(
+    invocation: Invocation, path: str, record: bundle.RuntimeRecord
+) -> unfinished.Note | None:
+    """Write down how all that is left is ended; None if that cannot be."""
+    try:
+        directory = _socket_directory(path) or sockets.prepare_directory()
+        left = [_left(invocation.container_id, path, record)]
+        for container_id in sandbox_members.members(path):
+            where, of_member = sandbox_members.read_member(path, container_id)
+            left.append(_left(container_id, where, of_member))
+        name = sockets.name_of(invocation.address, invocation.namespace, invocation.container_id)
+        return unfinished.write(directory, name, sandbox_members.read_holder(path), left)
+    except (NvshimError, OSError):
+        return None  # what stands in the way is told by the step that needs it
+
+
+def _left(container_id: str, path: str, record: bundle.RuntimeRecord) -> unfinished.Left:
+    return unfinished.Left(
+        id=container_id,
+        bundle=path,
+        identity=unfinished.identity_of(path),
+        record=record,
+        pid=_pid(path, tell=False),
+        cgroup=_cgroup_path(path),
+    )
+
+
 def _clean_up(
-    container_id: str,
-    path: str,
-    record: Callable[[], bundle.RuntimeRecord],
-    *,
-    ask_runtime: bool = True,
+    container_id: str, path: str, record: bundle.RuntimeRecord, *, ask_runtime: bool = True
 ) -> None:
     """Remove all that is left of a container, whose bundle may be half made, or gone."""
     staging = os.path.join(path, bundle.STAGING)
@@ -75,7 +142,7 @@ def _clean_up(
         path,
         lambda: _end_calls(path, calls),
         lambda: _end_container(
-            container_id, path, record(), cut_off=bool(calls), ask_runtime=ask_runtime
+            container_id, path, record, cut_off=bool(calls), ask_runtime=ask_runtime
         ),
         lambda: _end_loggers(path),
         lambda: _unmount(os.path.join(path, bundle.ROOTFS)),
@@ -129,7 +196,7 @@ def _end_of_member(path: str, container_id: str, deadline: float) -> Callable[[]
     def end() -> None:
         where, record = sandbox_members.read_member(path, container_id)
         in_time = time.monotonic() < deadline
-        _clean_up(container_id, where, lambda: record, ask_runtime=in_time)
+        _clean_up(container_id, where, record, ask_runtime=in_time)
         sandbox_members.forget_member(path, container_id)
 
     return end
@@ -180,16 +247,21 @@ def _cgroup_path(path: str) -> str:
 
 def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
     """How the runtime is called; the defaults, if the server had not come to write it down."""
+    record = _read(lambda: bundle.read_runtime_record(path))
+    if record is None:
+        binary = _read(lambda: bundle.read_line(os.path.join(path, bundle.RUNTIME)))
+        root = os.path.join(_DEFAULT_ROOT, invocation.namespace)
+        record = bundle.RuntimeRecord(binary or _DEFAULT_RUNTIME, root, systemd_cgroup=False)
+    return record
+
+
+def _read(read: Callable[[], Read | None]) -> Read | None:
+    """What is read of a bundle; None if it is unusable, which is told."""
     try:
-        record = bundle.read_runtime_record(path)
+        return read()
     except BundleUnusable as error:
         _warn(str(error))
-        record = None
-    if record is None:
-        binary = bundle.read_line(os.path.join(path, bundle.RUNTIME)) or _DEFAULT_RUNTIME
-        root = os.path.join(_DEFAULT_ROOT, invocation.namespace)
-        record = bundle.RuntimeRecord(binary, root, systemd_cgroup=False)
-    return record
+        return None
 
 
 def _unmount(path: str) -> None:
@@ -197,11 +269,20 @@ def _unmount(path: str) -> None:
         mounts.unmount_rootfs(path)
 
 
+def _socket(path: str) -> str:
+    """The path of the shim's socket, as the bundle says; empty if it says nothing."""
+    where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
+    return where.removeprefix(sockets.SCHEME) if where.startswith(sockets.SCHEME) else ""
+
+
+def _socket_directory(path: str) -> str:
+    return os.path.dirname(_socket(path))
+
+
 def _remove_socket(path: str, container_id: str) -> None:
     """Remove the socket, unless the shim of the container's pod lives on."""
-    where = bundle.read_line(os.path.join(path, bundle.ADDRESS)) or bundle.bootstrap_address(path)
-    if where.startswith(sockets.SCHEME):
-        socket = where.removeprefix(sockets.SCHEME)
+    socket = _socket(path)
+    if socket:
         sockets.forget(socket, container_id)
         sockets.remove_dead(socket)
         sockets.sweep(os.path.dirname(socket))

@@ -36,7 +36,8 @@ from shim.errors import (
     ShimCgroupUnusable,
 )
 from shim.runtime.options import can_read, read_options
-from shim.verbs import handover
+from shim.verbs import handover, unfinished
+from shim.verbs.delete import finish_killed
 from shim.verbs.invocation import read_stdin
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ _HIGHEST_OOM_SCORE_ADJ: Final = 1000
 
 # LogLevel of BootstrapParams: DEBUG is -4, and what is below says even more.
 _DEBUG: Final = -4
+
+_STANDARD: Final = 3  # descriptors
 
 
 def start(invocation: Invocation, *, parent: int, waiting: socket.socket | None = None) -> bytes:
@@ -76,6 +79,8 @@ def start(invocation: Invocation, *, parent: int, waiting: socket.socket | None 
     directory = sockets.prepare_directory(params.socket_dir if params else "")
     name = sockets.name_of(invocation.address, invocation.namespace, group)
     path = sockets.path_of(directory, name)
+    own = sockets.name_of(invocation.address, invocation.namespace, invocation.container_id)
+    finish_killed(directory, own, starting=True)
     listener = sockets.listen(path, container_id=invocation.container_id, bundle_path=bundle_path)
     try:
         _leave_in_bundle(bundle_path, directory, path)
@@ -88,6 +93,7 @@ def start(invocation: Invocation, *, parent: int, waiting: socket.socket | None 
             sockets.remove_own(path, sockets.identity(path))
         sockets.forget(path, invocation.container_id)
         raise
+    _finish_others(directory)
     return answer(sockets.SCHEME + path, params)
 
 
@@ -308,6 +314,28 @@ def _fork_shim(listener: int, shim: handover.ShimRequest, cgroup: str) -> None:
     except BaseException:
         os.kill(pid, signal.SIGKILL)
         raise
+
+
+def _finish_others(directory: str) -> None:
+    """Finish in a child what a ``delete`` of another container that was killed has left."""
+    names = unfinished.names(directory)
+    if not names:
+        return
+    try:
+        if os.fork():
+            return
+    except OSError:
+        return  # the next start tries again
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(_STANDARD):
+            os.dup2(null, fd)
+        os.closerange(_STANDARD, os.sysconf("SC_OPEN_MAX"))
+        for name in names:
+            finish_killed(directory, name)
+    finally:
+        os._exit(0)
 
 
 def _isolate_core() -> None:

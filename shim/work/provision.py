@@ -140,8 +140,12 @@ class Provision:
         case = None
         if may_ask(spec, places):
             case = self._asked(spec)
-        elif may_want_more(spec):
-            case = self._more_than_listed(spec)
+            # A hook of NVIDIA's that an engine has put there asks for no device.
+            asks = case is None or case.verdict.asked.wants_devices
+        else:
+            asks = False
+        if not asks and may_want_more(spec):
+            case = self._more_than_listed(spec) or case
         if places.limited and not self._claimed and lists_nodes(spec):
             self._claim_listed(spec)
         return case

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from hooks.cdi import schema
+from integration.cdi import podman
 from integration.cli import exits
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
@@ -156,7 +157,9 @@ def test_spec_gives_a_container_its_mig_device_and_goes_stale_with_the_driver(
     generate = ["nvidia-ctk", "cdi", "generate", "--class=exported"]
     output = f"{specs}/nvidia.yaml"
     done = commands.run(mig, *generate, NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=output)
-    assert 'level=info msg="Generated CDI spec with version 0.7.0"' in done.stderr
+    # An old Podman of this machine keeps groups out of it.
+    version = "0.5.0" if podman.too_old() else "0.7.0"
+    assert f'level=info msg="Generated CDI spec with version {version}"' in done.stderr
     listed = commands.run(mig, "nvidia-ctk", "cdi", "list", "--spec-dir", specs)
     assert "nvidia.com/exported=1:0\n" in listed.stdout
     assert listed.stdout.splitlines() == sorted(listed.stdout.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,8 @@ from api.proto import events_pb2
 from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.checkpoints import COUNT, checkpointing, left_in, refusal, with_criu
+from tests.harness import engine_cdi
+from tests.harness.engine_cdi import trap
 from tests.harness.kubelet_root import KubeletRoot
 from tests.harness.low_level import crun_for_this_host
 from tests.harness.runtime import is_alive
@@ -304,6 +307,40 @@ async def test_restored_container_has_the_gpus_that_a_created_one_has(
                 assert await shim.status("c3") == "CREATED"
                 await shim.call("Delete", id="c3")
             assert shim.leftovers() == [f"socket {shim.socket_path}", f"process {shim.pid}"]
+
+
+async def test_hooks_of_an_engines_cdi_spec_run_neither_before_nor_after_a_restore(
+    start_shim: StartShim, criu: str, tmp_path: Path, two_gpus: SimulatedNode
+) -> None:
+    saved, look = str(tmp_path / "saved"), "probe dlopen libcuda.so libcuda.so.1"
+    program, log = trap(tmp_path)
+
+    def applied(shim: ShimByHand, name: str) -> None:
+        """The engine's edits, of a container for which a bundle is there already."""
+        with open(f"{shim.directory}/{name}/config.json", encoding="utf-8") as file:
+            spec = json.load(file)
+        engine_cdi.apply(spec, two_gpus, program)
+        shim.write_spec(name, spec)
+
+    asks: dict[str, Any] = {"image": glibc()}
+    environment = {"NVSHIM_CONFIG": two_gpus.config_path}
+    async with start_shim("c1", "sh", "-c", COUNT, environment=environment, **asks) as shim:
+        with Output(shim, "one") as one, Output(shim, "two") as two:
+            applied(shim, "c1")
+            await shim.run("c1", stdout=one.path, options=with_criu(criu))
+            last = await one.more()
+            before = await _told_by_exec(shim, "c1", look)
+            assert before.count("libcuda") == 4
+            await shim.call("Checkpoint", id="c1", path=saved, options=checkpointing(exit=True))
+            await shim.reap("c1")
+            shim.bundle("c2", "sh", "-c", COUNT, **asks)
+            applied(shim, "c2")
+            await shim.create("c2", stdout=two.path, options=with_criu(criu), checkpoint=saved)
+            await shim.call("Start", id="c2")
+            assert await two.more() > last
+            assert await _told_by_exec(shim, "c2", look) == before
+            await shim.end("c2")
+    assert not log.exists()
 
 
 async def test_checkpoint_that_a_runtime_made_by_itself_is_restored(

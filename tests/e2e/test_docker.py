@@ -6,14 +6,17 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from integration.simulated import SimulatedNode
 from integration.traces import cgroup_hierarchies
+from tests.harness import engine_cdi
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker
+from tests.harness.engine_cdi import trap
 from tests.harness.releases import UNSTABLE, of_releases
 from tests.harness.runtime import OURS, new_name
 from tests.harness.waiting import settled
@@ -184,7 +187,7 @@ def test_devices_that_dockers_cdi_has_given_are_not_given_again(
 ) -> None:
     _, containerd = daemon
     directory = f"{containerd.directory}/{CDI_DIRECTORY}"
-    os.makedirs(directory)
+    os.makedirs(directory, exist_ok=True)
     nodes = [
         {"path": f"/dev/{name}", "hostPath": f"{two_gpus.dev}/{name}"}
         for name in ("nvidia1", "nvidiactl")
@@ -209,6 +212,41 @@ def test_devices_that_dockers_cdi_has_given_are_not_given_again(
     assert not any(entry.startswith("NVIDIA_CTK") for entry in environment)
     full = modern("inspect", "--format={{.Id}}", name).stdout.strip()
     assert not os.path.exists(os.path.join(containerd.bundle(full), "nvidia.json"))
+
+
+def test_hooks_of_a_spec_that_docker_has_applied_do_not_run(
+    daemon: tuple[PrivateDocker, PrivateContainerd],
+    modern: PrivateDocker,
+    two_gpus: SimulatedNode,
+    tmp_path: Path,
+) -> None:
+    _, containerd = daemon
+    directory = f"{containerd.directory}/{CDI_DIRECTORY}"
+    os.makedirs(directory, exist_ok=True)
+    program, log = trap(tmp_path)
+    edits = {
+        "deviceNodes": [{"path": "/dev/nvidia1", "hostPath": f"{two_gpus.dev}/nvidia1"}],
+        "env": [f"{DEVICES}=void"],
+        "mounts": [
+            {"hostPath": source, "containerPath": where, "options": ["ro", "rbind"]}
+            for source, where in engine_cdi.mounts(two_gpus)
+        ],
+        "hooks": [
+            {"hookName": "createContainer", **hook} for hook in engine_cdi.hooks(two_gpus, program)
+        ],
+    }
+    spec = {
+        "cdiVersion": "0.6.0",
+        "kind": "nvidia.com/hooked",
+        "devices": [{"name": "1", "containerEdits": edits}],
+    }
+    with open(f"{directory}/hooked.json", "w") as file:
+        json.dump(spec, file)
+    look = "probe dlopen libcuda.so libcuda.so.1 libnvidia-ml.so.1"
+    done = modern.run("--device=nvidia.com/hooked=1", "--", "sh", "-c", look)
+    assert done.code == 0, done.stdout + done.stderr
+    assert len(done.lines) == 3
+    assert not log.exists()
 
 
 def test_container_without_gpu_has_the_spec_that_docker_wrote(

@@ -35,8 +35,11 @@ INSTALLED: Final = {
 
 CONFIG: Final = "/etc/containerd/config.toml"
 
-# What NVIDIA's toolkit has written into the configuration of a node that is moved.
+# What NVIDIA's toolkit has written into the configuration of a node that is moved. Without a
+# handler runc, which is the default one, containerd 1's CRI plugin would not start there.
 NVIDIAS: Final = """
+        [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+          runtime_type = "io.containerd.runc.v2"
         [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
           runtime_type = "io.containerd.runc.v2"
           [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]

@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from integration.simulated import Scenario, SimulatedNode
+from shim import syscalls
 from shim.pod.causes import LOOKING
 from tests.harness.failing import FailingNode, MessageFile
 from tests.harness.fuse import FILE, fuse
@@ -275,13 +277,14 @@ def test_a_mount_that_is_read_only_is_not_written_to(
 
 
 def test_a_file_system_that_hangs_does_not_hold_the_exit(
-    ours: Runtime, failing: FailingNode, tmp_path: Path
+    ours: Runtime, failing: FailingNode, message: MessageFile, tmp_path: Path
 ) -> None:
     content = tmp_path / "content"
     content.write_text("mine\n")
-    with fuse(str(tmp_path / "fuse"), str(content)) as server:
-        mount = f"type=bind,src={server.mount_point}/{FILE},dst=/dev/termination-log,options=rbind"
-        container = ours.start_idle(flags=(*ON_GPU_0, "--mount", mount))
+    with fuse(str(tmp_path / "fuse"), str(content)) as server, ExitStack() as mounts:
+        syscalls.mount(f"{server.mount_point}/{FILE}", message.path, "", syscalls.MS_BIND)
+        mounts.callback(syscalls.umount, message.path)
+        container = ours.start_idle(flags=(*ON_GPU_0, *mounted(message)))
         failing.tell(container.name, 79)
         server.hang()
         container.kill()

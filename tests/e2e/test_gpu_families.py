@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from integration.simulated import SimulatedNode
+from tests.harness.nvshim import nvshim
 from tests.harness.runtime import Container, Runtime
 from tests.tools.containerd import Completed
 from tests.tools.images import GLIBC
@@ -178,7 +179,7 @@ def test_32_bit_libraries_come_with_compat32_only(gpus: Runtime, full_gpus: Simu
 
 
 def test_sockets_of_the_drivers_services_are_there_and_pipes_of_mps_may_be_written(
-    gpus: Runtime, full_gpus: SimulatedNode
+    gpus: Runtime, full_gpus: SimulatedNode, configure: Callable[..., None], shim_config: str
 ) -> None:
     pipes = f"{full_gpus.driver_root}/tmp/nvidia-mps"
     os.makedirs(pipes)
@@ -203,6 +204,12 @@ def test_sockets_of_the_drivers_services_are_there_and_pipes_of_mps_may_be_writt
             gpus, "ls -d /tmp/nvidia-mps", VISIBLE_DEVICES="0", DRIVER_CAPABILITIES="utility"
         )
         assert utility.lines == []
+        configure('[policy]\nservice-sockets = ["fabricmanager"]\n', node=full_gpus)
+        assert run(gpus, script, VISIBLE_DEVICES="0").lines == ["fabricmanager"]
+        spec = nvshim("cdi", "generate", "--config", shim_config).stdout
+        assert "/run/nvidia-fabricmanager/socket" in spec
+        assert "persistenced/socket" not in spec
+        assert "nvidia-mps" not in spec
 
 
 def bind_below(listener: socket.socket, directory: str, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -108,6 +109,38 @@ def test_all_gpus_lost_are_lost_and_not_given_for_want_of_an_answer(
     error = nvml.refusal("all", tmp_path)
     assert error["found"].count("it is lost: GPU is lost") == 4
     assert error["do"].startswith("reset the GPU")
+
+
+@pytest.mark.parametrize("what", ["a file", "another minor", "a link"])
+def test_a_gpu_whose_node_is_wrong_needs_its_node_and_no_reset(
+    nvml: Nvml, tmp_path: Path, what: str
+) -> None:
+    """NVML opens a GPU by its node, and does not count one that it cannot open."""
+    node = Path(nvml.node.dev, "nvidia2")
+    own = node.lstat()
+    node.unlink()
+    if what == "a file":
+        node.touch()
+    elif what == "a link":
+        node.symlink_to("nvidia1")
+    else:
+        os.mknod(node, own.st_mode, os.makedev(os.major(own.st_rdev), 77))
+    try:
+        faults = {row["pci"]: row["fault"] for row in nvml.listed()}
+        fault = faults.pop(BUSES[1])
+        assert fault.startswith(f"{node} is ")
+        assert not any(faults.values())
+        error = nvml.refusal(BUSES[1], tmp_path)
+        assert error["found"] == fault
+        assert error["do"].startswith("remove what stands in the node's place")
+        told = nvshim("doctor", "--config", nvml.node.config_path, "-o", "json", check=False)
+        found = {each["code"]: each["found"] for each in told.document["findings"]}
+        assert found["NVSHIM-D009"] == f"/dev/nvidia2: {fault}"
+        assert found.keys().isdisjoint({"NVSHIM-D004", "NVSHIM-D005", "NVSHIM-D016"})
+    finally:
+        node.unlink()
+        os.mknod(node, own.st_mode, own.st_rdev)
+        node.chmod(own.st_mode)
 
 
 HANGS: Final = "it does not answer"

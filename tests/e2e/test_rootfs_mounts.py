@@ -128,8 +128,8 @@ IMPOSSIBLE: Final = (
     (["uidmap=0:1", f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "three numbers"),
     ([f"uidmap={MAPPING},-1:2:3", f"gidmap={MAPPING}"], Status.INVALID_ARGUMENT, "three"),
     (["uidmap=0:0:0", "gidmap=0:0:0"], Status.FAILED_PRECONDITION, "invalid argument"),
-    (["X-containerd.mkdir.path=/x"], Status.UNIMPLEMENTED, "does not implement"),
-    (["X-containerd.dmverity=/x"], Status.UNIMPLEMENTED, "does not implement"),
+    (["X-containerd.mkdir.path=/x"], Status.INVALID_ARGUMENT, "does not implement"),
+    (["X-containerd.dmverity=/x"], Status.INVALID_ARGUMENT, "does not implement"),
 )
 
 

@@ -18,7 +18,7 @@ import anyio
 import pytest
 
 from api.errors import Status
-from api.ttrpc import ConnectionClosed
+from api.ttrpc import ConnectionClosed, RemoteError
 from api.ttrpc.client import connect
 from tests.e2e.forgetful import FORGET_THE_TERMINAL
 from tests.harness.examples import seeds, some
@@ -33,6 +33,7 @@ from tests.harness.shim import (
     gone,
     outcome,
 )
+from tests.harness.stdio import reading
 from tests.harness.waiting import settled
 
 pytestmark = pytest.mark.anyio
@@ -120,6 +121,56 @@ async def test_a_create_that_fails_leaves_nothing_and_can_be_made_again(
     await shim.end("c1")
     await gone(shim, "c1")
     assert shim.events.names == LIFE
+
+
+@pytest.mark.parametrize("kind", ["fifo", "file"])
+async def test_what_a_runtime_says_of_its_failure_is_in_the_error_and_in_no_log(
+    shim: ShimByHand, kind: str
+) -> None:
+    """As with containerd's own shim; scripts know a failed create by the first words."""
+    spec = shim.spec("c1")
+    spec["process"]["args"] = ["/no/such/program"]
+    shim.write_spec("c1", spec)
+    if kind == "fifo":
+        output, path = shim.fifo("err"), None
+        reader = os.open(output, os.O_RDONLY | os.O_NONBLOCK)
+    else:
+        path = f"{shim.directory}/err"
+        output = f"file://{path}"
+    with pytest.raises(RemoteError) as caught:
+        await shim.create("c1", stderr=output)
+    assert caught.value.message.startswith("OCI runtime create failed: NVSHIM-E1203 ")
+    assert "/no/such/program" in caught.value.message
+    if path is not None:
+        assert content_of(path) == b""
+    else:
+        assert os.read(reader, 4096) == b"", "the end, and nothing before it"
+        os.close(reader)
+    # What the process itself writes arrives.
+    spec["process"]["args"] = ["sh", "-c", "echo from the container >&2"]
+    shim.write_spec("c1", spec)
+    if path is None:
+        with reading(output) as path:
+            await shim.run("c1", stderr=output)
+            await shim.reap("c1")
+    else:
+        await shim.run("c1", stderr=output)
+        await shim.reap("c1")
+    assert content_of(path) == b"from the container\n"
+
+
+@pytest.mark.parametrize("failure", ["mount", "injection", "stdio", "no runtime", "no terminal"])
+async def test_a_create_that_fails_says_so_first(shim: ShimByHand, failure: str) -> None:
+    fields = dict(_FAILURES[failure])
+    spec = shim.spec("c1")
+    spec["process"]["env"] += [fields.pop("env")] if "env" in fields else []
+    shim.write_spec("c1", spec)
+    fields.pop("rootfs", None) if failure != "mount" else None
+    fields["options"] = shim.options(fields.pop("binary", "runc"), before=fields.pop("before", ""))
+    with pytest.raises(RemoteError) as caught:
+        await shim.create("c1", **fields)
+    assert caught.value.message.startswith("OCI runtime create failed: NVSHIM-E")
+    assert "\n" not in caught.value.message
 
 
 async def test_a_create_that_finds_its_id_taken_leaves_the_other_container_alone(

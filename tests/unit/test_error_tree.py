@@ -48,6 +48,20 @@ def test_every_error_that_is_raised_has_a_code_and_says_when_it_is(
         assert error.__doc__, error
 
 
+# Answers to other calls than Create.
+NOT_OF_CREATE = {
+    "CriuUnsupportedByRuntime", "FeaturesUnknown", "MachineUnsupported",
+    "SandboxRootfsUnsupported", "Unimplemented",
+}  # fmt: skip
+
+
+def test_no_create_says_that_it_is_not_implemented(errors: list[type[NvshimError]]) -> None:
+    """containerd 2 takes that for a shim of version 2, and asks once more as if it were."""
+    of_the_shim = [e for e in errors if e.__module__.startswith(("api", "hooks", "shim"))]
+    said = {error.__name__ for error in of_the_shim if error.status == Status.UNIMPLEMENTED}
+    assert said == NOT_OF_CREATE
+
+
 def test_every_error_that_a_person_can_meet_says_what_to_do(
     errors: list[type[NvshimError]],
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from hooks.cdi import generating, schema
 from hooks.cdi.registry import Registry
-from integration.cdi import transforming, writing
+from integration.cdi import podman, transforming, writing
 from integration.cdi.listing import CONFLICT, USED, list_devices
 from integration.cli.nvidia_ctk.given import Given
 from integration.compat.cdi_generate import MODES, OTHERS, wish_of
@@ -72,6 +73,9 @@ def generate(given: Given, /, **flags: Any) -> None:
     wish, notes = wish_of(**flags, others=others)
     for note in notes:
         given.stderr.warning(note)
+    if wish.groups and (old := podman.too_old()):
+        wish = replace(wish, groups=False)
+        given.stderr.warning(podman.note_on(old))
     config = given.config(*roots)
     spec = generating.generate(wish, inventory_of(config), config)
     text = writing.text_of(schema.to_tree(spec), form or writing.format_of(output))

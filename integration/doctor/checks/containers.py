@@ -1,4 +1,4 @@
-"""Containers that run: D100 to D103."""
+"""Containers that run: D100 to D103, D113."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def _unseen(containers: tuple[Container, ...]) -> Iterator[Unseen]:
     if blind:
         names = listed(f"{c.namespace}/{c.id}" for c in blind)
         yield Unseen(f"{names}: {blind[0].unseen}")
+
+
+@check("D113")
+def _names_no_capabilities(containers: tuple[Container, ...]) -> Iterator[str]:
+    found = [c for c in containers if c.has_default_capabilities]
+    if found:
+        images = sorted({c.image for c in found if c.image})
+        of = f", of the image{'s'[: len(images) > 1]} {listed(images)}" if images else ""
+        yield f"{len(found)} of {len(containers)} running containers with GPUs name none{of}"

@@ -1,4 +1,4 @@
-"""Handlers as Kubernetes uses them, and what they can do: D040 to D044, D046 to D048."""
+"""Handlers as Kubernetes uses them, and what they can do: D040 to D044, D046 to D049."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from integration.doctor.facts import Containerd, Handler, Kubernetes
 from integration.doctor.findings import ERROR, WARNING, Trouble, check, listed
-from integration.handlers import RUNC_TYPE
+from integration.handlers import RUNC_TYPE, SURVIVES_SANDBOXER, parse_release
 
 # The releases that ask no handler but runc's type what it can do: from the first to before the
 # second.
@@ -120,7 +120,7 @@ def _no_cri(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[str | Tr
 
 @check("D047")
 def _no_features(containerd: Containerd, kubernetes: Kubernetes) -> Iterator[Trouble]:
-    release = tuple(map(int, containerd.version.split("."))) if containerd.version else ()
+    release = (parse_release(containerd.version) or ())[:3]
     if not kubernetes.cgroup_driver or not any(
         first <= release < fixed for first, fixed in _ASKS_RUNC_ALONE
     ):
@@ -139,4 +139,18 @@ def _sandboxes_elsewhere(containerd: Containerd) -> Iterator[Trouble]:
         if handler.is_ours and handler.runtime_type == RUNC_TYPE and handler.sandboxer == "shim":
             yield Trouble(
                 f'the handler {handler.name} has the type {RUNC_TYPE} and sandboxer = "shim"'
+            )
+
+
+@check("D049")
+def _sandboxer_ends_containerd(containerd: Containerd) -> Iterator[Trouble]:
+    release = parse_release(containerd.version)
+    if release is not None and release >= SURVIVES_SANDBOXER:
+        return
+    for handler in containerd.handlers:
+        if handler.is_ours and handler.runtime_type != RUNC_TYPE and handler.sandboxer == "shim":
+            which = f"containerd {containerd.version or 'of an unknown version'}"
+            yield Trouble(
+                f'the handler {handler.name} has sandboxer = "shim", for {which}',
+                severity=WARNING if release is None else ERROR,
             )

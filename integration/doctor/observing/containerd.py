@@ -29,6 +29,7 @@ from integration.doctor.observing.running import (
     run,
 )
 from integration.doctor.places import Places
+from integration.engines.imports import K0S, is_k0s_managed
 from integration.handlers import RUNC_TYPE, calls_our_shim
 from shim import PROGRAM, RUNTIME_NAME
 from shim.runtime.options import KNOWN_KEYS, RUNC_KEYS
@@ -38,14 +39,16 @@ _DEFAULT: Final = "/etc/containerd/config.toml"
 _DISTRIBUTIONS: Final = {
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd",
     "rke2": "/var/lib/rancher/rke2/agent/etc/containerd",
+    "k0s": "/etc/k0s",
     "microk8s": "/var/snap/microk8s/current/args",
 }
 _TEMPLATES: Final = {
     "k3s": ("config-v3.toml.tmpl", "config.toml.tmpl", "config-v3.toml.d", "config.toml.d"),
     "rke2": ("config-v3.toml.tmpl", "config.toml.tmpl", "config-v3.toml.d", "config.toml.d"),
+    "k0s": ("containerd.d",),
     "microk8s": ("containerd-template.toml",),
 }
-_NAMES: Final = {"microk8s": "containerd.toml"}
+_NAMES: Final = {"k0s": "containerd.toml", "microk8s": "containerd.toml"}
 # Where drop-ins are expected, by containerd and by mistake.
 _DROP_INS: Final = ("conf.d", "config.d")
 # The plugin that has the handlers: of the formats 3 and 4, of 2, and of 1.
@@ -53,7 +56,9 @@ _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri
 _OF_CRI: Final = ("io.containerd.cri.v1.images",)
 _MOST_FILES: Final = 64
 _MOST_OPEN: Final = re.compile(r"^Max open files +(\d+)", re.MULTILINE | re.ASCII)
-_VERSION: Final = re.compile(r"^containerd \S+ v?(\d+\.\d+\.\d+)", re.ASCII)
+_VERSION: Final = re.compile(
+    r"^containerd \S+ v?(\d+\.\d+\.\d+(?:[-~](?:alpha|beta|rc)\b[.\d]*)?)", re.ASCII
+)
 # It heeds CDI's names without being told to since 2.0.
 _WITH_CDI: Final = tuple(f"{major}." for major in range(2, 10))
 _SHIM_DIRECTORIES: Final = SYSTEM_PATH
@@ -121,8 +126,16 @@ def _find(places: Places) -> tuple[Process | None, str, str]:
         ]
         there = (p for p in (_DEFAULT, *known) if os.path.exists(places.at(p)))
         path = _DEFAULT if _DEFAULT in running else next(iter(running), next(there, _DEFAULT))
-    of = (name for name, d in _DISTRIBUTIONS.items() if path.startswith(f"{d}/"))
-    return running.get(path), path, next(of, "")
+    of = next((name for name, d in _DISTRIBUTIONS.items() if path.startswith(f"{d}/")), "")
+    if of == K0S and not _is_k0s_managed(places, path):
+        of = ""  # it is somebody's own by now
+    return running.get(path), path, of
+
+
+def _is_k0s_managed(places: Places, path: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return is_k0s_managed(read_file(places.at(path)))
+    return False
 
 
 def _program(places: Places, process: Process | None) -> str:

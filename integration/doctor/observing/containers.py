@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from api.errors import NvshimError
 from hooks.node.identity import what_changed
+from hooks.ocispec import part, variables_of
+from hooks.requests.glance import CAPABILITIES
+from hooks.words import DEFAULT_CAPABILITIES
 from integration.doctor.facts import Container, CouldNotLook, Device
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.machine import systemd_runs
@@ -28,6 +32,7 @@ from integration.inspection.records import entries
 from shim.bundle import RECORD
 
 _MOST: Final = 2048
+_IMAGE: Final = "io.kubernetes.cri.image-name"
 _ANY_NUMBER: Final = -1
 
 Rule = tuple[int, int]
@@ -61,6 +66,7 @@ def _container(places: Places, found: Found) -> Container:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"its record makes no sense: {type(error).__name__}: {error}"
         return Container(found.id, found.namespace, "", "", (), (), unseen=why)
+    is_default, image = _capabilities(found, record)
     unit, denied, by, unseen = "", [], "", ""
     if devices:
         try:
@@ -69,8 +75,24 @@ def _container(places: Places, found: Found) -> Container:
         except (OSError, ValueError, CouldNotLook) as error:
             unseen = str(error)
     return Container(
-        found.id, found.namespace, driver, changed, gpus, devices, unit, tuple(denied), by, unseen
-    )
+        found.id, found.namespace, driver, changed, gpus, devices, unit, tuple(denied), by, unseen,
+        is_default, image,
+    )  # fmt: skip
+
+
+def _capabilities(found: Found, record: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether a container has the default capabilities because it names none; and its image."""
+    grant = record.get("grant")
+    given = grant.get("capabilities") if isinstance(grant, dict) else None
+    if not isinstance(given, list) or {*map(str, given)} != DEFAULT_CAPABILITIES:
+        return False, ""
+    try:
+        spec = found.spec_before() or found.spec()
+        named = variables_of(spec).get(CAPABILITIES, "").strip()
+        image = part(spec, "annotations", dict).get(_IMAGE, "")
+    except NvshimError:
+        return False, ""
+    return not named, str(image)
 
 
 def _for_us(places: Places, record: dict[str, Any]) -> dict[str, Any]:

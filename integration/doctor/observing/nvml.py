@@ -10,7 +10,7 @@ from typing import Final
 from hooks.config import Config
 from hooks.errors import InventoryError
 from hooks.node.driver import find_driver
-from hooks.node.gpus import find_gpus
+from hooks.node.gpus import find_gpus, look_at_nodes
 from hooks.node.nvml import parse_report, probe_command
 from hooks.node.witness import Witness
 from integration.doctor.facts import Nvml
@@ -51,7 +51,9 @@ def look_at_nvml(places: Places) -> Nvml | None:
             found = find_gpus(Witness(config.host_root), config, report)
             told = [gpu for gpu in found.gpus if gpu.bus_id in found.reported]
             uuids = tuple(gpu.uuid for gpu in told if not gpu.lost)
-            lost = [f"{gpu}: {gpu.lost}" for gpu in told if gpu.lost]
+            # NVML opens a GPU by its node: a wrong one is a fact of its own.
+            wrong = look_at_nodes(config, found.gpus, ()).wrong
+            lost = [f"{gpu}: {gpu.lost}" for gpu in told if gpu.lost and gpu.path not in wrong]
             conflicts += found.conflicts
             notes = report.notes
     persistence = "unknown"

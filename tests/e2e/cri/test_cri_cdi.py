@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
 from integration.simulated import SimulatedNode
+from tests.harness import engine_cdi
+from tests.harness.engine_cdi import trap
 from tests.harness.nvshim import nvshim
 from tests.harness.pods import IDLE, Pods, pods_of
 from tests.harness.releases import UNSTABLE
@@ -55,6 +58,15 @@ def specs(workshop: str, two_gpus: SimulatedNode) -> str:
     os.makedirs(f"{workshop}/cri-cdi")
     with open(f"{workshop}/cri-cdi/nvidia.json", "w") as file:
         json.dump(spec, file)
+    program, _ = trap(Path(workshop))
+    hooks = [
+        {"hookName": stage, **hook}
+        for stage in ("createContainer", "prestart", "poststart")
+        for hook in engine_cdi.hooks(two_gpus, program)
+    ]
+    with_hooks = [{"name": "1", "containerEdits": {**edits, "hooks": hooks}}]
+    with open(f"{workshop}/cri-cdi/hooked.json", "w") as file:
+        json.dump({**spec, "kind": "nvidia.com/hooked", "devices": with_hooks}, file)
     return f"{workshop}/cri-cdi"
 
 
@@ -169,3 +181,22 @@ def test_commands_tell_what_containerd_alone_has_given(pods: Pods, two_gpus: Sim
     blind = nvshim("ps", "-o", "json", "--config", "/nonexistent", *where[2:])
     assert pod.shims[0] in [row["pid"] for row in blind.items]
     assert blind.stderr.startswith("NVSHIM-E0")
+
+
+def test_hooks_of_a_spec_that_containerd_has_applied_do_not_run(
+    pods: Pods, two_gpus: SimulatedNode, workshop: str
+) -> None:
+    pod = pods.run()
+    fields = {"CDI_devices": [pb.CDIDevice(name="nvidia.com/hooked=1")]}
+    alone = pod.start(*IDLE, image=GLIBC, **fields)
+    assert not any(spec_of(alone.bundle).get("hooks", {}).values())
+    assert not list(Path(workshop).glob("*.log"))
+    with open(os.path.join(alone.bundle, "nvidia.json")) as file:
+        record = json.load(file)
+    assert len(record["spec_hooks"]["done"]) == 3 * 8
+    assert alone.exec("probe", "dlopen", "libcuda.so", "libcuda.so.1").code == 0
+    # What it has by its engine it is counted for.
+    where = ("--containerd-state", f"{pods.containerd.directory}/state")
+    rows = nvshim("list", "-o", "json", "--config", two_gpus.config_path, *where).items
+    held = {row["uuid"] for row in rows if row["containers"]}
+    assert held == {two_gpus.scenario.gpus[1].uuid}

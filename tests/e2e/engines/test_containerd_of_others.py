@@ -20,7 +20,9 @@ from integration.engines.errors import (
     HandlerInUse,
     HandlerTaken,
     NotOurs,
+    SandboxerUnsafe,
 )
+from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from tests.harness.etc_containerd import (
     CRI,
     DEBIAN,
@@ -202,6 +204,21 @@ def test_what_stands_in_the_way_of_containerd_2_is_one_line_that_says_what_to_do
     refused(node, HandlerTaken, "containerd itself has one", runtime_name="runc", replace=True)
 
 
+@pytest.mark.newest
+def test_sandboxer_that_can_end_this_containerd_is_refused_unless_forced(make: MakeEtc) -> None:
+    """Containerd issue 12983, which 2.3.0 mends: Debian's containerd 2 is older."""
+    table = f"[plugins.'{CRI[3]}'.containerd.runtimes"
+    theirs = f'{table}.pods]\nruntime_type = "io.containerd.nvidia.v1"\nsandboxer = "shim"\n'
+    node = make(UNSTABLE, f"version = 3\n{theirs}")
+    refused(node, SandboxerUnsafe, r"handler pods.* 2\.1\.\S+ .*update containerd to 2\.3\.0")
+    apply(plan(node.options(force=True)))
+    assert plan(node.options()).files == (), "what is in place already is the doctor's"
+    apply(plan_removal(node.options()))
+    for kind in (RUNC_TYPE, "io.containerd.kata.v2"):
+        node.write(f"version = 3\n{theirs.replace(RUNTIME_TYPE, kind)}")
+        assert plan(node.options()).files, f"pods of {kind} are none of ours"
+
+
 def test_what_stands_in_the_way_of_containerd_1_is_one_line_that_says_what_to_do(
     make: MakeEtc,
 ) -> None:
@@ -292,3 +309,125 @@ def test_file_that_k3s_writes_names_its_template_unless_it_imports_drop_ins(
         assert file.path == f"{node.directory}/{name}.d/99-nvshim.toml"
     else:
         refused(node, ConfigGenerated, "anew")
+
+
+@pytest.mark.parametrize("name", ["config.toml.tmpl", "config-v3.toml.tmpl"])
+def test_template_of_k3s_is_not_edited_nor_made(make: MakeEtc, name: str) -> None:
+    """A template that is made replaces all that k3s writes by itself."""
+    node = make("trixie", None)
+    node.config = f"{node.directory}/{name}"
+    version = 3 if "-v3" in name else 2
+    line = rf"\[plugins\.\"{re.escape(CRI[version])}.*--config .*{name.removesuffix('.tmpl')}$"
+    refused(node, ConfigGenerated, f"template of k3s.*a first line .*base.*then {line}")
+    node.write('{{ template "base" . }}\n', name)
+    refused(node, ConfigGenerated, f"template of k3s.*by hand: {line}")
+
+
+K0S: Final = """\
+# k0s_managed=true
+# (placeholder, written anew by k0s)
+imports = ["{directory}/run/k0s/containerd-cri.toml", "{directory}/conf.d/*.toml"]
+version = 2
+"""
+K0S_CRI: Final = f"""\
+version = 2
+[plugins."{CRI[2]}"]
+  sandbox_image = "registry.example/pause:3.10"
+"""
+
+
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
+def test_file_that_k0s_writes_is_refused_whatever_it_imports(make: MakeEtc, release: str) -> None:
+    node = make(release, K0S)
+    node.write(K0S_CRI, "run/k0s/containerd-cri.toml")
+    place = rf"k0s writes it anew.*{node.directory}/containerd\.d/nvshim\.toml: version = 2"
+    refused(node, ConfigGenerated, place)
+    refused(node, ConfigGenerated, place, drop_in=f"{node.directory}/conf.d/99-mine.toml")
+    node.write(K0S.replace("version = 2", "version = 3").replace("{directory}", node.directory))
+    node.write(K0S_CRI.replace("version = 2", "version = 3"), "run/k0s/containerd-cri.toml")
+    refused(node, ConfigGenerated, r"version = 3, then \[plugins.*cri\.v1\.runtime")
+
+
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+def test_file_that_k0s_will_write_is_not_made_in_its_place(make: MakeEtc, release: str) -> None:
+    """What is there without the mark, k0s takes for somebody's own, and leaves its CRI out."""
+    node = make(release, None)
+    version = 3 if release == UNSTABLE else 2
+    node.config = f"{node.directory}/k0s/containerd.toml"
+    refused(node, ConfigGenerated, rf"k0s/containerd\.d/nvshim\.toml: version = {version}")
+
+
+@pytest.mark.parametrize("release", of_releases("trixie", UNSTABLE))
+def test_file_of_k0s_that_somebody_has_taken_over_is_theirs_but_not_what_it_imports(
+    make: MakeEtc, release: str
+) -> None:
+    node = make(release, K0S.replace("# k0s_managed=true\n", ""))
+    made = node.write(K0S_CRI, "run/k0s/containerd-cri.toml")
+    if release == UNSTABLE:
+        assert made not in {file.path for file in plan(node.options()).files}
+    else:
+        refused(node, ConfigGenerated, rf"{made}: k0s writes it anew")
+    node.write(nvidias(2), "run/k0s/containerd-cri.toml")
+    refused(node, ConfigGenerated, "k0s writes it anew.*--runtime-name", replace=True)
+
+
+COMMENTS: Final = """\
+#   Copyright
+
+#disabled_plugins = ["cri"]
+
+#root = "/var/lib/containerd"
+"""
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    "root",
+    [
+        "", "\n\n", "#", COMMENTS, COMMENTS.replace("\n", "\r\n"), 'root = "/srv"\n',
+        "imports = []\n", 'imports = ["{directory}/conf.d/*.toml"]\n', "disabled_plugins = []\n",
+        '[debug]\n  level = "info"',
+    ],
+)  # fmt: skip
+def test_root_without_a_version_and_plugins_gets_one(make: MakeEtc, root: str) -> None:
+    """The usual file of kubeadm's nodes with Docker's packages: comments alone."""
+    node = make(UNSTABLE, root)
+    files, before = node.files(), node.dump()
+    apply(plan(node.options()))
+    assert "version = 3 # by nvshim" in node.read().splitlines()
+    after = node.dump()
+    assert handlers(after)["nvidia"]["runtime_type"] == RUNTIME_TYPE
+    for difference in differences(pruned(before), pruned(after)):
+        assert difference[2:5] == ("containerd", "runtimes", "nvidia"), difference
+    assert plan(node.options()).files == ()
+    apply(plan_removal(node.options()))
+    assert node.files() == files
+
+
+@pytest.mark.newest
+def test_version_that_somebody_has_come_to_rely_on_stays(make: MakeEtc) -> None:
+    node = make(UNSTABLE, COMMENTS)
+    apply(plan(node.options()))
+    theirs = (
+        f"\n[plugins.'{CRI[3]}'.containerd.runtimes.kata]\nruntime_type = 'io.containerd.kata.v2'\n"
+    )
+    node.write(node.read() + theirs)
+    apply(plan(node.options()))
+    assert {"kata", "nvidia"} <= handlers(node.dump()).keys()
+    apply(plan_removal(node.options()))
+    assert "nvshim" not in node.read().replace("# by nvshim", "")
+    assert "kata" in handlers(node.dump())
+    assert "nvidia" not in handlers(node.dump())
+
+
+@pytest.mark.parametrize("release", of_releases(*RELEASES))
+def test_default_that_is_no_handler_is_said_before_the_cri_plugin_dies_of_it(
+    make: MakeEtc, release: str
+) -> None:
+    """containerd: "no corresponding runtime configured for default_runtime_name"."""
+    node = make(release, None)
+    node.write(nvidias(2, default=True).replace('= "nvidia"', '= "nvidia-legacy"'))
+    told = r"default_runtime_name is nvidia-legacy.*would not start.*--set-default"
+    refused(node, ConfigRefused, told, replace=True)
+    assert plan(node.options(replace=True, set_default=True)).files
+    assert plan(node.options(replace=True, force=True)).files

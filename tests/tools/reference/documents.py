@@ -57,6 +57,7 @@ _TABLES: Final = {
         record        object?         what nvidia.json of the bundle has, or would have
         given         Given?          what it has that the shim has not given
         end           End?            how it, or the attempt before it, ended by a fault of a GPU
+        hooks         string[]        of its spec, which the low-level runtime runs
         nothing       string?         why nothing was injected
         differences   Difference[]?   in the spec; null if not asked for, or not known
         notes         string[]        for people
@@ -284,6 +285,7 @@ _TABLES: Final = {
         devices       object[]    GPUs and MIG devices
         nodes         string[]    in its spec
         unknown       string[]    UUIDs that the node does not have
+        mounts        integer     how many of the driver's files its spec mounts
     """,
     "Difference": """
         path          string      in the spec

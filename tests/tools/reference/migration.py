@@ -28,11 +28,13 @@ _SAMPLES: Final[tuple[Any, ...]] = (
     ["/srv/cdi"],
     ["vendor.com/"],
     ["enable-cuda-compat"],
+    ["disable-ipc-discoverer"],
     ["value"],
     "value",
 )
 
 _FILE: Final = "config.toml"
+_IN_MODE_CDI: Final = b'nvidia-container-runtime.mode = "cdi"\n'
 
 
 def keys() -> str:
@@ -52,18 +54,26 @@ def defaults() -> str:
 
 
 def _meaning(name: str) -> str:
-    """What a key sets, with the first value that shows it."""
-    plain = parse_nvidia_config(b"", _FILE)
+    """What a key sets, with the first value that shows it, and the mode that it counts in."""
+    in_any = _settings(name, b"")
+    in_cdi = {} if in_any else _settings(name, _IN_MODE_CDI)
+    only = [f"with {code(_IN_MODE_CDI.decode().strip())} only"] if in_cdi else []
+    return "; ".join([*(in_any or in_cdi).values(), *only])
+
+
+def _settings(name: str, above: bytes) -> dict[str, str]:
+    """Each setting of ours that a key stands for, with an example."""
+    plain = parse_nvidia_config(above, _FILE)
     found: dict[str, str] = {}
     for sample in _SAMPLES:
         try:
-            read = parse_nvidia_config(_toml(name, sample), _FILE)
+            read = parse_nvidia_config(above + _toml(name, sample), _FILE)
         except WrongConfigValue:
             continue
         for line in _differences(read, plain):
             ours = line.partition(" = ")[0]
             found.setdefault(ours, f"{code(_said(name, sample))} → {code(line)}")
-    return "; ".join(found.values())
+    return found
 
 
 def _differences(read: Config, plain: Config) -> Iterator[str]:
@@ -85,6 +95,4 @@ def _said(name: str, sample: Any) -> str:
 
 
 def _toml(name: str, sample: Any) -> bytes:
-    above, _, key = name.rpartition(".")
-    head = f"[{above}]\n" if above else ""
-    return f"{head}{key} = {json.dumps(sample)}\n".encode()
+    return f"{name} = {json.dumps(sample)}\n".encode()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shim import syscalls
 from shim.causes.message import LARGEST, append, find_message_file
 
+LIBC = ctypes.CDLL(None)
+IN_OPEN = 0x20
 OF_KUBELET = "pods/add545db-3370-4b63-a1e5-c52a0da8ca30/containers/main/0a1b2c3d"
 DEFAULT = "/dev/termination-log"
 PATH = "io.kubernetes.container.terminationMessagePath"
@@ -24,24 +29,35 @@ def bind(source: str, destination: str = DEFAULT, *options: str, **more: Any) ->
     }  # fmt: skip
 
 
+KUBELETS = f"/var/lib/kubelet/{OF_KUBELET}"
+OTHER = KUBELETS.replace("0a1b2c3d", "4e5f6a7b")
+
+
 @pytest.mark.parametrize(
     ("mounts", "annotations", "found"),
     [
         ([], {}, ""),
-        ([bind("/a")], {}, "/a"),
-        ([bind("/a", "/dev//termination-log/")], {}, "/a"),
-        ([bind("/a"), bind("/b")], {}, "/b"),
-        ([bind("/a", "/tmp/end"), bind("/c", "/c")], {PATH: "/tmp/end"}, "/a"),
-        ([bind(f"/var/lib/kubelet/{OF_KUBELET}", "/tmp/end")], {},
-         f"/var/lib/kubelet/{OF_KUBELET}"),
-        ([bind(f"/var/lib/kubelet/{OF_KUBELET}", "/tmp/end"), bind("/a")], {}, "/a"),
-        ([bind(f"/var/lib/kubelet/{OF_KUBELET}0", "/tmp/end")], {}, ""),
-        ([bind("/a", DEFAULT, "rbind", "ro")], {}, ""),
-        ([bind("/a", type="tmpfs", options=[])], {}, ""),
-        ([bind("/a", type="none")], {}, "/a"),
-        ([bind("a")], {}, ""),
-        ([None, 7, {}, {"source": "/a"}, {"destination": DEFAULT}, bind("/a", options=None)], {},
-         "/a"),
+        ([bind(KUBELETS)], {}, KUBELETS),
+        ([bind(f"/{OF_KUBELET}")], {}, f"/{OF_KUBELET}"),
+        ([bind(KUBELETS, "/dev//termination-log/")], {}, KUBELETS),
+        ([bind(KUBELETS), bind(OTHER)], {}, OTHER),
+        ([bind(KUBELETS), bind(OTHER, "/c")], {}, KUBELETS),
+        ([bind(KUBELETS, "/tmp/end"), bind(OTHER, "/c")], {PATH: "/tmp/end"}, KUBELETS),
+        ([bind(KUBELETS, "/tmp/end")], {}, KUBELETS),
+        ([bind(f"{KUBELETS}0", "/tmp/end")], {}, ""),
+        ([bind(KUBELETS, DEFAULT, "rbind", "ro")], {}, ""),
+        ([bind(KUBELETS, type="tmpfs", options=[])], {}, ""),
+        ([bind(KUBELETS, type="none")], {}, KUBELETS),
+        ([bind(KUBELETS[1:])], {}, ""),
+        ([None, 7, {}, {"source": KUBELETS}, {"destination": DEFAULT},
+          bind(KUBELETS, options=None)], {}, KUBELETS),
+        # A pod's own volume at that place is another's file.
+        ([bind("/a")], {}, ""),
+        ([bind("/dev/nvidia0")], {}, ""),
+        ([bind("/a", "/tmp/end")], {PATH: "/tmp/end"}, ""),
+        ([bind(KUBELETS), bind("/a")], {}, KUBELETS),
+        ([bind(KUBELETS, "/tmp/end"), bind("/a")], {}, KUBELETS),
+        ([bind(f"{KUBELETS}/../../../../../../../../etc/passwd")], {}, ""),
     ],
 )  # fmt: skip
 def test_the_file_is_found(mounts: list[Any], annotations: dict[str, str], found: str) -> None:
@@ -55,8 +71,16 @@ def test_a_spec_of_another_shape_has_none(spec: dict[str, Any]) -> None:
 
 
 def test_the_policy_is_heeded() -> None:
-    spec = {"mounts": [bind("/a")], "annotations": {POLICY: "FallbackToLogsOnError"}}
-    assert find_message_file(spec) == ("/a", True)
+    spec = {"mounts": [bind(KUBELETS)], "annotations": {POLICY: "FallbackToLogsOnError"}}
+    assert find_message_file(spec) == (KUBELETS, True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the kubelet has its file; there is none yet."""
+    path = tmp_path / "kubelet" / OF_KUBELET
+    path.parent.mkdir(parents=True)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -73,17 +97,13 @@ def test_the_policy_is_heeded() -> None:
         ("x" * 10 * LARGEST, None),
     ],
 )
-def test_a_line_is_written_behind_what_is_there(
-    tmp_path: Path, before: str, after: str | None
-) -> None:
-    path = tmp_path / "message"
+def test_a_line_is_written_behind_what_is_there(path: Path, before: str, after: str | None) -> None:
     path.write_text(before)
     assert append(str(path), "cause") is (after is not None)
     assert path.read_text() == (before if after is None else after)
 
 
-def test_an_empty_file_can_stay_empty(tmp_path: Path) -> None:
-    path = tmp_path / "message"
+def test_an_empty_file_can_stay_empty(path: Path) -> None:
     path.touch()
     assert not append(str(path), "cause", unless_empty=True)
     assert path.read_text() == ""
@@ -107,14 +127,15 @@ def test_the_kubelets_own_directory_may_be_a_link_and_nothing_below_it(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["link", "link on the way", "fifo", "device", "hard link", "none"])
-def test_what_is_no_file_of_its_own_is_not_written_to(tmp_path: Path, kind: str) -> None:
-    other, path = tmp_path / "other", tmp_path / "message"
+def test_what_is_no_file_of_its_own_is_not_written_to(path: Path, kind: str) -> None:
+    other = path.parents[3] / "other"
     other.write_text("of another\n")
     if kind == "link":
         path.symlink_to(other)
     elif kind == "link on the way":
-        (tmp_path / "way").symlink_to(tmp_path)
-        path = tmp_path / "way" / "other"
+        path.parent.rmdir()
+        path.parent.symlink_to(other.parent)
+        (other.parent / path.name).write_text("of another\n")
     elif kind == "fifo":
         os.mkfifo(path)
     elif kind == "device":
@@ -126,10 +147,34 @@ def test_what_is_no_file_of_its_own_is_not_written_to(tmp_path: Path, kind: str)
     assert other.read_text() == "of another\n"
 
 
-def test_a_disk_without_room_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_not_the_kubelets_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "message"
+    path.touch()
+    with pytest.raises(OSError, match="not a file of the kubelet"):
+        append(str(path), "cause")
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFCHR])
+def test_what_is_no_regular_file_is_not_even_opened(path: Path, kind: int) -> None:
+    """Opening acts: a watchdog starts, a tape is rewound, a FIFO's writer goes on."""
+    os.mknod(path, kind | 0o666, os.makedev(1, 3))
+    watch = syscalls.inotify_init()
+    try:
+        assert LIBC.inotify_add_watch(watch, os.fsencode(path), IN_OPEN) > 0
+        with pytest.raises(OSError, match="not a regular file"):
+            append(str(path), "cause")
+        with pytest.raises(BlockingIOError):
+            os.read(watch, 4096)
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        assert os.read(watch, 4096), "an open would have been seen"
+    finally:
+        os.close(watch)
+
+
+def test_a_disk_without_room_leaves_the_file_as_it_was(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path.write_text("mine\n")
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, text, at: real(fd, text[:3], at))

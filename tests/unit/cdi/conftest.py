@@ -29,6 +29,11 @@ class Said:
 Nvshim = Callable[..., Said]
 
 
+@pytest.fixture(autouse=True)
+def _no_podman_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("integration.cdi.podman._PODMAN", "no-podman")
+
+
 @pytest.fixture
 def nvshim(capsys: pytest.CaptureFixture[str]) -> Nvshim:
     """Run a command, which has to end as is said here."""

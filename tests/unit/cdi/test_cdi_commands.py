@@ -63,6 +63,44 @@ def test_spec_is_as_the_reader_wants_it_in_both_forms(tmp_path: Path, nvshim: Nv
     assert [each["name"] for each in shown["devices"]] == ["1", "0", "all"]
 
 
+@pytest.mark.parametrize(
+    ("version", "reads"),
+    [("3.4.4", False), ("4.9.3", False), ("5.0.3-rhel", False), ("5.1.0", True), ("5.10", True)],
+)
+def test_podman_that_refuses_groups_gets_a_spec_without_them(
+    version: str, *, reads: bool, node: Node, tmp_path: Path, nvshim: Nvshim,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("integration.engines.programs.PATH", str(tmp_path))
+    monkeypatch.setattr("integration.cdi.podman._PODMAN", "podman")
+    node.add_gpu(2, "0000:00:01.0", drm=True)
+    command, ctk = ("cdi", "generate", "-o", "json"), ("compat", "nvidia-ctk", "cdi", "generate")
+
+    def groups(*words: str) -> tuple[set[int], bool]:
+        """What the spec has, and whether Podman was the reason."""
+        seen = nvshim(*words)
+        found = yaml.safe_load(seen.out)
+        edits = [each["containerEdits"] for each in found["devices"]]
+        listed = {gid for each in edits for gid in each.get("additionalGids", [])}
+        assert (found["cdiVersion"] == "0.7.0") == bool(listed)
+        return listed, "Podman" in seen.err
+
+    everything: tuple[set[int], bool] = ({44}, False)
+    nothing: tuple[set[int], bool] = (set(), False)
+    assert groups(*command) == everything
+    program = tmp_path / "podman"
+    program.write_text(f"#!/bin/sh\necho podman version {version}\n")
+    program.chmod(0o755)
+    for words in (command, ctk):
+        assert groups(*words) == (everything if reads else (set(), True))
+    assert groups(*command, "--groups") == everything
+    assert groups(*command, "--no-groups") == nothing
+    # One that does not run reads no spec.
+    for text in ("#!/bin/sh\nexit 1\n", "no program"):
+        program.write_text(text)
+        assert groups(*command) == everything
+
+
 def test_a_device_or_a_pipe_is_written_to_and_stays(tmp_path: Path, nvshim: Nvshim) -> None:
     text = nvshim("cdi", "generate").out
     reading, writing_end = os.pipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.unit.doctor.trees import (
+    BUNDLE,
     CDI,
     CONTAINERD,
     CONTAINERD_PID,
@@ -147,6 +149,28 @@ def in_k3s(tree: Tree) -> None:
     tree.process(CONTAINERD_PID, "containerd", "-c", path)
 
 
+def in_k0s(tree: Tree, mark: str = "# k0s_managed=true\n") -> None:
+    path = "/etc/k0s/containerd.toml"
+    tree.write(path, mark + tree.read(CONTAINERD))
+    tree.process(CONTAINERD_PID, "containerd", "--config", path)
+
+
+def container_of(image: str = "", **variables: str) -> Break:
+    """The container that runs, with its spec and the default driver capabilities."""
+
+    def write(tree: Tree) -> None:
+        record = json.loads(tree.read(f"{BUNDLE}/nvidia.json"))
+        record["grant"]["capabilities"] = ["compute", "utility"]
+        tree.write(f"{BUNDLE}/nvidia.json", json.dumps(record))
+        spec = {
+            "process": {"env": [f"{name}={value}" for name, value in variables.items()]},
+            "annotations": {"io.kubernetes.cri.image-name": image} if image else {},
+        }
+        tree.write(f"{BUNDLE}/config.json", json.dumps(spec))
+
+    return write
+
+
 def no_handler(tree: Tree) -> None:
     tree.change(CONTAINERD, HANDLER, "")
 
@@ -157,6 +181,21 @@ def of_runcs_type(more: str = "", options: str = OPTIONS) -> Break:
     def change(tree: Tree) -> None:
         tree.change(CONTAINERD, 'io.containerd.nvidia.v1"', RUNCS_TYPE + more)
         tree.change(CONTAINERD, OPTIONS, options)
+
+    return change
+
+
+def sandboxer_of(version: str) -> Break:
+    """Sandboxes that our shim makes, for a containerd that says it is of a version."""
+
+    def change(tree: Tree) -> None:
+        ours = 'io.containerd.nvidia.v1"'
+        tree.change(CONTAINERD, ours, f'{ours}\nsandboxer = "shim"')
+        tree.script(
+            "/usr/bin/containerd",
+            f'[ "$1" = --version ] && exec echo containerd github.com/containerd/v2 {version}',
+            f'while read -r line; do echo "$line"; done <{CONTAINERD}',
+        )
 
     return change
 

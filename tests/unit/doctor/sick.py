@@ -19,10 +19,12 @@ from tests.unit.doctor.breaks import (
     another_gpu,
     another_version,
     changed,
+    container_of,
     enable_cdi,
     gpu_driver,
     gpu_off_the_bus,
     handler_in,
+    in_k0s,
     in_k3s,
     in_version_1,
     module_of_another_version,
@@ -34,6 +36,7 @@ from tests.unit.doctor.breaks import (
     real,
     removed_version,
     said_by,
+    sandboxer_of,
     spec_with,
     text,
     unpackaged,
@@ -191,6 +194,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         lambda tree: tree.began(CONTAINERD_PID, -3600), "D038", WARNING, CONTAINERD,
     ),
     "k3s writes it anew": (in_k3s, "D039", WARNING, "k3s"),
+    "k0s writes it anew": (in_k0s, "D039", WARNING, "k0s"),
     "a drop-in that takes a section away": (
         text(DROP_IN, f'version = 2\n{RUNTIMES}.kata]\nruntime_type = "io.containerd.kata.v2"\n'),
         "D045", ERROR, "runc",
@@ -219,6 +223,13 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         # Debian 12's containerd knows no sandboxer.
         all_of(of_runcs_type('\nsandboxer = "shim"'), without_containerd),
         "D048", ERROR, "sandboxer",
+    ),
+    "a containerd that ends by a sandboxer": (sandboxer_of("v2.2.7"), "D049", ERROR, "2.2.7"),
+    "a candidate of the first that does not": (
+        sandboxer_of("v2.3.0-rc.1"), "D049", ERROR, "2.3.0-rc.1",
+    ),
+    "a sandboxer, and who knows which containerd": (
+        sandboxer_of("main"), "D049", WARNING, "unknown version",
     ),
     "kubelet has cgroupfs": (
         changed(KUBELET, "systemd", "cgroupfs"), "D041", ERROR, "SystemdCgroup = true",
@@ -312,6 +323,13 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
                  '[nvidia-container-cli]\nldcache = "/x"\n'),
         ),
         "D072", NOTE, "ldcache",
+    ),
+    "a key that a later release of NVIDIA's has": (
+        all_of(
+            without(OURS),
+            text("/etc/nvidia-container-runtime/config.toml", "new-in-1-21 = true\n"),
+        ),
+        "D072", NOTE, "new-in-1-21",
     ),
     "a hook for all to write": (
         all_of(
@@ -409,6 +427,12 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         changed(f"{BUNDLE}/nvidia.json", "GPU-", "GPU-0"), "D102", ERROR, "k8s.io/web",
     ),
     "its record is damaged": (text(f"{BUNDLE}/nvidia.json", "[]"), "D103", NOTE, "could not look"),
+    "no driver capabilities are named": (
+        container_of("example.com/vision:1"), "D113", NOTE, "of the image example.com/vision:1",
+    ),
+    "driver capabilities are named by nothing": (
+        container_of(NVIDIA_DRIVER_CAPABILITIES=""), "D113", NOTE, "1 of 1 ",
+    ),
     "systemd does not answer": (
         lambda tree: tree.script("/usr/bin/systemctl", "echo no bus >&2; exit 1"),
         "D103", NOTE, "no bus",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -10,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+from integration import inventory
 from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
 from integration.doctor.examination import Examination, choose, examine, judge
@@ -24,13 +26,17 @@ from tests.unit.doctor.breaks import (
     OPTIONS,
     PROGRAM,
     RUNTIMES,
+    container_of,
+    in_k0s,
     in_version_1,
     module_of_another_version,
     of_runcs_type,
+    sandboxer_of,
     without_containerd,
 )
 from tests.unit.doctor.sick import ELSEWHERE, ERROR, NOTE, SICK, WARNING
 from tests.unit.doctor.trees import (
+    BUNDLE,
     CONTAINERD,
     CONTAINERD_PID,
     DAEMON,
@@ -290,6 +296,44 @@ def test_user_namespaces_need_runcs_type_where_containerd_asks_no_other(
     assert bool(found(tree, "D047")) is is_silent
     of_runcs_type()(tree)
     assert found(tree, "D047") == []
+
+
+def test_gpu_that_nvml_cannot_open_by_a_wrong_node_needs_no_reset(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*args: Any, **more: Any) -> bytes:
+        answer = json.loads(inventory.ask(*args, **more) or b"")
+        answer["gpus"][0]["lost"] = "GPU is lost"
+        return json.dumps(answer).encode()
+
+    monkeypatch.setattr("integration.doctor.observing.nvml.ask", ask)
+    (lost,) = found(tree, "D005")
+    assert lost.remedy.startswith("reset the GPU")
+    tree.remove("/dev/nvidia0")
+    tree.write("/dev/nvidia0", "")
+    assert found(tree, "D005") == []
+    assert [each.found for each in found(tree, "D009")]
+
+
+def test_containers_that_name_their_capabilities_are_not_counted(tree: Tree) -> None:
+    container_of(NVIDIA_DRIVER_CAPABILITIES="compute,utility")(tree)
+    assert found(tree, "D113") == []
+    tree.remove(f"{BUNDLE}/config.json")
+    assert found(tree, "D113") == []
+
+
+def test_k0s_configuration_that_somebody_has_taken_over_is_not_written_anew(tree: Tree) -> None:
+    in_k0s(tree, mark="")
+    assert found(tree, "D039") == []
+    in_k0s(tree)
+    tree.write("/etc/k0s/containerd.d/nvshim.toml", HANDLER)
+    assert found(tree, "D039") == [], "k0s puts what is there into each new file"
+
+
+@pytest.mark.parametrize("version", ["v2.3.0", "2.3.0+unknown", "2.3.0-0ubuntu1", "v2.4.0-beta.0"])
+def test_sandboxer_is_no_fault_where_containerd_survives_it(tree: Tree, version: str) -> None:
+    sandboxer_of(version)(tree)
+    assert found(tree, "D049") == []
 
 
 def test_handler_of_runcs_type_that_calls_our_shim_is_ours(tree: Tree) -> None:

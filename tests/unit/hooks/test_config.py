@@ -46,6 +46,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     trusted-namespaces = ["gpu-operator"]
     exclude-gpus = ["GPU-8EF4A8D0-0000-4000-8000-0000000000AB", "00000000:3B:00.0", "af:00.0"]
     supported-driver-capabilities = ["utility", "compute"]
+    service-sockets = ["mps", "mps"]
     disable-require = true
     ignore-imex-channel-requests = true
     [sharing]
@@ -72,7 +73,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         excluded_gpus=(
             "GPU-8ef4a8d0-0000-4000-8000-0000000000ab", "0000:3b:00.0", "0000:af:00.0",
         ),
-        supported_capabilities=("compute", "utility"),
+        supported_capabilities=("compute", "utility"), service_sockets=("mps",),
         disable_require=True, ignore_imex=True,
         holders="exclusive",
         holders_of=(
@@ -113,6 +114,7 @@ def test_driver_root_is_looked_for_unless_it_is_named(tmp_path: Path) -> None:
         ('[node]\ndev = "dev"\n', WrongConfigValue, "dev"),
         ('[node]\nproc = ""\n', WrongConfigValue, "proc"),
         ('[node]\nsys = "/a\\u0000b"\n', WrongConfigValue, "sys"),
+        ('[policy]\nservice-sockets = ["imex"]\n', WrongConfigValue, "persistenced, fabricmanager"),
         ('[node]\nchar-links = "yes"\n', WrongConfigValue, "char-links"),
         ("[node]\nchar-links = 1\n", WrongConfigValue, "char-links"),
         ('[requests]\nswarm-resources = "GPU"\n', WrongConfigValue, "swarm-resources"),
@@ -184,6 +186,14 @@ def test_mistake_is_named(
 def test_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVSHIM_CONFIG", written(tmp_path, '[node]\ndev = "/elsewhere"\n'))
     assert load_config().dev == "/elsewhere"
+
+
+def test_name_of_a_file_in_quotes_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVSHIM_CONFIG", f'"{written(tmp_path, "")}"')
+    with pytest.raises(ConfigUnreadable, match="without quotes"):
+        load_config()
 
 
 def test_argument_wins_over_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ from hooks.errors import (
     ConfigError,
     ConfigMalformed,
     ConfigUnreadable,
-    UnknownConfigKey,
     WrongConfigValue,
 )
+from hooks.requests.request import read_request
+from hooks.words import NamedDevices
 
 # As the toolkit's packages install it: what is commented out there is left out here.
 AS_INSTALLED = """
@@ -105,7 +106,7 @@ def test_file_as_installed_behaves_as_nvidias_toolkit_and_loses_nothing() -> Non
         ('supported-driver-capabilities = "all"', {}),
         ('nvidia-container-cli.root = "/opt/driver/"', {"driver_root": "/opt/driver"}),
         ('nvidia-container-cli.root = ""', {}),
-        ('nvidia-container-runtime.modes.cdi.default-kind = "example.com/gpu"',
+        ('nvidia-container-runtime = {mode = "cdi", modes.cdi.default-kind = "example.com/gpu"}',
          {"default_kind": "example.com/gpu"}),
         ('nvidia-container-runtime.modes.cdi.annotation-prefixes = ["a.b/", "c.d/"]',
          {"annotation_prefixes": ("a.b/", "c.d/")}),
@@ -118,6 +119,8 @@ def test_file_as_installed_behaves_as_nvidias_toolkit_and_loses_nothing() -> Non
         ('nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks = ["enable-cuda-compat"]',
          {"cuda_compat": False}),
         ('nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks = ["chmod"]', {}),
+        ('nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags = ["disable-ipc-discoverer"]',
+         {"service_sockets": ()}),
     ],
 )  # fmt: skip
 def test_key_means_what_it_means_there(text: str, means: dict[str, Any]) -> None:
@@ -138,6 +141,7 @@ def test_key_means_what_it_means_there(text: str, means: dict[str, Any]) -> None
         'nvidia-container-runtime.log-level = "debug"',
         "nvidia-container-runtime.experimental = true",
         "features.gds = true",
+        'nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags = ["disable-nvsandboxutils"]',
         "features.allow-cuda-compat-libs-from-container = true",
         'nvidia-ctk.path = "/opt/nvidia-ctk"',
     ],
@@ -163,11 +167,9 @@ def test_key_that_means_nothing_here_is_accepted_and_noted(text: str) -> None:
             WrongConfigValue,
             "nvcdi-disable-hooks",
         ),
-        ("disable-requires = true", UnknownConfigKey, "disable-requires"),
-        ("nvidia-container-cli.roots = 3", UnknownConfigKey, "nvidia-container-cli.roots"),
-        ("[node]\ndev = '/dev'", UnknownConfigKey, "node.dev"),
         ("disable-require = 'true'", WrongConfigValue, "disable-require"),
-        ("nvidia-container-cli = 3", UnknownConfigKey, "nvidia-container-cli"),
+        ("nvidia-container-cli = 3", WrongConfigValue, "[nvidia-container-cli]"),
+        ("features = true", WrongConfigValue, "[features]"),
         ("nvidia-container-cli.root = 3", WrongConfigValue, "nvidia-container-cli.root"),
         ("nvidia-container-cli.root = 'driver'", WrongConfigValue, "absolute"),
         ("nvidia-container-cli.environment = 'A=B'", WrongConfigValue, "list"),
@@ -185,6 +187,65 @@ def test_mistake_is_named(text: str, error: type[ConfigError], says: str) -> Non
     assert "nvidia.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "place"),
+    [
+        ("disable-requires = true", "disable-requires", ""),
+        ("nvidia-container-runtime.new-in-1-21 = true", "nvidia-container-runtime.new-in-1-21", ""),
+        ("[new.in-1-22]\na = [{b = 1}]", "new.in-1-22.a", ""),
+        ('"a\\nb" = 1', "a b", ""),
+        ("load-kmods = false", "load-kmods", "[nvidia-container-cli]"),
+        (
+            "nvidia-container-cli.log-level = 'debug'",
+            "nvidia-container-cli.log-level",
+            "[nvidia-container-runtime]",
+        ),
+        ("features.disable-require = true", "features.disable-require", "the top of the file"),
+        (
+            "nvidia-container-runtime-hook.debug = '/x'",
+            "nvidia-container-runtime-hook.debug",
+            "[nvidia-container-cli] or [nvidia-container-runtime]",
+        ),
+        ("node.dev = '/dev'", "node.dev", "/etc/containerd-shim-nvidia/config.toml"),
+    ],
+)
+def test_an_unknown_key_is_noted_and_everything_else_holds(text: str, key: str, place: str) -> None:
+    config = read(f"supported-driver-capabilities = 'utility'\n{text}")
+    assert changed(config) == {"supported_capabilities": ("utility",)}
+    belongs = f"; it belongs to {place}" if place else ""
+    assert config.notes[1:] == (f"{key} has no effect: it is unknown here{belongs}",)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy", "csv", "jit-cdi", ""])
+def test_the_default_kind_counts_in_mode_cdi_only(mode: str) -> None:
+    kind = "[nvidia-container-runtime.modes.cdi]\ndefault-kind = 'management.nvidia.com/gpu'"
+    config = read(f"[nvidia-container-runtime]\nmode = '{mode}'\n{kind}")
+    assert config.default_kind == "nvidia.com/gpu"
+    assert "default-kind has no effect" in config.notes[1]
+    assert read(kind).default_kind == "nvidia.com/gpu"
+    cdi = read(f"[nvidia-container-runtime]\nmode = 'cdi'\n{kind}")
+    assert (cdi.default_kind, len(cdi.notes)) == ("management.nvidia.com/gpu", 1)
+
+
+@pytest.mark.parametrize("name", ["0", "GPU-2e1a1f5a-0000-4000-8000-000000000000"])
+def test_the_file_of_the_gpu_operator_gives_a_gpu_by_index_and_uuid(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gpu-operator 1876: it sets the management kind, and leaves the mode at auto."""
+    theirs = tmp_path / "theirs.toml"
+    theirs.write_text(
+        '[nvidia-container-runtime]\nmode = "auto"\n'
+        '[nvidia-container-runtime.modes.cdi]\ndefault-kind = "management.nvidia.com/gpu"\n'
+    )
+    monkeypatch.setattr("hooks.config.DEFAULT_PATH", str(tmp_path / "ours.toml"))
+    monkeypatch.setattr("hooks.config.NVIDIA_PATH", str(theirs))
+    spec = {"process": {"env": [f"NVIDIA_VISIBLE_DEVICES={name}"]}}
+    request = read_request(spec, load_config())
+    assert isinstance(request.devices, NamedDevices)
+    assert len(request.devices.devices) == 1
+    assert request.cdi_devices == ()
+
+
 VALUES = st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.text(max_size=3))
 
 
@@ -195,7 +256,7 @@ def test_any_value_of_any_key_is_a_configuration_or_a_typed_error(keys: dict[str
         config = read(written)
     except ConfigError:
         return
-    assert "other" not in keys
+    assert ("other" in keys) == any(note.startswith("other has no effect") for note in config.notes)
     assert config.mode in {Mode.NVIDIA, Mode.PRIVILEGED}
 
 

@@ -139,6 +139,76 @@ def test_of_a_denial_it_says_who_asked_why_not_and_what_to_do(
     assert "nvshim config set policy.trusted-namespaces team" in told
 
 
+def of_an_engine(bundle: Path, node: Node, *environment: str) -> None:
+    """The bundle, as an engine leaves it that applies a CDI spec of NVIDIA's."""
+    write_spec(bundle, *environment)
+    spec = json.loads((bundle / "config.json").read_text())
+    home = "/usr/lib/x86_64-linux-gnu"
+    library = f"{home}/libcuda.so.{VERSION}"
+    calls = (["update-ldcache", "--folder", home], ["chmod"], ["explode", "now"])
+    spec |= {
+        "linux": {"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]},
+        "mounts": [
+            {"source": f"{node.driver}{library}", "destination": library, "options": ["rbind"]},
+            {"source": "/srv/data", "destination": "/data", "options": ["rbind"]},
+        ],
+        "hooks": {
+            "createContainer": [
+                {"path": "/opt/nvidia-cdi-hook", "args": ["x", *words]} for words in calls
+            ]
+        },
+    }
+    (bundle / "config.json").write_text(json.dumps(spec))
+
+
+def test_who_gave_what_is_told_where_an_engine_has_applied_a_cdi_spec(
+    node: Node, bundle: Path, explain: Explain
+) -> None:
+    of_an_engine(bundle, node, "NVIDIA_VISIBLE_DEVICES=void")
+    _, short, _ = explain()
+    lines = short.splitlines()
+    assert len(lines) <= 10
+    told = " ".join(short.split())
+    assert "asked for no device by itself (NVIDIA_VISIBLE_DEVICES=void)" in told
+    assert "has GPU 0 (NVIDIA H100)" in told
+    assert "from device nodes and 1 file of the driver in its spec: of an engine that" in told
+    assert "added 1 link" in told
+    assert "granted" not in told
+    unknown = "createContainer /opt/nvidia-cdi-hook explode now: the runtime runs it"
+    assert unknown in told
+    assert "hooks 2 of NVIDIA's in its spec: done in process, not run" in told
+    _, long, _ = explain("-v")
+    assert "createContainer /opt/nvidia-cdi-hook update-ldcache: done in process, not run" in long
+    assert unknown in long
+    assert "and 1 file of the driver that it mounts" in long
+
+
+def test_what_an_engine_has_given_already_is_not_said_to_be_ours(
+    node: Node, bundle: Path, explain: Explain
+) -> None:
+    _, alone, _ = explain("-o", "json")
+    of_an_engine(bundle, node, "NVIDIA_VISIBLE_DEVICES=all")
+    _, document, _ = explain("-o", "json")
+    edits, before = (json.loads(each)["record"]["edits"] for each in (document, alone))
+    assert [e["path"] for e in edits["devices"]] == [e["path"] for e in before["devices"]]
+    _, short, _ = explain()
+    told = " ".join(short.split())
+    nodes, mounts = len(edits["devices"]) - 1, len(edits["mounts"]) - 1
+    assert f"added {nodes} device nodes, {mounts} mount{'' if mounts == 1 else 's'}, " in told
+    assert "kept 1 device node, 1 mount that its spec had: of an engine that applies CDI" in told
+    _, long, _ = explain("-v")
+    assert "1 of the mounts are of an engine that applies CDI, or --device:" in long
+
+
+def test_hook_that_is_not_nvidias_is_named(bundle: Path, explain: Explain) -> None:
+    write_spec(bundle)
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["hooks"] = {"poststop": [{"path": "/opt/clean-up", "args": ["clean-up", "all"]}]}
+    (bundle / "config.json").write_text(json.dumps(spec))
+    for words in ((), ("-v",)):
+        assert "poststop /opt/clean-up all: the runtime runs it" in explain(*words)[1]
+
+
 def test_what_a_container_cannot_do_without_is_missing(node: Node, bundle: Path) -> None:
     record = {
         "format": 1, "edits": {}, "request": {}, "policy": None,

@@ -258,14 +258,31 @@ def test_a_file_that_cannot_be_written_is_one_line(ours: Path) -> None:
 def test_files_of_both_kinds_are_checked(ours: Path, nvidias: Path, tmp_path: Path) -> None:
     assert settings.validate(str(ours)).mode == "strict"
     assert settings.validate(str(nvidias)).mode == "privileged"
-    nvidias.write_text("[nvidia-container-cli]\nroots = '/'\n")
-    with pytest.raises(UnknownConfigKey, match="roots"):
+    nvidias.write_text("new-in-1-21 = true\n")
+    assert "new-in-1-21 has no effect" in settings.validate(str(nvidias)).notes[1]
+    nvidias.write_text("[nvidia-container-cli]\nroot = 3\n")
+    with pytest.raises(WrongConfigValue, match="container-cli"):
         settings.validate(str(nvidias))
     with pytest.raises(ConfigUnreadable):
         settings.validate(str(tmp_path / "none.toml"))
     ours.write_text("[node]\ndev = 'dev'\n")
     with pytest.raises(WrongConfigValue):
         settings.validate(str(ours))
+
+
+def test_our_own_file_with_a_key_of_nvidias_is_not_valid(
+    ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours.write_text("[nvidia-container-cli]\nroot = '/'\n")
+    monkeypatch.setenv("NVSHIM_CONFIG", str(ours))
+    with pytest.raises(UnknownConfigKey, match="nvidia-container-cli"):
+        settings.validate(str(ours))
+    other = tmp_path / "other.toml"
+    other.write_text("disable-require = true\n")
+    assert settings.validate(str(other)).mode == "nvidia"
+    other.write_text("disable-require = true\n[policy]\nmode = 'strict'\n")
+    with pytest.raises(UnknownConfigKey, match="disable-require"):
+        settings.validate(str(other))
 
 
 def test_at_the_shell(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:

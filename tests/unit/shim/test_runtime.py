@@ -163,9 +163,11 @@ async def test_what_a_process_of_the_container_would_inherit_is_left_to_it(
     script = f'readlink /proc/$$/fd/2 >> "$(dirname "$0")/stderr"; echo "{lost}" >&2; exit 127'
     runtime = _runtime(reaper, tmp_path, script)
     said = []
+    reading, piped = os.pipe()
     container = os.open(tmp_path / "container.log", os.O_WRONLY | os.O_CREAT)
     try:
         for stdio in (
+            ChildStdio(stderr=piped),
             ChildStdio(stderr=container),
             ChildStdio(),
             ChildStdio(console_socket="/c.sock"),
@@ -173,15 +175,19 @@ async def test_what_a_process_of_the_container_would_inherit_is_left_to_it(
             with pytest.raises(RuntimeFailed) as caught:
                 await runtime.create(stdio, pid_file="/p")
             said.append(str(caught.value))
+        pipe = os.readlink(f"/proc/self/fd/{piped}")
     finally:
-        os.close(container)
+        for fd in (container, reading, piped):
+            os.close(fd)
     assert (tmp_path / "container.log").read_text() == f"{lost}\n"
     assert (tmp_path / "stderr").read_text().splitlines() == [
-        str(tmp_path / "container.log"), os.devnull, "/memfd:stderr (deleted)",
+        pipe, str(tmp_path / "container.log"), os.devnull, "/memfd:stderr (deleted)",
     ]  # fmt: skip
-    assert "status 127, and no word why. See the container's stderr" in said[0]
-    assert said[1].endswith("status 127, and no word why")
-    assert said[2].endswith(f"status 127, and {lost}")
+    assert said[0].endswith(f"status 127, and {lost}")
+    assert "status 127, and no word why. See the container's stderr" in said[1]
+    assert said[2].endswith("status 127, and no word why")
+    assert said[3].endswith(f"status 127, and {lost}")
+    assert all(text.startswith("OCI runtime create failed: NVSHIM-E1203 ") for text in said)
     assert caught.value.status == Status.UNKNOWN, "it is no file of the image"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
 import os
@@ -480,6 +481,38 @@ async def test_a_terminal_is_passed_on_both_ways_resized_and_drained(
     os.close(output)
     assert not [name for name in os.listdir(tmp_path) if "console" in name]
     await anyio.wait_all_tasks_blocked()
+
+
+def _masters() -> list[str]:
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [name for name in names if name.endswith("ptmx")]
+
+
+async def test_a_terminal_holds_its_master_once_until_nobody_uses_it(
+    tmp_path: Path, open_fds: None, terminal: Open
+) -> None:
+    stdio = await terminal(stdin=_fifo(tmp_path / "in"), stdout=_fifo(tmp_path / "out"))
+    slave = await _begin(stdio)
+    assert len(_masters()) == 1
+    client = os.open(tmp_path / "in", os.O_WRONLY)
+    stdio.close_stdin()
+    os.close(client)
+    await anyio.wait_readable(slave)
+    assert os.read(slave, 100) == b""  # Ctrl-D: the input has ended
+    os.write(slave, b"still passed on\n")
+    output = os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)
+    assert b"still passed on" in await _read_all_slowly(output, until=b"on\r\n")
+    stdio.resize(80, 24)
+    assert len(_masters()) == 1
+    os.close(slave)
+    await stdio.drain()
+    stdio.close()
+    await anyio.wait_all_tasks_blocked()
+    assert not _masters()
+    os.close(output)
 
 
 async def test_a_terminal_that_is_closed_has_no_characters_to_end_its_input_with(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -19,10 +21,13 @@ from pathlib import Path
 import pytest
 
 from api.proto import task_pb2
-from shim import syscalls
+from shim import sockets, syscalls
+from shim.bundle import RuntimeRecord
 from shim.mountinfo import mount_points_below
 from shim.processes import start_time_of
 from shim.runtime import remains
+from shim.verbs import unfinished
+from tests.harness.waiting import eventually
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
 from tests.unit.verbs.container import Container, container, has_ended
 from tests.unit.verbs.program import Program
@@ -173,6 +178,77 @@ def test_container_is_ended(program: Program, bundle: Path, root: Path, name: st
     if case.change is _hanging:
         started = (program.directory / "pids").read_text().split()
         assert [pid for pid in map(int, started) if not has_ended(pid)] == []
+
+
+@pytest.mark.parametrize("whose", ["its own", "another's"])
+@in_private_mount_namespace
+def test_a_delete_that_was_killed_is_finished_by_the_next_start(
+    program: Program, bundle: Path, root: Path, whose: str
+) -> None:
+    with container(bundle, root) as left:
+        left.run()
+        processes = left.processes()
+        _hanging(left, program.directory)
+        flags = ["-namespace", "test", "-address", program.address, "-id", bundle.name]
+        words = [str(program.path), *flags, "-bundle", str(bundle), "delete"]
+        with subprocess.Popen(words, cwd=bundle, stderr=subprocess.DEVNULL) as verb:
+            pids = program.directory / "pids"
+            eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2, "it has begun")
+            verb.kill()
+        for pid in map(int, pids.read_text().split()):
+            os.kill(pid, signal.SIGKILL)
+        assert not any(map(has_ended, processes))
+        # containerd removes the bundle all the same, and does not call delete again.
+        syscalls.umount(str(left.rootfs))
+        shutil.rmtree(bundle)
+        following = program.bundle(bundle.name if whose == "its own" else f"{bundle.name}-next")
+        assert program.start(following).returncode == 0
+        if whose == "its own":
+            assert not left.state.exists(), "or its Create would find the id taken"
+            assert left.cgroups() == []
+        eventually(lambda: all(map(has_ended, processes)), "its processes have ended")
+        eventually(lambda: left.cgroups() == [] and not left.state.exists(), "nothing is left")
+        program.kill(following)
+    eventually(lambda: _notes(program, bundle) == [], "the note is gone")
+
+
+@in_private_mount_namespace
+def test_a_container_that_got_the_id_of_a_killed_delete_is_left_alone(
+    program: Program, bundle: Path, root: Path
+) -> None:
+    """Its own start has seen to what was left; only then its Create could be made."""
+    with container(bundle, root) as left:
+        left.run()
+        directory = sockets.prepare_directory()
+        name = sockets.name_of(program.address, "test", bundle.name)
+        record = RuntimeRecord("runc", str(root), systemd_cgroup=False)
+        gone = unfinished.Left(bundle.name, str(bundle), (1, 1), record, 0, f"/{bundle.name}")
+        unfinished.write(directory, name, (0, 0), [gone]).leave()
+        following = program.bundle(f"{bundle.name}-next")
+        assert program.start(following).returncode == 0
+        program.kill(following)
+        note = unfinished.take(directory, name, wait=True)
+        assert note is not None
+        note.remove()
+        assert not any(map(has_ended, left.processes()))
+        assert len(left.processes()) == 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"holder": [0, 0], "left": [{}]}'])
+def test_a_note_that_cannot_be_understood_is_removed(
+    program: Program, bundle: Path, content: str
+) -> None:
+    directory = sockets.prepare_directory()
+    name = sockets.name_of(program.address, "test", bundle.name)
+    unfinished.write(directory, name, (0, 0), []).leave()
+    Path(directory, "nvidia-v1-deletes", name).write_text(content)
+    assert program.start(bundle).stdout.startswith(b"unix://")
+    assert _notes(program, bundle) == []
+
+
+def _notes(program: Program, bundle: Path) -> list[str]:
+    name = sockets.name_of(program.address, "test", bundle.name)
+    return [n for n in unfinished.names(sockets.prepare_directory()) if n == name]
 
 
 # -- what must not be hurt -----------------------------------------------------------------------

@@ -15,8 +15,8 @@ from hooks.cdi import generating
 from hooks.cdi.generating import Wish, generate
 from hooks.cdi.spec import DeviceNode, SpecFile
 from hooks.node.inventory import Inventory
-from hooks.words import Capability
-from tests.unit.hooks.fake_node import VERSION, Node, nvml_gpu, nvml_mig, uuid_of
+from hooks.words import Arch, Capability
+from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Elves, Node, nvml_gpu, nvml_mig, uuid_of
 from tests.unit.hooks.golden import Golden
 
 GOLDEN = Golden("generated.json")
@@ -113,3 +113,39 @@ def test_node_without_gpus_has_no_spec(bare_node: Node) -> None:
     bare_node.add_kernel()
     bare_node.add_driver()
     GOLDEN.compare("no GPUs", made(bare_node, bare_node.take_inventory()))
+
+
+def test_library_is_mounted_by_the_names_that_programs_ask_for(node: Node, elves: Elves) -> None:
+    """Every mount delays a start; and a name for linkers is no name that programs open."""
+    sonames = {
+        "libcuda": "libcuda.so.1",
+        "libnvidia-ml": "libnvidia-ml.so.1",
+        "libnvidia-encode": "libnvidia-encode.so.1",
+        "libnvidia-allocator": "libnvidia-allocator.so.1",
+        "libnvidia-opticalflow": "libnvidia-opticalflow.so.1",
+        "libGLX_nvidia": "libGLX_nvidia.so.0",
+        "libnvidia-glcore": f"libnvidia-glcore.so.{VERSION}",
+        "libnvidia-vulkan-producer": f"libnvidia-vulkan-producer.so.{VERSION}",
+    }
+    for stem, soname in sonames.items():
+        elves.write(node.driver / MULTIARCH / f"{stem}.so.{VERSION}", soname)
+    spec = generate(Wish(), taken(node), node.config)
+    homes = tuple(f"{home}/" for home in generating.DIRECTORIES[Arch.X86_64])
+    names: dict[str, set[str]] = {}
+    for mount in spec.edits.mounts:
+        stem = mount.host_path.rpartition("/")[2].partition(".so")[0]
+        for home in homes:
+            if mount.container_path.startswith(home):
+                names.setdefault(stem, set()).add(mount.container_path.removeprefix(home))
+    assert {stem: names[stem] for stem in sonames} == {
+        "libcuda": {"libcuda.so.1", "libcuda.so", f"libcuda.so.{VERSION}"},
+        "libnvidia-ml": {"libnvidia-ml.so.1", "libnvidia-ml.so", f"libnvidia-ml.so.{VERSION}"},
+        "libnvidia-encode": {"libnvidia-encode.so.1"},
+        "libnvidia-allocator": {"libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so"},
+        "libnvidia-opticalflow": {"libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so"},
+        "libGLX_nvidia": {"libGLX_nvidia.so.0", "libGLX_indirect.so.0"},
+        "libnvidia-glcore": {f"libnvidia-glcore.so.{VERSION}"},
+        "libnvidia-vulkan-producer": {
+            f"libnvidia-vulkan-producer.so.{VERSION}", "libnvidia-vulkan-producer.so",
+        },
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from hooks.edits.mutation import apply, apply_process
 from hooks.edits.verification import verify
 from hooks.errors import DeviceConflict, MalformedSpec, VerificationFailed
 from hooks.plan import Bounds, Device, File, LinkDirectory, Mount, Plan, ProcFile, united
+from hooks.requests.oci_hooks import LISTS
 
 GPU = Device("/dev/nvidia0", 195, 0, reason="GPU 0")
 CTL = Device("/dev/nvidiactl", 195, 255, reason="control device")
@@ -100,16 +101,26 @@ NVIDIAS = {
     "path": "/usr/bin/nvidia-container-runtime-hook",
     "args": ["/usr/bin/nvidia-container-runtime-hook", "prestart"],
 }
+OF_CDI = {"path": "/x/nvidia-cdi-hook", "args": ["x", "update-ldcache", "--folder", "/usr/lib"]}
+OF_CLIENT = {
+    "path": "/x/containerd",
+    "args": ["x", "oci-hook", "--", "nvidia-container-cli", "configure", "{{rootfs}}"],
+}
+# Of the same program, and nothing that is known.
+UNKNOWN = {"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "explode"]}
 
 
 @pytest.mark.parametrize("plan", [PLAN, Plan()])
-@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
-def test_hook_of_nvidias_is_taken_out_and_no_other(stage: str, plan: Plan) -> None:
+@pytest.mark.parametrize("stage", LISTS)
+@pytest.mark.parametrize("one", [NVIDIAS, OF_CDI, OF_CLIENT], ids=["legacy", "CDI", "client"])
+def test_hook_of_nvidias_is_taken_out_and_no_other(
+    one: dict[str, Any], stage: str, plan: Plan
+) -> None:
     before = spec()
-    before["hooks"] = {"prestart": [{"path": "/bin/true"}], "poststop": [NVIDIAS]}
+    before["hooks"] = {"prestart": [{"path": "/bin/true"}], "poststop": [UNKNOWN]}
     expected = copy.deepcopy(before["hooks"])
     expected.setdefault(stage, [])
-    before["hooks"].setdefault(stage, []).append(NVIDIAS)
+    before["hooks"].setdefault(stage, []).append(one)
     kept = copy.deepcopy(before)
     edited = apply(before, plan)
     assert before == kept
@@ -122,6 +133,8 @@ def test_hook_of_nvidias_is_taken_out_and_no_other(stage: str, plan: Plan) -> No
     "edit",
     [
         "s['hooks']['prestart'].append(NVIDIAS)",
+        "s['hooks']['poststop'].append(OF_CDI)",
+        "s['hooks'].update(createContainer=[OF_CDI])",
         "s['hooks']['prestart'].pop()",
         "s['hooks'].pop('prestart')",
         "s.pop('hooks')",
@@ -131,9 +144,9 @@ def test_hook_of_nvidias_is_taken_out_and_no_other(stage: str, plan: Plan) -> No
 )
 def test_result_without_any_other_hook_or_with_nvidias_does_not_leave(edit: str) -> None:
     before = spec()
-    before["hooks"] = {"prestart": [NVIDIAS, {"path": "/bin/true"}], "poststop": [NVIDIAS]}
+    before["hooks"] = {"prestart": [NVIDIAS, {"path": "/bin/true"}], "poststop": [UNKNOWN]}
     edited = copy.deepcopy(apply(before, PLAN))
-    eval(edit, {"s": edited, "NVIDIAS": NVIDIAS})
+    eval(edit, {"s": edited, "NVIDIAS": NVIDIAS, "OF_CDI": OF_CDI})
     with pytest.raises(VerificationFailed):
         check(before, edited)
 

@@ -328,6 +328,7 @@ def test_sockets_count_only_while_they_are_sockets(
         monkeypatch.chdir(place.parent)  # the path is too long for an address
         listener.bind("socket")
         assert find_sockets(str(node.driver)) == {"/run/nvidia-persistenced/socket": str(place)}
+        assert find_sockets(str(node.driver), ("fabricmanager", "mps")) == {}
 
 
 def test_directory_of_pipes_counts_only_if_root_made_it(node: Node) -> None:

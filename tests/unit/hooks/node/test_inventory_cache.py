@@ -14,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hooks.errors import DriverNotFound
+from hooks.edits.grant import decide
+from hooks.errors import DeviceNodeMissing, DriverNotFound
 from hooks.node import inventory as inventories
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
 from hooks.node.witness import first_change
+from hooks.requests.request import Request
+from hooks.words import GpuIndex, NamedDevices
 from tests.unit.hooks.fake_node import (
     MULTIARCH,
     VERSION,
@@ -194,6 +197,18 @@ def test_gpu_that_nvml_cannot_open_keeps_its_index_and_is_not_given(
     assert load_inventory(node.config) == taken
     later(monkeypatch, inventories.RETRY_AFTER + 1)
     assert load_inventory(node.config) is None
+
+
+def test_gpu_that_nvml_cannot_open_by_a_wrong_node_is_not_called_lost(node: Node) -> None:
+    (node.dev / "nvidia0").unlink()
+    (node.dev / "nvidia0").touch()
+    taken = node.take_inventory({"index": 0, "lost": "GPU is lost"}, nvml_gpu(1))
+    path = taken.gpus[0].path
+    assert "is no character device" in taken.nodes.faults[path]
+    assert path in taken.nodes.wrong
+    assert path not in taken.nodes.lost
+    with pytest.raises(DeviceNodeMissing, match="what stands in the node's place"):
+        decide(Request(NamedDevices((GpuIndex(0),))), taken)
 
 
 def test_gpu_that_fell_off_the_bus_is_noticed_at_once_and_keeps_its_index(node: Node) -> None:

@@ -19,6 +19,7 @@ from hooks.requests.glance import (
     may_want_more,
     needs_worker,
 )
+from hooks.requests.oci_hooks import LISTS
 from hooks.requests.request import read_request
 
 
@@ -86,9 +87,16 @@ MOUNT = st.fixed_dictionaries(
     }
 )
 HOOK = st.fixed_dictionaries(
-    {"path": st.sampled_from(["/x/nvidia-container-toolkit", "/x"])},
-    optional={"args": st.sampled_from([["x", "prestart"], ["x"], None])},
-)
+    {"path": st.sampled_from(["/x/nvidia-container-toolkit", "/x/nvidia-cdi-hook", "/x"])},
+    optional={
+        "args": st.sampled_from(
+            [
+                ["x", "prestart"], ["x", "update-ldcache"], ["x", "update-ldcache", "--x"], ["x"],
+                ["x", "oci-hook", "--", "/nvidia-container-cli", "configure", "/"], None,
+            ]
+        )
+    },
+)  # fmt: skip
 SPEC = st.fixed_dictionaries(
     {"process": st.fixed_dictionaries({"env": st.lists(ENTRY, max_size=4)})},
     optional={
@@ -98,7 +106,7 @@ SPEC = st.fixed_dictionaries(
         "mounts": st.none() | st.lists(MOUNT, max_size=2),
         "hooks": st.none()
         | st.dictionaries(
-            st.sampled_from(["prestart", "createRuntime", "poststop"]),
+            st.sampled_from(LISTS),
             st.none() | st.lists(HOOK, max_size=2),
             max_size=2,
         ),

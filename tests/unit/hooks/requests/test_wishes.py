@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from api.errors import NvshimError
 from hooks.config import Config
 from hooks.errors import MalformedDevice
 from hooks.requests.kubelet_record import KubeletRecord
@@ -98,3 +99,18 @@ def test_an_annotation_that_names_no_cdi_device_asks_for_none(value: str) -> Non
     assert not read_request(spec_of({}, cdi=value), CONFIG).wants_injection
     own = read_request(spec_of({DEVICES: MINE}, cdi=value), CONFIG)
     assert own.devices == NamedDevices(GIVEN.devices)
+
+
+@pytest.mark.parametrize("value", ['"all"', "'all'", '"0,1"', "\u201call\u201d", '"0","1"'])
+@pytest.mark.parametrize(
+    "written",
+    [DEVICES, SWARM, "annotation", "NVIDIA_IMEX_CHANNELS", "NVIDIA_DRIVER_CAPABILITIES",
+     "NVIDIA_MIG_CONFIG_DEVICES"],
+)  # fmt: skip
+def test_a_value_in_quotes_is_an_error_that_says_so(written: str, value: str) -> None:
+    """docker's --env-file and lists of a Compose file keep quotes."""
+    env = {} if written == "annotation" else {DEVICES: "all"} | {written: value}
+    cdi = f"nvidia.com/gpu={value}" if written == "annotation" else ""
+    with pytest.raises(NvshimError) as caught:
+        read_request(spec_of(env, cdi=cdi), CONFIG)
+    assert "write it without quotes" in caught.value.found

@@ -1,0 +1,43 @@
+"""Whether this node has a Podman that refuses CDI specs with groups.
+
+Podman before 5.1 knows the CDI specification up to version 0.6.0. It refuses a file with
+``additionalGids``, which came with 0.7.0, and with it every device of the file.
+
+Source: NVIDIA/nvidia-container-toolkit issue 1860; containers/common pull request 1944.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from integration.engines.errors import EngineNotInstalled
+from integration.engines.programs import programs_named, run
+from integration.timeouts import PATIENCE
+
+_PODMAN: Final = "podman"
+_KNOWS_GROUPS: Final = (5, 1)
+_TIMEOUT: Final = 5 * PATIENCE
+# podman version 4.9.3
+_VERSION: Final = re.compile(r"\bversion ((\d+)\.(\d+)\S*)")
+
+
+def too_old() -> str:
+    """Return the version of a Podman of this node that refuses groups; "" if there is none."""
+    for program in programs_named(_PODMAN):
+        try:
+            said = run([program, "--version"], timeout=_TIMEOUT).stdout
+        except EngineNotInstalled:
+            continue  # one that does not run reads no spec either
+        found = _VERSION.search(said)
+        if found is not None and (int(found[2]), int(found[3])) < _KNOWS_GROUPS:
+            return found[1]
+    return ""
+
+
+def note_on(version: str) -> str:
+    """Say why a spec has no groups."""
+    return (
+        f"the spec has no groups, since Podman {version} of this node reads no spec that has; "
+        "a process that is not root may lack those of DRM nodes"
+    )

@@ -1,0 +1,187 @@
+"""What a ``delete`` that was killed has left: written down before it acts, and found by ``start``.
+
+containerd runs ``delete`` once and gives it five seconds. It removes the bundle whatever became of
+that, and with it all that says how to end the container. So ``delete`` first notes beside the
+sockets what it needs, and removes the note when it is done. It holds a lock on the note meanwhile,
+which the kernel releases when it ends: a note that nobody has locked is of one that was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from shim import bundle as bundle_files
+from shim import files
+from shim.errors import BundleUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DIRECTORY: Final = "nvidia-v1-deletes"
+_LONGEST: Final = 1 << 20
+
+
+class Left(NamedTuple):
+    """How a container is ended when its bundle may be gone."""
+
+    id: str
+    bundle: str  # its path
+    identity: tuple[int, int] | None  # the bundle's device and inode, if it was there
+    record: bundle_files.RuntimeRecord
+    pid: int  # of its init process; 0 if that is not known
+    cgroup: str  # as its OCI spec names it; empty if that is not known
+
+    def is_there(self) -> bool:
+        """Whether its bundle is; one that was made later at that path does not count."""
+        return self.identity is not None and self.identity == identity_of(self.bundle)
+
+    def is_made_again(self) -> bool:
+        """Whether another bundle is at that path: of a container that has the id now."""
+        return identity_of(self.bundle) not in {None, self.identity}
+
+
+class Note:
+    """A note of a ``delete``, which this process has locked.
+
+    Attributes:
+        holder: the pid and start time of the process that holds a sandbox's namespaces; zeros
+            if there is none.
+        left: the containers to end: a sandbox's own first.
+    """
+
+    __slots__ = ("_fd", "_path", "holder", "left")
+
+    def __init__(self, path: str, fd: int, holder: tuple[int, int], left: Sequence[Left]) -> None:
+        self._path = path
+        self._fd = fd
+        self.holder = holder
+        self.left = tuple(left)
+
+    def remove(self) -> None:
+        """All of it is done."""
+        files.remove(self._path)
+        self.leave()
+        try:
+            os.rmdir(os.path.dirname(self._path))
+        except OSError:
+            pass  # there are other notes
+
+    def leave(self) -> None:
+        """Release the lock, and let a later ``start`` try again."""
+        os.close(self._fd)
+
+
+def identity_of(path: str) -> tuple[int, int] | None:
+    """The device and inode of a directory; None if there is none."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]) -> Note:
+    """Write a note down before anything is ended.
+
+    Args:
+        sockets: the directory of sockets.
+        name: the note's name, one for each container of each containerd.
+        holder, left: as the attributes of :class:`Note`.
+
+    Returns:
+        The note, locked.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = os.path.join(sockets, _DIRECTORY, name)
+    content = {"holder": holder, "left": [_fields(each) for each in left]}
+    while True:
+        try:
+            os.mkdir(os.path.dirname(path), 0o700)
+        except FileExistsError:
+            pass
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # another process has removed the directory, which was empty
+        try:
+            if _lock(fd, path, wait=True):
+                os.ftruncate(fd, 0)
+                os.write(fd, json.dumps(content).encode())
+                return Note(path, fd, holder, left)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def names(sockets: str) -> list[str]:
+    """The names of the notes that there are, of deletes that are under way too."""
+    try:
+        return os.listdir(os.path.join(sockets, _DIRECTORY))
+    except OSError:
+        return []
+
+
+def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
+    """Lock the note of a ``delete`` that was killed.
+
+    Args:
+        sockets: the directory of sockets.
+        name: the note's.
+        wait: whether to wait until a process that has it locked is done.
+
+    Returns:
+        The note; None if there is none, another process has it, or it cannot be understood: then
+        it is removed.
+    """
+    path = os.path.join(sockets, _DIRECTORY, name)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if not _lock(fd, path, wait=wait):
+            os.close(fd)
+            return None
+        content = files.parse_object(os.read(fd, _LONGEST), path)
+        pid, start_time = content["holder"]
+        left = [_parse(fields, path) for fields in content["left"]]
+        return Note(path, fd, (int(pid), int(start_time)), left)
+    except OSError:
+        os.close(fd)
+        return None
+    except (BundleUnusable, KeyError, TypeError, ValueError):
+        os.close(fd)
+        files.remove(path)
+        return None
+
+
+def _lock(fd: int, path: str, *, wait: bool) -> bool:
+    """Lock a note; False if it was removed meanwhile, or another process has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    status = os.fstat(fd)
+    return identity_of(path) == (status.st_dev, status.st_ino)
+
+
+def _fields(left: Left) -> dict[str, Any]:
+    return {**left._asdict(), "record": bundle_files.record_fields(left.record)}
+
+
+def _parse(fields: dict[str, Any], path: str) -> Left:
+    identity = fields["identity"]
+    return Left(
+        id=files.check_id(str(fields["id"])),
+        bundle=str(fields["bundle"]),
+        identity=None if identity is None else (int(identity[0]), int(identity[1])),
+        record=bundle_files.parse_runtime_record(fields["record"], path),
+        pid=int(fields["pid"]),
+        cgroup=str(fields["cgroup"]),
+    )
