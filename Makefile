@@ -56,12 +56,18 @@ $(CACHE)/.collected: $(VENV)/.ready $(shell find tests -name '*.py')
 
 # The first tests need no tree: it is made beside them. Whoever needs it waits for it.
 .PHONY: test
-test: setup $(CACHE)/.parts $(CACHE)/.collected ## Run all tests: unit, security and end to end against a real containerd
+test: setup $(CACHE)/.parts $(CACHE)/.collected ## Run all tests: unit, security and end to end against a real containerd; TESTS=paths
 	@$(VENV)/bin/python -m tests.harness.dist & \
 	status=0; \
-	$(VENV)/bin/python -m pytest $(BESIDE) -m 'not serial and not newest and not thorough' || status=$$?; \
-	$(VENV)/bin/python -m pytest -m 'serial and not newest and not thorough' $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || status=$$?; \
-	exit $$status
+	run() { $(VENV)/bin/python -m pytest "$$@" || { code=$$?; $(if $(TESTS),[ $$code = 5 ] ||) status=$$code; }; }; \
+	run $(BESIDE) -m 'not serial and not newest and not thorough' $(TESTS); \
+	serial=$$(grep -rl --include='test_*.py' 'mark\.serial' $(or $(TESTS),tests)) || true; \
+	[ -z "$$serial" ] || run -m 'serial and not newest and not thorough' $$serial; \
+	wait; exit $$status
+
+.PHONY: test-anywhere
+test-anywhere: setup #- Run the tests on machines unlike this one: another uptime, umask, TMPDIR, Debian; ONLY=boot ARGS=tests/unit
+	@$(VENV)/bin/python -m tests.anywhere $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 .PHONY: check-more
 check-more: setup ## Run everything beyond make test, one after another, and print a table; ONLY=fuzz,soak
@@ -211,24 +217,32 @@ clean: #- Remove everything that the other targets made in this directory
 .PHONY: setup
 setup: $(CACHE)/.packages $(VENV)/.ready $(SITE)/.ready $(LAUNCHER) $(PROBE)
 
+# Of some packages, those that are not installed. A mark is out of date once one was removed.
+missing = $(filter-out $(shell dpkg-query -W -f '$${db:Status-Status}/$${Package}\n' $(1) 2>/dev/null \
+            | sed -n 's|^installed/||p'),$(1))
+.PHONY: lacking
+
 $(CACHE)/.packages: WANTED := $(PACKAGES)
 $(CACHE)/.vm-packages: WANTED := $(VM_PACKAGES)
 $(CACHE)/.release-packages: WANTED := $(RELEASE_PACKAGES)
-$(CACHE)/.packages $(CACHE)/.vm-packages $(CACHE)/.release-packages: Makefile
+.SECONDEXPANSION:
+# An archive that changes between its lists and its packages is asked once more.
+$(CACHE)/.packages $(CACHE)/.vm-packages $(CACHE)/.release-packages: Makefile $$(if $$(call missing,$$(WANTED)),lacking)
 	@mkdir -p $(CACHE)
-	@missing=; for package in $(WANTED); do \
-	  dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null | grep -qx installed \
-	    || missing="$$missing $$package"; done; \
+	@missing='$(call missing,$(WANTED))'; \
 	if [ -n "$$missing" ]; then \
-	  echo "installing$$missing"; \
+	  echo "installing $$missing"; \
 	  export DEBIAN_FRONTEND=noninteractive; \
-	  apt-get -q -o DPkg::Lock::Timeout=300 update >$(CACHE)/apt.log 2>&1 \
-	    && apt-get -qy -o DPkg::Lock::Timeout=300 install --no-install-recommends $$missing \
-	      >>$(CACHE)/apt.log 2>&1 || { tail -n 20 $(CACHE)/apt.log >&2; exit 1; }; fi
+	  fetch() { \
+	    apt-get -q -o DPkg::Lock::Timeout=300 update \
+	      && apt-get -qy -o DPkg::Lock::Timeout=300 install --no-install-recommends $$missing; }; \
+	  fetch >$(CACHE)/apt.log 2>&1 || fetch >>$(CACHE)/apt.log 2>&1 \
+	    || { tail -n 20 $(CACHE)/apt.log >&2; exit 1; }; fi
 	@touch $@
 
-$(VENV)/.ready: requirements-dev.txt $(CACHE)/.packages
-	$(PYTHON) -m venv $(VENV)
+# From nothing: what an interrupted run has left may be half of a package.
+$(VENV)/.ready: requirements-dev.txt | $(CACHE)/.packages
+	$(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
 	@touch $@
 
@@ -260,14 +274,14 @@ $(SITE)/.ready: requirements.txt $(VENV)/.ready
 # The driver, and programs of other releases, before a test's time is measured. Debian unstable's
 # are for make test-matrix, which gets them itself: they change from day to day. What needs nothing
 # of the environment can be had while that is made.
-$(CACHE)/.programs: $(CACHE)/.packages integration/simulated/driver.py tests/tools/parts.py tests/harness/kubectl.py
+$(CACHE)/.programs: integration/simulated/driver.py tests/tools/parts.py | $(CACHE)/.packages
 	$(PYTHON) -c 'from integration.simulated import driver; driver.DriverFiles.fetch(say=print)'
 	$(PYTHON) -m tests.tools.parts trixie
-	$(PYTHON) -m tests.harness.kubectl bookworm trixie
 	@touch $@
 
-$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready tests/harness/docker.py tests/harness/prometheus.py
+$(CACHE)/.parts: $(CACHE)/.programs $(VENV)/.ready $(addprefix tests/harness/,docker.py kubectl.py prometheus.py)
 	$(VENV)/bin/python -m tests.harness.docker bookworm trixie
+	$(VENV)/bin/python -m tests.harness.kubectl bookworm trixie
 	$(VENV)/bin/python -m tests.harness.prometheus
 	@touch $@
 

@@ -26,6 +26,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Final
 
 import pytest
@@ -44,6 +45,7 @@ from tests.harness.low_level import crun_for_this_host
 from tests.harness.order import files_in_order
 from tests.harness.own_process import restored
 from tests.harness.runtime import OURS, Runtime
+from tests.harness.temporary import usable_tmpdir
 from tests.tools.containerd import PrivateContainerd
 from tests.tools.images import busybox, glibc
 from tests.tools.parts import INSTALLED, Parts
@@ -56,6 +58,9 @@ LOW_LEVEL: Final = os.environ.get("NVSHIM_TEST_LOW_LEVEL", "runc")
 SHIM: Final = os.environ.get("NVSHIM_TEST_SHIM", "checkout")
 ORDER: Final = os.environ.get("NVSHIM_TEST_ORDER", "")
 
+TMPDIR: Final = pytest.StashKey[str]()
+"""What was wrong with the directory of temporary files that we were given."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,10 +69,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(process_guard)
     # A shell's job in the background begins without it, and so would all that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As systemd starts everything: what tests make as a distribution would has its modes. Tests of
+    # another umask set it.
+    os.umask(0o022)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and config.option.basetemp:
         run = os.path.dirname(config.option.basetemp)
         config.option.basetemp = os.path.join(run, worker.removeprefix("gw"))
+    if not worker and os.geteuid() == 0:  # whose variable the workers have
+        stack = ExitStack()
+        config.stash[TMPDIR] = stack.enter_context(usable_tmpdir())
+        config.add_cleanup(stack.close)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say where temporary files are, if that is not where they were asked for."""
+    why = config.stash.get(TMPDIR, "")
+    return f"TMPDIR: {why}" if why else None
 
 
 @pytest.hookimpl(wrapper=True)

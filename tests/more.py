@@ -26,6 +26,7 @@ CHECKS: Final = {
     "chaos": "test-chaos",
     "soak": "soak",
     "release": "test-release",
+    "anywhere": "test-anywhere",
 }
 """The targets, by what a person calls the check."""
 
@@ -57,7 +58,8 @@ def _time(seconds: float) -> str:
 
 def _run(name: str) -> Result:
     started = time.monotonic()
-    argv = ["make", "--no-print-directory", CHECKS[name]]
+    # ONLY chooses among checks; a target that has a choice of its own runs all.
+    argv = ["make", "--no-print-directory", "ONLY=", CHECKS[name]]
     code = subprocess.run(argv, cwd=REPOSITORY, env=os.environ, check=False).returncode
     return Result(name, code, time.monotonic() - started)
 

@@ -48,6 +48,7 @@ from integration.simulated.errors import (
 )
 from integration.simulated.programs import Programs
 from integration.timeouts import PATIENCE
+from shim.syscalls import file_system_type
 
 # Of no use here, and each costs time at start or touches a fixed place of the system.
 DISABLED_PLUGINS: Final = (
@@ -91,6 +92,13 @@ path = {opt}
 
 # containerd's own limits, in seconds.
 _LIMITS: Final = {"cleanup": 5, "load": 5, "shutdown": 3, "answer": 2}
+
+# Of the directory that TMPDIR names: sockets lie four names below it, and an address has 107 bytes.
+_LONGEST_TEMPORARY: Final = 48
+# statfs(2): no overlay's upper directory can lie on another overlay.
+_OVERLAYFS: Final = 0x794C7630
+# As systemd starts containerd: users of containers have to get into what it makes.
+_UMASK: Final = 0o022
 
 _START_TIMEOUT: Final = 20.0 * PATIENCE
 _CTR_TIMEOUT: Final = 30.0
@@ -139,9 +147,11 @@ class PrivateContainerd:
     ) -> None:
         self.parts = parts or Programs.installed()
         if directory is None:
-            directory = tempfile.mkdtemp(prefix="nvshim-")
+            directory = tempfile.mkdtemp(prefix="nvshim-", dir=_temporary())
             os.chmod(directory, 0o711)  # noqa: S103 - roots of containers with other users are in it
-        os.makedirs(directory, mode=0o711, exist_ok=True)
+        elif not os.path.isdir(directory):
+            os.makedirs(directory)
+            os.chmod(directory, 0o711)  # noqa: S103 - likewise, whatever our umask is
         self.directory = os.path.realpath(directory)
         digest = hashlib.sha256(self.directory.encode()).hexdigest()[:8]
         self.namespace = f"nvshim-{digest}"
@@ -155,6 +165,7 @@ class PrivateContainerd:
             "LANG": "C.UTF-8",
             "TMPDIR": os.path.join(self.directory, "tmp"),
             **({"NVSHIM_CONFIG": os.path.abspath(shim_config)} if shim_config else {}),
+            **({"CONTAINERD_SNAPSHOTTER": "native"} if is_on_overlay(self.directory) else {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._words: set[str] = set()
@@ -205,6 +216,7 @@ class PrivateContainerd:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
+                umask=_UMASK,
                 start_new_session=True,
             )
         deadline = time.monotonic() + timeout
@@ -364,3 +376,17 @@ class PrivateContainerd:
         with open(self.log_path, encoding="utf-8", errors="replace") as file:
             lines = [line for line in file if line.strip()]
         return lines[-1].rstrip("\n") if lines else "none"
+
+
+def _temporary() -> str | None:
+    """Where a temporary directory leaves room for addresses of sockets; None for TMPDIR."""
+    return None if len(os.path.realpath(tempfile.gettempdir())) <= _LONGEST_TEMPORARY else "/tmp"  # noqa: S108 - made by mkdtemp(3)
+
+
+def is_on_overlay(directory: str) -> bool:
+    """Whether a directory can have no overlay's upper directory in it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return file_system_type(fd) == _OVERLAYFS
+    finally:
+        os.close(fd)

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     worst = 0
     try:
         for name in options.guest or GUESTS:
-            worst = worst or _run(name, options.command, options.timeout)
+            worst = worst or _run(name, options.command, options.timeout, options.cgroups)
     except NvshimError as error:
         print(error, file=sys.stderr)
         return 1
@@ -68,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--guest", action="append", choices=GUESTS, help="all if none is named")
+    parser.add_argument(
+        "--cgroups", type=int, choices=machine.CGROUPS, default=machine.CGROUPS[-1],
+        help="the version that systemd sets up (2); 1 needs a systemd that still can, as debian-12",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=7200, help="seconds for each guest (7200)")
     parser.add_argument(
         "command", nargs="+", help="what to run, with the checkout as its directory"
@@ -75,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(name: str, command: list[str], timeout: float) -> int:
+def _run(name: str, command: list[str], timeout: float, cgroups: int) -> int:
     cache = os.path.realpath(os.path.join(REPOSITORY, ".cache"))
     guests = os.path.join(cache, "vm")
     began = time.monotonic()
@@ -92,7 +96,9 @@ def _run(name: str, command: list[str], timeout: float) -> int:
             shares = [REPOSITORY]
             if not cache.startswith(REPOSITORY + "/"):
                 shares.append(cache)
-            code = machine.run(guest, job, shares=shares, out=sys.stdout.buffer, timeout=timeout)
+            code = machine.run(
+                guest, job, shares=shares, out=sys.stdout.buffer, timeout=timeout, cgroups=cgroups
+            )
     _say(f"{name} ended with {code} after {time.monotonic() - began:.0f} s")
     return code
 

@@ -29,9 +29,12 @@ _ACCELERATOR: Final = "tcg,thread=multi,tb-size=512"
 
 _COMMAND_LINE: Final = (
     "console=ttyS0 quiet panic=-1 root=/dev/vda rootfstype=ext4 rw fsck.mode=skip"
-    " systemd.unified_cgroup_hierarchy=1 systemd.show_status=0 mitigations=off random.trust_cpu=on"
-    f" net.ifnames=0 audit=0 systemd.unit={TARGET}"
+    " systemd.unified_cgroup_hierarchy={unified} systemd.show_status=0 mitigations=off"
+    f" random.trust_cpu=on net.ifnames=0 audit=0 systemd.unit={TARGET}"
 )
+
+CGROUPS: Final = (1, 2)
+"""Versions of cgroups that a guest can have; the newest is what it has by itself."""
 
 _SHARED: Final = "security_model=none,multidevs=remap,readonly=on"
 
@@ -46,6 +49,7 @@ def run(
     shares: Sequence[str],
     out: BinaryIO,
     timeout: float,
+    cgroups: int = CGROUPS[-1],
 ) -> int:
     """Boot a machine and run a job in it.
 
@@ -53,6 +57,7 @@ def run(
         shares: directories of the host that the guest sees at the same paths, read-only.
         out: what the console says is written there at once.
         timeout: seconds that all of it may take.
+        cgroups: one of :data:`CGROUPS`.
 
     Returns:
         The exit code of the job; 100 for all above that.
@@ -67,7 +72,7 @@ def run(
         _write(directory, "run", job)
         exported = [(directory, "job"), *((path, _tag(i)) for i, path in enumerate(shares))]
         process = subprocess.Popen(
-            command(guest, exported),
+            command(guest, exported, cgroups),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -94,11 +99,14 @@ def run(
     return (code >> 1) - _OFFSET
 
 
-def command(guest: Guest, exported: Sequence[tuple[str, str]]) -> list[str]:
+def command(
+    guest: Guest, exported: Sequence[tuple[str, str]], cgroups: int = CGROUPS[-1]
+) -> list[str]:
     """The command line of the emulator.
 
     Args:
         exported: directories of the host, and the tags under which the guest mounts them.
+        cgroups: as of :func:`run`.
     """
     virtfs = []
     for path, tag in exported:
@@ -116,7 +124,7 @@ def command(guest: Guest, exported: Sequence[tuple[str, str]]) -> list[str]:
         "-drive", f"file={_escape(guest.disk)},format=raw,snapshot=on,if=none,id=d0,cache=unsafe",
         "-device", "virtio-blk-pci,drive=d0",
         *virtfs,
-        "-append", _COMMAND_LINE,
+        "-append", _COMMAND_LINE.format(unified=cgroups - 1),
     ]  # fmt: skip
 
 

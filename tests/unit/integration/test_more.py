@@ -25,6 +25,7 @@ def test_all_that_was_asked_for_runs_and_is_in_the_table(
     ran = []
 
     def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert "ONLY=" in argv  # which would choose among the target's own
         ran.append(argv[-1])
         return subprocess.CompletedProcess(argv, 2 if argv[-1] == "fuzz" else 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from integration.simulated.errors import (
     CtrFailed,
     CtrTimeout,
 )
+from shim import syscalls
 from tests.harness.runtime import is_alive
 from tests.tools.containerd import PrivateContainerd
+from tests.tools.images import BUSYBOX, busybox, write_archive
 
 
 def test_it_answers_when_it_has_started_and_is_gone_at_the_end(tmp_path: Path) -> None:
@@ -74,3 +77,52 @@ def test_shims_environment_is_what_it_was_given(tmp_path: Path) -> None:
     assert environment["PATH"].split(":")[0] == "/some/bin"
     assert environment["NVSHIM_CONFIG"] == "/some/config.toml"
     assert "PYTHONPATH" not in environment
+
+
+RUN = ("run", "--rm", "--runtime", "io.containerd.runc.v2")
+
+
+def test_a_user_of_a_container_gets_into_its_root_whatever_our_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        # Not below pytest's directories, into which no other user gets.
+        with PrivateContainerd() as containerd:
+            archive = write_archive(str(tmp_path / "images.tar"), [busybox()])
+            containerd.ctr("images", "import", archive)
+            containerd.ctr("run", "--detach", *RUN[2:], BUSYBOX, "one", "sleep", "1000")
+            words = ("tasks", "exec", "--exec-id", "two", "--user", "1000", "one")
+            assert containerd.ctr(*words, "sh", "-c", "readlink /bin").stdout == "usr/bin\n"
+    finally:
+        os.umask(before)
+
+
+def test_a_long_name_of_the_temporary_directory_is_not_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / ("long" * 20)
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    with PrivateContainerd() as containerd:
+        assert "Server:" in containerd.ctr("version").stdout
+    assert not os.path.exists(containerd.directory)
+
+
+def test_a_container_runs_where_the_temporary_directory_is_on_an_overlay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="any-") as directory:
+        for name in ("lower", "upper", "work", "t"):
+            os.mkdir(f"{directory}/{name}")
+        os.chmod(directory, 0o711)
+        layers = ",".join(f"{name}dir={directory}/{name}" for name in ("lower", "upper", "work"))
+        syscalls.mount("overlay", f"{directory}/t", "overlay", 0, layers)
+        try:
+            monkeypatch.setattr(tempfile, "tempdir", f"{directory}/t")
+            with PrivateContainerd() as containerd:
+                assert containerd.directory.startswith(f"{directory}/t/")
+                archive = write_archive(str(tmp_path / "images.tar"), [busybox()])
+                containerd.ctr("images", "import", archive)
+                assert containerd.ctr(*RUN, BUSYBOX, "one", "echo", "here").stdout == "here\n"
+        finally:
+            monkeypatch.undo()
+            syscalls.umount(f"{directory}/t", syscalls.MNT_DETACH)

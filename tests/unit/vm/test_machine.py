@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, console: io.BytesIO) ->
     """Run a shell script as if it were the emulator."""
 
     def start(script: str, timeout: float = 60) -> int:
-        monkeypatch.setattr(machine, "command", lambda guest, exported: ["sh", "-c", script])
+        monkeypatch.setattr(machine, "command", lambda *_: ["sh", "-c", script])
         return machine.run(
             guest_in(tmp_path), "true", shares=[str(tmp_path)], out=console, timeout=timeout
         )
@@ -71,7 +71,7 @@ def test_machine_is_killed_when_its_run_is_interrupted(
             raise KeyboardInterrupt
 
     script = ["sh", "-c", "echo $$; exec sleep 100"]
-    monkeypatch.setattr(machine, "command", lambda guest, exported: script)
+    monkeypatch.setattr(machine, "command", lambda *_: script)
     out = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         machine.run(guest_in(tmp_path), "true", shares=[], out=out, timeout=50)
@@ -94,3 +94,6 @@ def test_emulator_is_never_given_the_hosts_hardware_and_a_comma_stays_in_its_pat
     shared = argv[argv.index("-virtfs") + 1]
     assert shared.startswith("local,path=/c,,d,mount_tag=share0,")
     assert shared.endswith(",readonly=on")
+    assert " systemd.unified_cgroup_hierarchy=1 " in argv[argv.index("-append") + 1]
+    old = machine.command(guest_in(directory), [], 1)
+    assert " systemd.unified_cgroup_hierarchy=0 " in old[old.index("-append") + 1]

@@ -1,0 +1,115 @@
+"""The table of circumstances: what is odd about each machine, how to get there, what runs there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tests.anywhere import wrappers
+
+# 12 h 45 min ahead of UTC, and an hour more in summer, which is there from September to April.
+_CHATHAM: Final = "<+1245>-12:45<+1345>,M9.5.0/2:45,M4.1.0/3:45"
+
+# What reads the wall clock, or compares it with a file's time or the kernel's clocks.
+_CLOCK_TESTS: Final = (
+    "tests/unit/causes", "tests/unit/drain/test_marks.py", "tests/unit/inspection",
+    "tests/unit/hooks/node", "tests/unit/mounts/test_layers.py", "tests/unit/node/causes",
+    "tests/unit/node/health", "tests/unit/node/test_agent.py", "tests/unit/node/test_ledger.py",
+    "tests/unit/node/test_monitor_kernel_log.py", "tests/unit/node/test_pod_events.py",
+    "tests/unit/shim/test_standins.py", "tests/unit/verbs/test_sockets.py",
+    "tests/e2e/test_exit_causes.py", "tests/e2e/test_stand_ins.py",
+)  # fmt: skip
+_ONLY_CLOCKS: Final = "no namespace has it, and a virtual machine takes ten times as long"
+
+# What makes cgroups, or reads them.
+_CGROUP_TESTS: Final = (
+    "tests/unit/shim/test_cgroup.py", "tests/unit/shim/test_oom.py",
+    "tests/unit/shim/test_remains.py", "tests/unit/shim/test_resources.py",
+    "tests/unit/shim/test_stats.py", "tests/e2e/test_options.py", "tests/e2e/test_stand_ins.py",
+)  # fmt: skip
+_ONLY_CGROUPS: Final = "a virtual machine takes ten times as long; the rest sees no cgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstance:
+    """A row of the table."""
+
+    name: str  # how a person asks for it
+    what: str  # what is odd about the machine
+    # The words before those that run the tests; see :mod:`tests.anywhere.wrappers`.
+    wrapper: Callable[[str], list[str]]
+    tests: tuple[str, ...] = ()  # the part that runs; all if there is none
+    why: str = ""  # why that part is enough
+    is_guest: bool = False  # whether it has no make: its tests are run by pytest itself
+    needs: str = ""  # a target of the Makefile that installs what the wrapper takes
+
+    def command(self, directory: str, more: tuple[str, ...] = ()) -> list[str]:
+        """The command line.
+
+        Args:
+            directory: where the circumstance may have files.
+            more: paths of tests to run in place of the row's.
+        """
+        tests = more or self.tests
+        if self.is_guest:
+            run = ["python3", "-m", "pytest", "--color=no", "-o", "timeout=300", *tests]
+        else:
+            # Both of the README's commands, one after the other.
+            run = ["make", "--no-print-directory", "--jobs=1", "demo", "test"]
+            run.append(f"TESTS={shlex.join(tests)}")
+        return [*self.wrapper(directory), *run]
+
+
+CIRCUMSTANCES: Final = (
+    Circumstance("boot", "booted a minute ago", partial(wrappers.uptime, seconds=60)),
+    Circumstance(
+        "uptime", "up for 400 days", partial(wrappers.uptime, seconds=400 * 86_400)
+    ),
+    Circumstance(
+        "day-behind", "wall clock set back by a day since the boot",
+        partial(wrappers.clock_of_guest, change="day-behind"),
+        tests=_CLOCK_TESTS, why=_ONLY_CLOCKS, is_guest=True, needs=".cache/.vm-packages",
+    ),
+    Circumstance(
+        "leap", "a leap second, then 29 February",
+        partial(wrappers.clock_of_guest, change="leap"),
+        tests=_CLOCK_TESTS, why=_ONLY_CLOCKS, is_guest=True, needs=".cache/.vm-packages",
+    ),
+    Circumstance(
+        "timezone", "12:45 hours ahead of UTC", partial(wrappers.timezone, rule=_CHATHAM)
+    ),
+    Circumstance("hostname", "a name of 63 letters", wrappers.hostname),
+    Circumstance("tmpfs", "TMPDIR in memory", wrappers.tmpfs),
+    Circumstance("overlay", "TMPDIR on an overlay", wrappers.overlay),
+    Circumstance("long-tmpdir", "TMPDIR with a path of 90 letters", wrappers.long_tmpdir),
+    Circumstance("no-home", "HOME unset", wrappers.no_home),
+    Circumstance("one-cpu", "one processor", wrappers.one_processor),
+    Circumstance("nofile", "1,024 open files", partial(wrappers.few_files, limit=1024)),
+    Circumstance(
+        "cgroup-v1", "cgroups of version 1 under systemd",
+        partial(wrappers.in_guest, options=("--guest=debian-12", "--cgroups=1")),
+        tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=".cache/.vm-packages",
+    ),
+    Circumstance(
+        "cgroup-v2", "cgroups of version 2 under systemd",
+        partial(wrappers.in_guest, options=("--guest=debian-12", "--cgroups=2")),
+        tests=_CGROUP_TESTS, why=_ONLY_CGROUPS, is_guest=True, needs=".cache/.vm-packages",
+    ),
+    Circumstance("installed", "the product installed and in use", wrappers.installed),
+    Circumstance(
+        "umask", "umask 077 from the clone on, on a bare Debian 12",
+        partial(wrappers.in_root, release="bookworm", umask="077"), needs=".cache/.vm-packages",
+    ),
+    Circumstance(
+        "bare-12", "a Debian 12 with git, make and python3, and a clone",
+        partial(wrappers.in_root, release="bookworm"), needs=".cache/.vm-packages",
+    ),
+    Circumstance(
+        "bare-13", "a Debian 13 with git, make and python3, and a clone",
+        partial(wrappers.in_root, release="trixie"), needs=".cache/.vm-packages",
+    ),
+)  # fmt: skip
+"""All of them, in the order in which they run."""

@@ -1,0 +1,116 @@
+"""``python -m tests.anywhere.installed -- COMMAND…``: run a command beside an installed product.
+
+In the mount namespace that it is started in, the directories that an installation changes become
+this process's own: the tree below /opt with its links, the configuration of the shim and of
+containerd, which has a handler for it. That containerd runs, at its usual place, and so does a
+container with GPUs. When the command has ended, they end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from typing import Final
+
+from integration.simulated import Scenario, SimulatedNode
+from integration.traces import forget
+from shim import syscalls
+from tests.harness.dist import built
+from tests.tools.images import BUSYBOX, busybox, write_archive
+
+# What is changed: seen through an overlay; and what is empty at first.
+_CHANGED: Final = ("/etc", "/opt", "/usr/local", "/var/lib")
+# An overlay cannot have roots of containers on it.
+_EMPTY: Final = ("/run/containerd", "/var/lib/containerd")
+_SETTINGS: Final = "/etc/containerd-shim-nvidia/config.toml"
+_RUNTIME: Final = "io.containerd.nvidia.v1"
+_NAMESPACE: Final = "in-use"
+_NAME: Final = "trained"
+_START_TIMEOUT: Final = 60.0
+
+
+def main() -> int:
+    """Install, start what uses it, run the command, and end what was started.
+
+    Returns:
+        The command's exit status.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.anywhere.installed", description=__doc__)
+    parser.add_argument("command", nargs="+")
+    asked = parser.parse_args()
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="in-use-"))
+        stack.callback(_unmount, _cover(directory))
+        node = SimulatedNode.create(f"{directory}/node", Scenario.load("two"))
+        stack.enter_context(node)
+        os.makedirs(os.path.dirname(_SETTINGS), exist_ok=True)
+        shutil.copyfile(node.config_path, _SETTINGS)
+        subprocess.run([f"{built().path}/bin/nvshim", "install"], check=True)
+        subprocess.run(["nvshim", "configure", "containerd"], check=True)
+        log = stack.enter_context(open(f"{directory}/containerd.log", "wb"))
+        containerd = subprocess.Popen(["containerd"], stdout=log, stderr=log)
+        stack.callback(forget, _NAMESPACE)
+        stack.callback(_end, containerd)
+        _use(directory)
+        stack.callback(_ctr, "tasks", "delete", "--force", _NAME)
+        code = subprocess.run(asked.command, check=False).returncode
+        if "RUNNING" not in _ctr("tasks", "ls"):
+            sys.stderr.write("the container that was in use has ended meanwhile\n")
+            return 1
+    return code
+
+
+def _cover(directory: str) -> list[str]:
+    """Let this mount namespace have its own of what is changed; returns where."""
+    upper = f"{directory}/changed"
+    os.mkdir(upper)
+    syscalls.mount("tmpfs", upper, "tmpfs", 0, "mode=755")
+    for path in _CHANGED:
+        layers = {name: f"{upper}/{name}{path}" for name in ("upper", "work")}
+        for each in layers.values():
+            os.makedirs(each)
+        options = f"lowerdir={path},upperdir={layers['upper']},workdir={layers['work']}"
+        syscalls.mount("overlay", path, "overlay", 0, options)
+    for path in _EMPTY:
+        os.makedirs(path, exist_ok=True)
+        syscalls.mount("tmpfs", path, "tmpfs", 0, "mode=711")
+    return [*_EMPTY, *_CHANGED, upper]
+
+
+def _unmount(paths: list[str]) -> None:
+    for path in paths:
+        syscalls.umount(path, syscalls.MNT_DETACH)
+
+
+def _use(directory: str) -> None:
+    """Wait for containerd, and start a container with GPUs."""
+    deadline = time.monotonic() + _START_TIMEOUT
+    while subprocess.run(["ctr", "version"], capture_output=True, check=False).returncode:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"containerd does not answer; see {directory}/containerd.log")
+        time.sleep(0.1)
+    _ctr("images", "import", write_archive(f"{directory}/images.tar", [busybox()]))
+    _ctr(
+        "run", "--detach", "--runtime", _RUNTIME, "--env", "NVIDIA_VISIBLE_DEVICES=all",
+        BUSYBOX, _NAME, "sleep", "1000000",
+    )  # fmt: skip
+
+
+def _ctr(*words: str) -> str:
+    argv = ["ctr", "--namespace", _NAMESPACE, *words]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""``python -m tests.anywhere.root RELEASE -- COMMAND…``: a clone on a Debian with nothing else.
+
+mmdebstrap installs the release with what the README names, git clones the checkout into it, and the
+command runs in the clone. The machine's configuration of apt and pip comes along, with the files
+that it names, since a machine without its mirrors and keys reaches nothing. No host is named here.
+
+The root has mount, UTS and IPC namespaces of its own, a /run and a /tmp of its own, and this
+machine's kernel, /dev, cgroups and network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from api.errors import NvshimError
+from integration.simulated.packages import locked
+from shim import syscalls
+from tests.anywhere import KEPT
+from tests.tools import REPOSITORY
+from tests.tools.vm.guest import install
+
+RELEASES: Final = ("bookworm", "trixie")
+
+NAMED: Final = ("git", "make", "python3")
+"""What the README says that a machine needs."""
+
+_CLONE: Final = "/root/containerd-shim-nvidia"
+_CONFIGURATION: Final = (
+    "/etc/pip.conf", "/etc/xdg/pip", "~/.config/pip", "~/.pip",
+    "/etc/apt/auth.conf", "/etc/apt/auth.conf.d", "/etc/resolv.conf",
+    # What update-ca-certificates has of the machine's own, if it runs again.
+    "/usr/local/share/ca-certificates",
+)  # fmt: skip
+# The sources and the proxies of apt, which mmdebstrap has written into the root.
+_APT: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*", "/etc/apt/apt.conf.d/*")
+# What pip, git and TLS libraries go by: mirrors, proxies, certificates.
+_VARIABLE: Final = re.compile(r"(?i)PIP_\w+|\w+_proxy|SSL_CERT_\w+|GIT_SSL_\w+|REQUESTS_CA_BUNDLE")
+_PATH: Final = re.compile(r"(?:(?<=[\s=\"':,])|^|(?<=file://))/(?!/)[\w./+@-]+", re.MULTILINE)
+
+
+def paths_in(text: str) -> list[str]:
+    """The absolute paths that a configuration names; those of addresses are none, but of files."""
+    return list(dict.fromkeys(match.rstrip("/.") for match in _PATH.findall(text)))
+
+
+def main() -> int:
+    """Make the root, and run the command in it.
+
+    Returns:
+        The command's exit status; 1 with one line on stderr if the root could not be made.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.anywhere.root", description=__doc__)
+    parser.add_argument("release", choices=RELEASES)
+    parser.add_argument("--umask", default="022", help="of the clone, and of the command (022)")
+    parser.add_argument("command", nargs="+")
+    asked = parser.parse_args()
+    os.makedirs(KEPT, exist_ok=True)
+    with locked(KEPT):  # one root at a time
+        return _run(asked.release, asked.command, int(asked.umask, 8))
+
+
+def _run(release: str, command: list[str], umask: int) -> int:
+    root = os.path.join(KEPT, f"root-{release}")
+    shutil.rmtree(root, ignore_errors=True)
+    try:
+        install(release, NAMED, root)
+    except NvshimError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    bound = list(_carry(root))
+    os.umask(umask)
+    argv = ["git", "clone", "--quiet", f"file://{REPOSITORY}", root + _CLONE]
+    subprocess.run(argv, check=True)
+    # By its child, so that all that is mounted goes with that.
+    if (child := os.fork()) == 0:
+        _enter(root, bound)
+        os.execvpe(command[0], command, _environment())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 0:
+        shutil.rmtree(root, ignore_errors=True)
+    return code if code >= 0 else 128 - code
+
+
+def _carry(root: str) -> Iterator[str]:
+    """Copy the machine's configuration, and what it names; yields directories to be bound."""
+    texts = [value for name, value in os.environ.items() if _VARIABLE.fullmatch(name)]
+    for path in map(os.path.expanduser, _CONFIGURATION):
+        for file in _files_of(path):
+            _copy(file, root)
+            texts.append(_read(file))
+    for pattern in _APT:
+        texts += map(_read, glob.glob(root + pattern))
+    for each in paths_in("\n".join(texts)):
+        # An index of pip names files that lie beside it (PEP 503).
+        path = each.removesuffix("/simple")
+        if os.path.lexists(root + path):
+            continue
+        if os.path.isfile(path):
+            _copy(path, root)
+        elif os.path.isdir(path):
+            os.makedirs(root + path)
+            yield path
+
+
+def _files_of(path: str) -> Iterable[str]:
+    if os.path.isfile(path):
+        return [path]
+    return [os.path.join(where, name) for where, _, names in os.walk(path) for name in names]
+
+
+def _copy(path: str, root: str) -> None:
+    os.makedirs(os.path.dirname(root + path), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(root + path)
+    shutil.copyfile(path, root + path)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _environment() -> dict[str, str]:
+    carried = {name: value for name, value in os.environ.items() if _VARIABLE.fullmatch(name)}
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return {**carried, "HOME": "/root", "LANG": "C.UTF-8", "PATH": path}
+
+
+def _enter(root: str, bound: Iterable[str]) -> None:
+    """Make a directory this process's root, with the kernel's file systems in it."""
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    tree = syscalls.MS_BIND | syscalls.MS_REC
+    syscalls.mount(root, root, "", syscalls.MS_BIND)
+    for path in ("/dev", "/sys"):
+        syscalls.mount(path, root + path, "", tree)
+    syscalls.mount("proc", f"{root}/proc", "proc", 0)
+    syscalls.mount("tmpfs", f"{root}/run", "tmpfs", 0, "mode=755")
+    for path in bound:
+        syscalls.mount(path, root + path, "", tree)
+        syscalls.mount("none", root + path, "", tree | syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
+    os.chdir(root)
+    syscalls.pivot_root_here()
+    os.chdir(_CLONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

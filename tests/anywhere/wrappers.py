@@ -1,0 +1,130 @@
+"""How a command is run in a circumstance: the words that come before it.
+
+Each function is given a directory of its own, for the files that it needs.
+
+Source: unshare(1), time_namespaces(7), prlimit(1), taskset(1); tmpfs(5), overlayfs.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+TIME_NAMESPACE: Final = "/proc/self/ns/time"
+"""Exists where the kernel has time namespaces."""
+
+_OFFSETS: Final = "/proc/self/timens_offsets"
+_CLOCKS: Final = {"monotonic": time.CLOCK_MONOTONIC, "boottime": time.CLOCK_BOOTTIME}
+
+# The longest name that the kernel takes (HOST_NAME_MAX is 64) and DNS, too.
+_HOSTNAME: Final = ("node-" * 13)[:62] + "x"
+_LONG: Final = 90  # letters of a path: 17 are left for the address of a socket in it
+
+# The directory is $0. What is mounted goes with the mount namespace.
+_IN_TMPDIR: Final = 'chmod 1777 "$0" && export TMPDIR="$0" && exec "$@"'
+_TMPFS: Final = f'mount -t tmpfs tmpfs "$0" && {_IN_TMPDIR}'
+_OVERLAY: Final = (
+    'mkdir -p "$0.lower" "$0.upper" "$0.work" && '
+    'mount -t overlay overlay -o "lowerdir=$0.lower,upperdir=$0.upper,workdir=$0.work" "$0" && '
+    f"{_IN_TMPDIR}"
+)
+
+
+def uptime(_: str, seconds: int) -> list[str]:
+    """Run where the machine was booted some seconds ago: a time namespace.
+
+    The log of the kernel (/dev/kmsg) keeps the machine's own clock.
+    """
+    with open(_OFFSETS, encoding="ascii") as file:
+        # "monotonic  SECONDS  NANOSECONDS": of the first namespace, to which new ones refer.
+        ours = {words[0]: int(words[1]) for words in map(str.split, file)}
+    offsets = [
+        f"--{name}={seconds - int(time.clock_gettime(clock)) + ours[name]}"
+        for name, clock in _CLOCKS.items()
+    ]
+    return ["unshare", "--time", *offsets, "--fork", "--kill-child", "--"]
+
+
+def hostname(_: str) -> list[str]:
+    """Run where the machine has the longest name that it can have."""
+    script = f'printf %s {_HOSTNAME} >/proc/sys/kernel/hostname && exec "$@"'
+    return ["unshare", "--uts", "sh", "-c", script, "sh"]
+
+
+def tmpfs(directory: str) -> list[str]:
+    """Run with TMPDIR in memory."""
+    return ["unshare", "--mount", "sh", "-c", _TMPFS, _made(directory, "t")]
+
+
+def overlay(directory: str) -> list[str]:
+    """Run with TMPDIR on an overlay, as in a container."""
+    return ["unshare", "--mount", "sh", "-c", _OVERLAY, _made(directory, "t")]
+
+
+def long_tmpdir(directory: str) -> list[str]:
+    """Run with TMPDIR in a directory whose path leaves a socket's address little room."""
+    name = "a-directory-with-a-long-name-" * 3
+    path = _made(directory, name[: _LONG - len(directory) - 1])
+    return ["sh", "-c", _IN_TMPDIR, path]
+
+
+def no_home(_: str) -> list[str]:
+    """Run without the variable HOME, as a service does."""
+    return ["env", "--unset=HOME"]
+
+
+def timezone(_: str, rule: str) -> list[str]:
+    """Run in another time zone.
+
+    Args:
+        rule: in POSIX's form, which needs no data of zones.
+    """
+    return ["env", f"TZ={rule}"]
+
+
+def one_processor(_: str) -> list[str]:
+    """Run on one processor of those that we may use."""
+    return ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
+
+
+def few_files(_: str, limit: int) -> list[str]:
+    """Run with a soft limit of open files; the hard one stays."""
+    return ["prlimit", f"--nofile={limit}:"]
+
+
+def installed(_: str) -> list[str]:
+    """Run where the product is installed and in use."""
+    return ["unshare", "--mount", sys.executable, "-m", "tests.anywhere.installed", "--"]
+
+
+def in_root(_: str, release: str, umask: str = "022") -> list[str]:
+    """Run in a clone, on a Debian that has only what the README names."""
+    return [sys.executable, "-m", "tests.anywhere.root", release, f"--umask={umask}", "--"]
+
+
+def in_guest(_: str, options: Sequence[str]) -> list[str]:
+    """Run in a virtual machine.
+
+    Args:
+        options: of tests.tools.vm.
+    """
+    return ["nice", sys.executable, "-m", "tests.tools.vm", *options, "--"]
+
+
+def clock_of_guest(directory: str, change: str) -> list[str]:
+    """Run in a virtual machine whose clock is changed first.
+
+    Args:
+        change: as :mod:`tests.anywhere.clock` has it.
+    """
+    change_it = ["python3", "-m", "tests.anywhere.clock", change]
+    return [*in_guest(directory, ["--guest=debian-12"]), *change_it]
+
+
+def _made(directory: str, name: str) -> str:
+    path = os.path.join(directory, name)
+    os.makedirs(path, exist_ok=True)
+    return path

@@ -1,0 +1,56 @@
+"""Where tests have their temporary directories."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shim import syscalls
+from tests.harness.temporary import usable_tmpdir
+
+
+@pytest.fixture(autouse=True)
+def _own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TMPDIR is this test's to change."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/tmp")
+
+
+def test_a_directory_in_which_tests_can_run_stays() -> None:
+    with usable_tmpdir() as why:
+        assert why == ""
+        assert os.environ["TMPDIR"] == tempfile.gettempdir() == "/tmp"
+
+
+def test_one_with_a_long_name_is_exchanged_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with usable_tmpdir() as why:
+        assert str(tmp_path) in why
+        assert os.environ["TMPDIR"] == tempfile.gettempdir() == "/tmp"
+    assert os.environ["TMPDIR"] == tempfile.gettempdir() == str(tmp_path)
+
+
+def test_one_on_an_overlay_is_exchanged_for_memory_which_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="o-", dir="/tmp") as directory:
+        for name in ("l", "u", "w", "t"):
+            os.mkdir(f"{directory}/{name}")
+        layers = f"lowerdir={directory}/l,upperdir={directory}/u,workdir={directory}/w"
+        syscalls.mount("overlay", f"{directory}/t", "overlay", 0, layers)
+        try:
+            monkeypatch.setenv("TMPDIR", f"{directory}/t")
+            tempfile.tempdir = None
+            with usable_tmpdir() as why:
+                memory = tempfile.gettempdir()
+                assert f"{directory}/t" in why
+                assert os.path.ismount(memory)
+            assert not os.path.exists(memory)
+            assert os.environ["TMPDIR"] == f"{directory}/t"
+        finally:
+            syscalls.umount(f"{directory}/t", syscalls.MNT_DETACH)
