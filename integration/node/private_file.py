@@ -9,12 +9,15 @@ exit_group(2) end it at once, and the kernel closes its file. The other threads 
 program's code by then: the kernel has sent SIGKILL to all of them first, and one that still waits
 in the kernel dies before it returns to user space.
 
+The thread takes no signals: it has no descriptor by which a handler could wake the event loop.
+
 Source: unshare(2), CLONE_FILES; flock(2); signal(7); kernel/signal.c, zap_other_threads().
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -60,7 +63,11 @@ def keep_private(fd: int) -> Callable[[], None]:
         else:
             os.close(fd)
 
-    threading.Thread(target=keep, name="private-file", daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        threading.Thread(target=keep, name="private-file", daemon=True).start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     settled.wait()
     if moved:
         os.close(fd)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GPU: Final = "nvidia.com/gpu"
+MIG: Final = "nvidia.com/mig-1g.5gb"
 CUT: Final = {"index": 2, "mig": ["1g.5gb", "1g.5gb"]}
 VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
 
@@ -50,6 +51,15 @@ def fresh() -> Iterator[Place]:
     """A node that is the test's to change."""
     with node_of_three() as place:
         yield place
+
+
+def announce_parts(place: Place) -> None:
+    """Let the device plugin announce the MIG devices as well, as a resource of their own."""
+    place.agent.configure(
+        flags={"migStrategy": "mixed", "plugin": {"deviceListStrategy": ["envvar"]}}
+    )
+    place.plugins.wait_for(GPU, 2)
+    place.plugins.wait_for(MIG, 2)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +143,7 @@ def test_a_resource_is_not_served_by_claims_and_by_the_device_plugin(
     made = {"annotations": {"resource.kubernetes.io/extended-resource-claim": "true"}}
     fresh.cluster.device_class("ours", extendedResourceName=GPU)
     fresh.cluster.device_class("implicit")
-    fresh.plugins.wait_for(GPU, 3)
+    fresh.plugins.wait_for(GPU, 2)
     claim = fresh.claim("asked-for", fresh.gpus[0], classes=["ours"], **made)
     error = fresh.refusal(claim)
     assert "NVSHIM-E2796" in error
@@ -212,7 +222,7 @@ def test_two_calls_at_once_for_one_device_give_it_once(place: Place) -> None:
 
 # What the plugin has answered stays given for a while.
 def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(fresh: Place) -> None:
-    fresh.plugins.wait_for(GPU, 3)
+    announce_parts(fresh)
     claim = fresh.claim("one", fresh.gpus[0])
     fresh.have(claim)
     uuid = fresh.uuid(fresh.gpus[0])
@@ -221,19 +231,21 @@ def test_a_gpu_is_given_by_the_device_plugin_or_by_a_claim(fresh: Place) -> None
         fresh.plugins.plugins[GPU].allocate(uuid)
     with open(f"{fresh.node.state}/node.json", encoding="utf-8") as file:
         told = json.load(file)["resources"][GPU]
-    assert told == {"devices": 3, "healthy": 3}, "the device itself is well"
-    # The GPU that is cut into parts, which is a GPU for this plugin.
+    assert told == {"devices": 2, "healthy": 2}, "the device itself is well"
     part = fresh.claim("part", fresh.parts[0])
     fresh.have(part)
-    whole = fresh.node.scenario.gpus[2].uuid
+    uuid = fresh.uuid(fresh.parts[0])
+    eventually(lambda: uuid not in fresh.plugins.healthy(MIG), "the plugin does not offer it")
     with pytest.raises(grpc.RpcError, match="NVSHIM-E2774"):
-        fresh.plugins.plugins[GPU].allocate(whole)
+        fresh.plugins.plugins[MIG].allocate(uuid)
     fresh.driver.unprepare(part)
     fresh.driver.unprepare(claim)
-    eventually(lambda: len(fresh.plugins.healthy(GPU)) == 3, "it is offered again")
+    eventually(lambda: len(fresh.plugins.healthy(GPU)) == 2, "it is offered again")
+    eventually(lambda: len(fresh.plugins.healthy(MIG)) == 2, "the part is offered again")
 
     # The other way round.
-    fresh.plugins.allocate(GPU, 3, pod="plain")
+    fresh.plugins.allocate(GPU, 2, pod="plain")
+    fresh.plugins.allocate(MIG, 2, pod="cut")
     fresh.published(0)
     error = fresh.refusal(claim)
     assert "NVSHIM-E2774" in error
@@ -330,8 +342,9 @@ def test_a_conflict_is_no_fault(fresh: Place) -> None:
         return None
 
     fresh.cluster.refuse = once
-    fresh.plugins.wait_for(GPU, 3)
-    fresh.plugins.allocate(GPU, 3, pod="plain")  # so that all is to be taken back
+    announce_parts(fresh)
+    fresh.plugins.allocate(GPU, 2, pod="plain")  # so that all is to be taken back
+    fresh.plugins.allocate(MIG, 2, pod="cut")
     fresh.published(0)
     assert refused
     assert not fresh.agent.said("NVSHIM-E2771")

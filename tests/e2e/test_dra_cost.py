@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _GPUS, _PARTS = 8, 7
+_RESOURCE: Final = "nvidia.com/mig-1g.5gb"
 _CLAIMS: Final = 100
 _MOST_MEMORY: Final = 15 * 1024  # KiB
 
@@ -52,7 +53,8 @@ def test_many_claims_take_little_memory_one_connection_and_few_lists(
     place: Place, flags: tuple[str, ...]
 ) -> None:
     if not flags:
-        place.plugins.wait_for("nvidia.com/gpu", _GPUS)
+        place.agent.configure(flags={"migStrategy": "mixed"})
+        place.plugins.wait_for(_RESOURCE, _GPUS * _PARTS)
     told, path = lists(place), str(place.plugins.pod_resources)
     claims = [place.claim(f"claim-{n}", place.parts[n % len(place.parts)]) for n in range(_CLAIMS)]
     connections = set()
@@ -73,7 +75,7 @@ def test_many_claims_take_little_memory_one_connection_and_few_lists(
     with place.new_agent(*flags, dra=False) as agent:
         eventually(lambda: connections_to(path), "it keeps its ledger")
         if not flags:
-            place.plugins.wait_for("nvidia.com/gpu", _GPUS)
+            place.plugins.wait_for(_RESOURCE, _GPUS * _PARTS)
         lacking = rss_and_pss(agent.pid)
     more = [one - other for one, other in zip(having, lacking, strict=True)]
     assert max(more) <= _MOST_MEMORY, more

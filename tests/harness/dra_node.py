@@ -103,8 +103,9 @@ class Place:
         assert self.driver.unprepare(*claims) == dict.fromkeys((uid for _, uid, _ in claims), "")
 
     def uuid(self, name: str) -> str:
-        """The UUID of a whole GPU."""
-        return f"GPU-{name.removeprefix('gpu-')}"
+        """The UUID of a device."""
+        kind, _, rest = name.partition("-")
+        return f"{kind.upper()}-{rest}"
 
     def drain(self, *names: str) -> None:
         """Take GPUs out of service."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Generic, TypeVar
 
+from tests.harness.own_process import outliving
+
 __all__ = ["Kept"]
 
 T = TypeVar("T")
@@ -31,7 +33,8 @@ class Kept(Generic[T]):
     def lent(self) -> Iterator[T]:
         """Lend it to a test; it is made for the first one."""
         if not self._made:
-            self._made.append(self._stack.enter_context(self._make()))
+            with outliving(serves=True):
+                self._made.append(self._stack.enter_context(self._make()))
         (it,) = self._made
         try:
             yield it
@@ -43,4 +46,5 @@ class Kept(Generic[T]):
     def close(self) -> None:
         """Remove it."""
         self._made.clear()
-        self._stack.close()
+        with outliving():
+            self._stack.close()

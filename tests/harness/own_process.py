@@ -9,6 +9,9 @@ A test that has to change its process does it in a child, with ``monkeypatch`` o
 :func:`restored`. Fixtures of modules and sessions are made before the first look and removed after
 the last. What outlives a test for another reason is made within :func:`outliving`.
 
+A server that a module's tests share answers other processes whenever these like, in threads and by
+descriptors that come and go. While one runs, threads, descriptors and children are not compared.
+
 Source: proc_pid_status(5), prctl(2).
 """
 
@@ -265,6 +268,11 @@ _ASPECTS: Final = (
 )
 
 
+_OF_SERVERS: Final = frozenset({"child", "thread", "descriptor"})
+
+# The threads of servers that several tests share.
+_servers: Final[set[threading.Thread]] = set()
+
 # What the last test has left, unless somebody else may have changed it since.
 _known: State = {}
 
@@ -297,7 +305,11 @@ class Guard:
     def differences(self) -> list[str]:
         """What differs now, a line each. It is put back where that is possible."""
         lines = []
+        left_out = _OF_SERVERS if any(each.is_alive() for each in _servers) else frozenset[str]()
         for aspect in _ASPECTS:
+            if aspect.name in left_out:
+                _known.pop(aspect.name, None)
+                continue
             before, after = self._before[aspect.name], aspect.look()
             if before != after:
                 lines += _check(aspect, before, after)
@@ -407,14 +419,19 @@ def guarded() -> Iterator[Guard]:
 
 
 @contextmanager
-def outliving() -> Iterator[None]:
-    """Make what outlives the test that needs it first."""
-    guard = _guard
-    if guard is None:
-        yield
-        return
-    before = {aspect.name: aspect.look() for aspect in _ASPECTS}
+def outliving(*, serves: bool = False) -> Iterator[None]:
+    """Make what outlives the test that needs it first.
+
+    Args:
+        serves: whether the threads that it starts are a server's, for other processes.
+    """
+    guard, threads = _guard, set(threading.enumerate()) if serves else set()
+    before = {} if guard is None else {aspect.name: aspect.look() for aspect in _ASPECTS}
     try:
         yield
     finally:
-        guard.accept(before, {aspect.name: aspect.look() for aspect in _ASPECTS})
+        if serves:
+            _servers.intersection_update(threading.enumerate())
+            _servers.update(set(threading.enumerate()) - threads)
+        if guard is not None:
+            guard.accept(before, {aspect.name: aspect.look() for aspect in _ASPECTS})

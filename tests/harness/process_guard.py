@@ -31,7 +31,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
     if fixturedef.scope == "function":
         return (yield)
     look_again()
-    with outliving():
+    with outliving(serves=fixturedef.scope != "session"):
         return (yield)
 
 

@@ -95,6 +95,20 @@ def test_innocent_of_a_daemon_that_it_starts_again():
     with outliving():
         left[-1] = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 
+@pytest.fixture(scope="class")
+def server():
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    yield
+    end.set()
+    thread.join()
+    end.clear()
+
+class TestServed:
+    def test_innocent_of_what_a_shared_server_does(self, server):
+        threading.Thread(target=end.wait).start()
+        left.append(os.dup(0))
+
 def test_innocent_of_what_is_restored():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with restored():

@@ -171,6 +171,34 @@ def test_the_lock_is_let_go_at_the_end_and_no_other_descriptor_is_closed(config:
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+# Every other thread blocks the signal, so the kernel gives it to the one with the lock, if that one
+# takes signals. asyncio is woken by a descriptor.
+HEARING: Final = """if True:
+    import asyncio, os, signal, sys
+    from hooks.config import Config
+    from integration.node.lock import NodeLock
+
+    async def main():
+        heard = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        await asyncio.wait_for(heard.wait(), 10)
+
+    with NodeLock(Config(state=sys.argv[1])) as lock:
+        assert lock.take()
+        asyncio.run(main())
+"""
+
+
+def test_no_signal_is_lost_to_the_thread_that_holds_the_lock(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", HEARING, str(tmp_path / "state")]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_where_a_thread_may_not_have_descriptors_of_its_own_the_process_has_the_lock(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
