@@ -316,4 +316,5 @@ def _cgroups_of(container_id: str) -> list[str]:
     found = glob.glob(f"/sys/fs/cgroup/*{CGROUP}/{container_id}")
     found += glob.glob(f"/sys/fs/cgroup{CGROUP}/{container_id}")
     assert found
-    return found
+    # Each once: systemd has cpu and cpuacct as links to one hierarchy.
+    return sorted(set(map(os.path.realpath, found)))

@@ -73,9 +73,11 @@ def fetch(
                 apt = Apt.prepare(into, sources, wanted)
                 known = list(dict.fromkeys((*wanted, *sorted(apt.resolve(wanted, *_INSTALL)))))
         found = packages.fetch(known, into, sources=sources, say=say)
-        if dependencies:
+        said = "\n".join((question, *known)) + "\n"
+        # A cache that has everything may be read-only, as in a virtual machine.
+        if dependencies and read(note) != said:
             with open(note, "w", encoding="utf-8") as file:
-                file.write("\n".join((question, *known)) + "\n")
+                file.write(said)
     return found
 
 

@@ -27,9 +27,11 @@ _MEMORY_MIB: Final = 1024
 # Never "kvm": where it starts, it may hang (a nested machine); and times would not compare.
 _ACCELERATOR: Final = "tcg,thread=multi,tb-size=512"
 
+# With version 1, nothing of version 2 beside it, where crun 1.8 makes no cgroup.
 _COMMAND_LINE: Final = (
     "console=ttyS0 quiet panic=-1 root=/dev/vda rootfstype=ext4 rw fsck.mode=skip"
-    " systemd.unified_cgroup_hierarchy={unified} systemd.show_status=0 mitigations=off"
+    " systemd.unified_cgroup_hierarchy={unified} systemd.legacy_systemd_cgroup_controller=1"
+    " systemd.show_status=0 mitigations=off"
     f" random.trust_cpu=on net.ifnames=0 audit=0 systemd.unit={TARGET}"
 )
 
