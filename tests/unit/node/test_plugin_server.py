@@ -154,25 +154,26 @@ async def test_a_server_that_has_crashed_or_lost_its_socket_is_begun_again(
         made.append(make())
         return made[-1]
 
-    async def until_registered(times: int) -> None:
+    async def until_registered(times: int, most: int) -> None:
         # The kubelet listens to the plugin before its answer to Register has come to us, and what
         # loses its socket before has not been registered.
         registered = world.counters.registrations
-        await world.until(lambda: registered.get((GPU, OK)) == times, resource("a"))
+        await world.until(lambda: registered.get((GPU, OK), 0) >= times, resource("a"))
         await world.until(lambda: kubelet.healthy(GPU), resource("a"))
-        assert len(kubelet.registrations) == times
+        assert times <= len(kubelet.registrations) <= most
 
     monkeypatch.setattr(grpc.aio, "server", remember)
-    await until_registered(1)
+    await until_registered(1, 1)
     first = kubelet.plugins[GPU]
     os.unlink(f"{kubelet.directory}/nvidia-gpu.sock")
-    await until_registered(2)
+    await until_registered(2, 2)
     second = kubelet.plugins[GPU]
     assert second is not first
     await made[-1].stop(0)  # as if by itself
     await world.until(lambda: "NVSHIM-E2714" in world.faults.get(GPU, ""), resource("a"))
-    await until_registered(3)
-    assert kubelet.plugins[GPU] is not second
+    # Once more if its watcher was gone before it was known that the server has ended.
+    await until_registered(3, 4)
+    await world.until(lambda: kubelet.plugins[GPU] is not second, resource("a"))
     assert world.faults[GPU] == ""
 
 
