@@ -7,7 +7,7 @@ BINDIR  ?= /usr/local/bin
 
 # What the demo and the tests run for real, from Debian.
 PACKAGES := binutils busybox-static containerd containernetworking-plugins criu crun gcc iproute2 iptables \
-            libc6-dev patchelf procps python3-venv runc strace zstd
+            libc6-dev openssh-client patchelf procps python3-venv runc strace zstd
 
 # What virtual machines are made and run with, and what runs in them: that which depends on
 # version 2 of cgroups and on systemd.

@@ -4,8 +4,9 @@ mmdebstrap installs the release with what the README names, git clones the check
 command runs in the clone. The machine's configuration of apt and pip comes along, with the files
 that it names, since a machine without its mirrors and keys reaches nothing. No host is named here.
 
-The root has mount, UTS and IPC namespaces of its own, a /run and a /tmp of its own, and this
-machine's kernel, /dev, cgroups and network.
+The root has mount, UTS, IPC and PID namespaces of its own, a /run and a /tmp of its own, and this
+machine's kernel, /dev, cgroups and network. As on a machine, its first process has the same mounts
+as all others and reaps orphans, and its mounts are shared.
 """
 
 from __future__ import annotations
@@ -82,11 +83,28 @@ def _run(release: str, command: list[str], umask: int) -> int:
     subprocess.run(argv, check=True)
     # By its child, so that all that is mounted goes with that.
     if (child := os.fork()) == 0:
-        _enter(root, bound)
-        os.execvpe(command[0], command, _environment())
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        if (first := os.fork()) == 0:
+            _enter(root, bound)
+            os._exit(_be_first(command))
+        os._exit(_status(os.waitpid(first, 0)[1]))
+    code = _status(os.waitpid(child, 0)[1])
     if code == 0:
         shutil.rmtree(root, ignore_errors=True)
+    return code
+
+
+def _be_first(command: list[str]) -> int:
+    """Be the first process: run the command, and reap orphans until that has ended."""
+    child = os.posix_spawnp(command[0], command, _environment())
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return _status(status)
+
+
+def _status(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
@@ -150,6 +168,7 @@ def _enter(root: str, bound: Iterable[str]) -> None:
         syscalls.mount("none", root + path, "", tree | syscalls.MS_REMOUNT | syscalls.MS_RDONLY)
     os.chdir(root)
     syscalls.pivot_root_here()
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_SHARED)
     os.chdir(_CLONE)
 
 
