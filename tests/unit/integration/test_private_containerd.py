@@ -91,7 +91,7 @@ def test_a_user_of_a_container_gets_into_its_root_whatever_our_umask(tmp_path: P
             containerd.ctr("images", "import", archive)
             containerd.ctr("run", "--detach", *RUN[2:], BUSYBOX, "one", "sleep", "1000")
             words = ("tasks", "exec", "--exec-id", "two", "--user", "1000", "one")
-            assert containerd.ctr(*words, "sh", "-c", "readlink /bin").stdout == "usr/bin\n"
+            assert containerd.ctr(*words, "sh", "-c", "test -L /bin", check=False).code == 0
     finally:
         os.umask(before)
 
@@ -122,7 +122,9 @@ def test_a_container_runs_where_the_temporary_directory_is_on_an_overlay(
                 assert containerd.directory.startswith(f"{directory}/t/")
                 archive = write_archive(str(tmp_path / "images.tar"), [busybox()])
                 containerd.ctr("images", "import", archive)
-                assert containerd.ctr(*RUN, BUSYBOX, "one", "echo", "here").stdout == "here\n"
+                # Its exit code: of a short output this containerd may lose the end.
+                words = (*RUN, BUSYBOX, "one", "sh", "-c", "exit 7")
+                assert containerd.ctr(*words, check=False).code == 7
         finally:
             monkeypatch.undo()
             syscalls.umount(f"{directory}/t", syscalls.MNT_DETACH)
