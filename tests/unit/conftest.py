@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.unit.hooks.fake_node import Elves, Node
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory with a path short enough for sockets; pytest's own grow with each session."""
+    with tempfile.TemporaryDirectory(prefix="nv") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(scope="session")

@@ -178,8 +178,8 @@ def test_clients_are_those_of_every_server(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(str(tmp_path / "mps"), "nvidia.com/gpu")
+def places(short_path: Path) -> Places:
+    return Places(str(short_path / "mps"), "nvidia.com/gpu")
 
 
 @pytest.fixture

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.unit.verbs.program import Program
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A directory with a path short enough for sockets; pytest's own are too long."""
-    with tempfile.TemporaryDirectory(prefix="nv") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture
