@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shim import bundle as bundle_files
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _DIRECTORY: Final = "nvidia-v1-deletes"
 _LONGEST: Final = 1 << 20
+# Seconds for one that has a note locked: containerd gives a `delete` five. It may hang for ever.
+_PATIENCE: Final = 6.0
+_PAUSE: Final = 0.01
 
 
 class Left(NamedTuple):
@@ -95,8 +99,9 @@ def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]
         The note, locked.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or another process has it locked for too long.
     """
+    deadline = time.monotonic() + _PATIENCE
     path = os.path.join(sockets, _DIRECTORY, name)
     content = {"holder": holder, "left": [_fields(each) for each in left]}
     while True:
@@ -117,6 +122,8 @@ def write(sockets: str, name: str, holder: tuple[int, int], left: Sequence[Left]
             os.close(fd)
             raise
         os.close(fd)
+        if time.monotonic() >= deadline:
+            raise BlockingIOError(path)
 
 
 def names(sockets: str) -> list[str]:
@@ -133,7 +140,7 @@ def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
     Args:
         sockets: the directory of sockets.
         name: the note's.
-        wait: whether to wait until a process that has it locked is done.
+        wait: whether to wait for a process that has it locked, some seconds.
 
     Returns:
         The note; None if there is none, another process has it, or it cannot be understood: then
@@ -163,10 +170,15 @@ def take(sockets: str, name: str, *, wait: bool = False) -> Note | None:
 
 def _lock(fd: int, path: str, *, wait: bool) -> bool:
     """Lock a note; False if it was removed meanwhile, or another process has it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
+    deadline = time.monotonic() + (_PATIENCE if wait else 0.0)
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE)
     status = os.fstat(fd)
     return identity_of(path) == (status.st_dev, status.st_ino)
 
