@@ -246,6 +246,20 @@ def test_a_note_that_cannot_be_understood_is_removed(
     assert _notes(program, bundle) == []
 
 
+def test_a_note_that_stays_locked_is_waited_for_some_seconds_and_not_for_ever(
+    program: Program, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "_PATIENCE", 0.05)
+    directory = sockets.prepare_directory()
+    name = sockets.name_of(program.address, "test", bundle.name)
+    held = unfinished.write(directory, name, (0, 0), [])
+    assert unfinished.take(directory, name, wait=True) is None
+    with pytest.raises(BlockingIOError):
+        unfinished.write(directory, name, (0, 0), [])
+    held.remove()
+    assert _notes(program, bundle) == []
+
+
 def _notes(program: Program, bundle: Path) -> list[str]:
     name = sockets.name_of(program.address, "test", bundle.name)
     return [n for n in unfinished.names(sockets.prepare_directory()) if n == name]
