@@ -71,7 +71,11 @@ class Plugin:
         self._channel = grpc.insecure_channel(
             f"unix:{path}", options=[("grpc.default_authority", "localhost")]
         )
-        grpc.channel_ready_future(self._channel).result(timeout=_DIAL)
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=_DIAL)
+        except grpc.FutureTimeoutError:
+            self._channel.close()
+            raise
         self._stream: Any = None
         self._thread = threading.Thread(target=self._watch, name=path, daemon=True)
 
@@ -313,9 +317,15 @@ class KubeletPlugins:
         life = self._life
         try:
             plugin = Plugin(request, path)
-            plugin.options()
         except grpc.FutureTimeoutError:
             context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin at {path}")
+        try:
+            plugin.options()
+        except grpc.RpcError as error:  # it has ended meanwhile
+            plugin.close()
+            context.abort(
+                grpc.StatusCode.UNKNOWN, f"failed to get device plugin options: {error.details()}"
+            )
         with self._registering:
             if life != self._life:
                 plugin.close()
