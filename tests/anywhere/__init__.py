@@ -2,6 +2,7 @@
 
     make test-anywhere                            # all, but for those that passed at this commit
     make test-anywhere ONLY=boot,umask            # some
+    make test-anywhere ONLY=uptime+tmpfs          # what holds at once, in one run
     make test-anywhere ONLY=boot ARGS=tests/unit  # a part of the suite in one
 
 ======================  ======================================================================
@@ -15,6 +16,7 @@
 Rules
 - Nothing of the machine changes: what is mounted, named or set goes with the namespace.
 - A row runs ``make demo`` and all of ``make test``, unless the table says why a part is enough.
+- NVSHIM_TEST_ORDER (the order of files) and WORKERS are passed on.
 - A row in which no test passed has failed.
 """
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, TextIO
 
 from tests.anywhere import KEPT
-from tests.anywhere.circumstances import CIRCUMSTANCES, Circumstance
+from tests.anywhere.circumstances import CIRCUMSTANCES, Circumstance, together
 from tests.tools import REPOSITORY
 
 _RESULTS: Final = os.path.join(KEPT, "results.json")
@@ -69,9 +69,8 @@ def table(results: list[Result]) -> str:
     """What a person reads at the end: what each run counted."""
     counts = f"{'passed':>7} {'failed':>7} {'skipped':>8} {'time':>7}"
     rows = [f"{'circumstance':12} {counts}  {'result':10} tests"]
-    known = {row.name: row for row in CIRCUMSTANCES}
     for result in results:
-        row = known[result.name]
+        row = together(result.name)
         outcome = "passed" if result.is_good else f"failed ({result.code})"
         part = result.asked or (f"a part: {row.why}" if row.why else "all")
         rows.append(
@@ -151,29 +150,25 @@ def _print(line: str) -> None:
     sys.stdout.flush()
 
 
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    known = [row.name for row in CIRCUMSTANCES]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not among {', '.join(known)}")
-    return names
+def _rows(text: str) -> list[Circumstance]:
+    try:
+        return [together(names) for names in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the circumstances, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.anywhere", description=__doc__)
     parser.add_argument(
-        "--only", type=_names, metavar="NAME,…",
-        help="some of: " + ", ".join(row.name for row in CIRCUMSTANCES),
+        "--only", type=_rows, metavar="NAME,NAME+NAME,…",
+        help="some, or several at once (+), of: " + ", ".join(row.name for row in CIRCUMSTANCES),
     )  # fmt: skip
     parser.add_argument("tests", nargs="*", help="paths of tests, in place of those of the table")
     asked = parser.parse_args(words)
     os.makedirs(KEPT, exist_ok=True)
     commit, earlier, results = _commit(), _earlier(), []
-    for row in CIRCUMSTANCES:
-        if asked.only and row.name not in asked.only:
-            continue
+    for row in asked.only or CIRCUMSTANCES:
         known = earlier.get(row.name)
         if not asked.only and known is not None and is_done(known, commit):
             _print(f"--- {row.name}: passed at this commit before")

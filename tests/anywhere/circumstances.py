@@ -113,3 +113,29 @@ CIRCUMSTANCES: Final = (
     ),
 )  # fmt: skip
 """All of them, in the order in which they run."""
+
+
+def together(names: str) -> Circumstance:
+    """Return the circumstance of a name, or of several that hold at once ("uptime+no-home").
+
+    Only rows that run everything, on this machine's own root, can hold at once.
+
+    Raises:
+        ValueError: one is not in the table, or cannot be joined with others.
+    """
+    known = {row.name: row for row in CIRCUMSTANCES}
+    words = names.split("+")
+    if unknown := [name for name in words if name not in known]:
+        msg = f"{', '.join(unknown)}: not among {', '.join(known)}"
+        raise ValueError(msg)
+    rows = [known[name] for name in words]
+    if len(rows) == 1:
+        return rows[0]
+    if alone := [row.name for row in rows if row.tests or row.needs]:
+        msg = f"{', '.join(alone)}: cannot be joined with others"
+        raise ValueError(msg)
+
+    def wrapper(directory: str) -> list[str]:
+        return [word for row in rows for word in row.wrapper(directory)]
+
+    return Circumstance(names, ", ".join(row.what for row in rows), wrapper)

@@ -45,6 +45,8 @@ _CONFIGURATION: Final = (
 _APT: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*", "/etc/apt/apt.conf.d/*")
 # What pip, git and TLS libraries go by: mirrors, proxies, certificates.
 _VARIABLE: Final = re.compile(r"(?i)PIP_\w+|\w+_proxy|SSL_CERT_\w+|GIT_SSL_\w+|REQUESTS_CA_BUNDLE")
+# What says how the tests run: WORKERS is in make's own.
+_HOW: Final = ("MAKEFLAGS", "NVSHIM_TEST_ORDER")
 _PATH: Final = re.compile(r"(?:(?<=[\s=\"':,])|^|(?<=file://))/(?!/)[\w./+@-]+", re.MULTILINE)
 
 
@@ -149,6 +151,7 @@ def _read(path: str) -> str:
 
 def _environment() -> dict[str, str]:
     carried = {name: value for name, value in os.environ.items() if _VARIABLE.fullmatch(name)}
+    carried |= {name: os.environ[name] for name in _HOW if name in os.environ}
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return {**carried, "HOME": "/root", "LANG": "C.UTF-8", "PATH": path}
 

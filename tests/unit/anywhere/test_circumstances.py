@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.anywhere import __main__ as anywhere
-from tests.anywhere import clock, root, wrappers
-from tests.anywhere.circumstances import CIRCUMSTANCES
+from tests.anywhere import circumstances, clock, root, wrappers
+from tests.anywhere.circumstances import CIRCUMSTANCES, together
 from tests.harness.launcher import REPOSITORY
 
 ROWS = {row.name: row for row in CIRCUMSTANCES}
@@ -143,6 +143,17 @@ def test_a_run_without_a_test_that_passed_has_failed() -> None:
     assert not anywhere.is_done(good, "d")
 
 
+def test_several_circumstances_hold_at_once(tmp_path: Path) -> None:
+    joined = together("hostname+no-home+nofile")
+    script = "uname -n; echo ${HOME-unset}; ulimit -Sn"
+    words = [*joined.wrapper(str(tmp_path)), "sh", "-c", script]
+    seen = subprocess.run(words, capture_output=True, check=True, text=True).stdout.split()
+    assert (len(seen[0]), *seen[1:]) == (63, "unset", "1024")
+    for name in ("bare-12", "leap"):
+        with pytest.raises(ValueError, match=f"^{name}: cannot be joined"):
+            together(f"hostname+{name}")
+
+
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where the runner keeps what came of a run."""
@@ -166,7 +177,8 @@ def test_what_passed_at_this_commit_is_not_run_again_unless_it_is_named(
         replace(ROWS["no-home"], name="good", wrapper=lambda _: ["good"]),
         replace(ROWS["no-home"], name="bad", wrapper=lambda _: ["bad"]),
     )
-    monkeypatch.setattr(anywhere, "CIRCUMSTANCES", rows)
+    for module in (anywhere, circumstances):
+        monkeypatch.setattr(module, "CIRCUMSTANCES", rows)
     monkeypatch.setattr(anywhere, "_show", show)
     assert anywhere.main([]) == 1
     assert anywhere.main([]) == 1
@@ -175,8 +187,10 @@ def test_what_passed_at_this_commit_is_not_run_again_unless_it_is_named(
     assert ran[-1] == "good"
     rows_of = [line.split()[:4] for line in capsys.readouterr().out.splitlines()]
     assert ["bad", "1", "1", "0"] in rows_of
-    with pytest.raises(SystemExit):
-        anywhere.main(["--only", "nothing"])
+    assert anywhere.main(["--only", "good+good"]) == 0
+    for wrong in ("nothing", "good+nothing"):
+        with pytest.raises(SystemExit):
+            anywhere.main(["--only", wrong])
 
 
 def test_what_the_machines_python_runs_needs_nothing_of_its_packages() -> None:
