@@ -7,7 +7,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E20xx to E23xx  see integration.simulated.errors
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E250x  see integration.cli.errors
-        ├── InspectionError         E251x  see integration.inspection.errors
+        ├── InspectionError         E251x  see integration.containers.errors
         ├── …                       E253x  see integration.cdi.errors, integration.devices.errors
         ├── …                       E254x  see integration.compat.errors
         ├── …                       E255x, E256x, E257x  see integration.engines.errors
@@ -18,7 +18,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E262x, E263x  see integration.install.errors
         ├── …                       E266x  see integration.kubernetes.errors
         ├── …                       E267x  see integration.verify.errors
-        └── …                       E27xx  see integration.node.errors
+        └── …                       E27xx  see integration.agent_errors
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ FORMAT: Final = 1
 
 _SHA256: Final = "sha256:"
 _LINK: Final = "link:"
+PROBE: Final = "nvshim-probe"
+"""The program that looks around inside a container (``verify/probe.c``)."""
+
 _DIGITS: Final = 64
 _SHORT: Final = 8
 _LARGEST: Final = 16 << 20
@@ -213,3 +216,8 @@ def _walk(path: str, below: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             yield from _walk(entry.path, f"{name}/")
         else:
             yield name, entry
+
+
+def probe_of(tree: str) -> str:
+    """Return the path of the program in a tree that looks around inside a container."""
+    return os.path.join(tree, "runtime", "bin", PROBE)

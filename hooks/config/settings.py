@@ -57,15 +57,15 @@ One TOML file, read when a container asks for a GPU or names a logger::
     [sandbox]                # pods that the shim holds itself; shim.sandbox.sandbox has the rules
     namespaces = "process"   # how their containers find them: by a process; or by "paths"
 
-    [health]                 # what the node agent thinks of devices; integration.node.health
-    xids = []                # "31=suspect": what an error of the driver makes of a device
-    suspects = 3             # so many errors in a while make a suspect device unhealthy
-    window = 600             # seconds that the while lasts
+    [health]                 # what the node agent thinks of devices;
+    integration.node.services.health xids = []                # "31=suspect": what an error of the
+    driver makes of a device suspects = 3             # so many errors in a while make a suspect
+    device unhealthy window = 600             # seconds that the while lasts
     patience = 30            # seconds of NVML's silence after which devices are unhealthy
     quiet = 20               # seconds without an error before a device returns to service
     longest-quiet = 3600     # when it fails again and again, that doubles up to this
 
-    [guard]                  # of the memory of shared GPUs; integration.node.causes.guard
+    [guard]                  # of the memory of shared GPUs; integration.node.services.memory_guard
     gpu-memory = "none"      # what one container may use of a device: "8GiB", or "25%" of it
     beyond = "tell"          # a container beyond that; or "kill"
     interval = 5             # seconds between two looks

@@ -25,8 +25,8 @@ def _readiness() -> int | None:
     """
     from api.errors import NvshimError  # noqa: PLC0415 - who does not ask does without
     from hooks.config import load_config  # noqa: PLC0415 - likewise
-    from integration.cli import exits  # noqa: PLC0415 - likewise
-    from integration.node.readiness import is_ready  # noqa: PLC0415 - likewise
+    from integration import exits  # noqa: PLC0415 - likewise
+    from integration.agent_status import is_ready  # noqa: PLC0415 - likewise
 
     pod = os.environ.get("POD_UID", "")
     if pod and not (pod.isascii() and pod.replace("-", "").isalnum()):

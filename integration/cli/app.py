@@ -12,7 +12,7 @@ import click
 from click.shell_completion import shell_complete
 
 from api.errors import NvshimError
-from integration.cli import exits
+from integration import exits
 from integration.cli.errors import AnswerUnwritten
 from integration.cli.lazy import LazyGroup
 from integration.cli.options import version_option
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; by default those of the process.
 
     Returns:
-        The exit status; see :mod:`integration.cli.exits`.
+        The exit status; see :mod:`integration.exits`.
     """
     _prepare_streams()
     if instruction := os.environ.get(COMPLETION_VARIABLE):

@@ -16,10 +16,11 @@ from hooks.cdi.registry import Registry
 from hooks.cdi.spec import SpecFile
 from hooks.config import Config
 from hooks.words import CAPABILITIES
-from integration.cdi import checking, listing, podman, transforming, writing
+from integration.cdi import checking, listing, transforming, writing
 from integration.cli.options import configured, found_if, with_listing, with_output
 from integration.cli.output import Column, Format, Output, counted
-from integration.inventory import inventory_of
+from integration.engines import podman
+from integration.nvml.inventory import inventory_of
 
 
 @click.group("cdi")

@@ -12,7 +12,7 @@ import click
 from api.errors import NvshimError, printable
 from hooks.config import TABLES
 from hooks.errors import ConfigError
-from integration.cli import exits
+from integration import exits
 from integration.cli.options import completing, found_if, stacked, with_listing, with_output
 from integration.cli.output import Column, Output
 from integration.inspection import settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 from hooks.config import load_config
-from integration.cli import exits
+from integration import exits
 from integration.cli.options import found_if, stacked, with_output
 from integration.cli.output import Output
 from integration.engines import Change, ContainerdOptions, Options, apply, plan, plan_removal

@@ -14,12 +14,12 @@ from hooks.config import load_config
 from integration.cli.options import located, with_output
 from integration.cli.output import Output, width_of
 from integration.cli.tables import headed
+from integration.containers.errors import ContainerUnknown, StateUnreadable
+from integration.containers.exit_causes import find_ends
+from integration.containers.shims import all_containers
+from integration.doctor.codes import Meaning, code_of, explain_code
 from integration.inspection import explaining
-from integration.inspection.codes import Meaning, code_of, explain_code
-from integration.inspection.ended import find_ends
-from integration.inspection.errors import ContainerUnknown, StateUnreadable
 from integration.inspection.explaining import Explanation
-from integration.inspection.processes import all_containers
 from integration.inspection.summary import summarize
 
 _PLAIN: Final = re.compile(r"[\w.:/@+-]+", re.ASCII)

@@ -12,8 +12,8 @@ from hooks.config import Config, load_config
 from integration.cli.kinds import HEALTH
 from integration.cli.options import completing, configured, found_if, with_listing
 from integration.cli.output import Column, Output
-from integration.inspection.health import clear as return_to_service
-from integration.inspection.health import health_rows, read_health
+from integration.node.device_health.report import clear as return_to_service
+from integration.node.device_health.report import health_rows, read_health
 
 _SHORT: Final = len("GPU-00000000")
 

@@ -14,8 +14,8 @@ from integration.cli.options import configured, with_output
 from integration.cli.output import Output, plain, width_of
 from integration.cli.tables import headed
 from integration.inspection.node import describe_node
-from integration.install.places import Place
 from integration.install.status import status
+from integration.install_places import Place
 
 _WIDTH = 14
 

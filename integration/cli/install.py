@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 import click
 
 from api.errors import printable
-from integration.cli import exits
+from integration import exits
 from integration.cli.options import completing, found_if, stacked, with_output
 from integration.cli.output import Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
-from integration.install.places import PREFIX, Place
 from integration.install.survey import look
+from integration.install_places import PREFIX, Place
 
 
 def with_place(command: Callable[..., Any]) -> Callable[..., Any]:

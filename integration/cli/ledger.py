@@ -22,12 +22,12 @@ from integration.cli.options import (
     with_output,
 )
 from integration.cli.output import Column, Output, by_index, title_of
-from integration.inspection.holding import indexes_of
-from integration.node.causes.asking import fault_of, fault_rows
-from integration.node.ledger.asking import ask, foreign_rows
-from integration.node.ledger.claims import claim_rows
-from integration.node.ledger.claims import release as remove
-from integration.node.ledger.values import as_document
+from integration.containers.held_devices import indexes_of
+from integration.inspection.ledger_query import ask, foreign_rows
+from integration.node.holders.leases import claim_rows
+from integration.node.holders.leases import release as remove
+from integration.node.holders.values import as_document
+from integration.node.services.causes.query import fault_of, fault_rows
 
 if TYPE_CHECKING:
     Places = tuple[Sequence[str], str, str]

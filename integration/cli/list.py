@@ -11,10 +11,10 @@ from hooks.config import Config
 from integration.cli.health import show_health
 from integration.cli.options import configured, located, with_listing
 from integration.cli.output import Column, Output, plain, title_of
-from integration.inspection.errors import StateUnreadable
+from integration.containers.errors import StateUnreadable
+from integration.containers.shims import all_containers
 from integration.inspection.gpus import list_gpus
-from integration.inspection.health import read_health
-from integration.inspection.processes import all_containers
+from integration.node.device_health.report import read_health
 
 
 def _holders(containers: Sequence[Mapping[str, Any]] | None) -> str:

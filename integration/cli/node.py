@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from integration.cli import exits
+from integration import exits
+from integration.agent_status import is_ready
 from integration.cli.node_options import agent_options
 from integration.cli.options import configured, found_if, with_output
-from integration.node.readiness import is_ready
 
 if TYPE_CHECKING:
     from hooks.config import Config

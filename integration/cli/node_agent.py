@@ -13,13 +13,13 @@ import click
 import structlog
 
 from api.errors import printable
+from integration.apiserver.credentials import of_kubeconfig
 from integration.cli.output import Format, serialized
 from integration.node.agent import serve
-from integration.node.api_access import of_kubeconfig
-from integration.node.health.policy import policy_of
+from integration.node.faults.policy import policy_of
 from integration.node.options import NO, YES, Options
-from integration.node.plugin.choosing import FALLBACKS, Choice
-from integration.node.plugin.settings import Source, as_document
+from integration.node.settings.config_choice import FALLBACKS, Choice
+from integration.node.settings.source import Source, as_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable

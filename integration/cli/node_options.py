@@ -1,8 +1,8 @@
 """The options of ``nvshim node``: what the agent is to do, and NVIDIA's flags of its device plugin.
 
 Each of NVIDIA's flags has the name, the variable and the meaning that it has there
-(:mod:`integration.node.plugin.table`), so that a DaemonSet made for that plugin needs no other
-arguments. They are read as texts: what they may say is the same as in the file, and so is the
+(:mod:`integration.node.settings.table`), so that a DaemonSet made for that plugin needs no
+other arguments. They are read as texts: what they may say is the same as in the file, and so is the
 error.
 """
 
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 from click.core import ParameterSource
 
-from integration.node.metrics.address import parse_address
 from integration.node.options import DRA_DRIVER
-from integration.node.plugin.readers import BOOLEAN
-from integration.node.plugin.table import FLAGS, Given
+from integration.node.services.metrics.address import parse_address
+from integration.node.settings.readers import BOOLEAN
+from integration.node.settings.table import FLAGS, Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from integration.node.plugin.table import Setting
+    from integration.node.settings.table import Setting
 
 R = TypeVar("R")
 

@@ -19,7 +19,7 @@ from integration.compat.container_cli import Listed, info_text, list_paths, log_
 from integration.compat.errors import DebugLogUnwritable, NoCounterpart
 from integration.compat.gocli import flatten
 from integration.devices.creating import Wish, create
-from integration.inventory import inventory_of
+from integration.nvml.inventory import inventory_of
 from shim import VERSION
 
 _SETTINGS: Final = {"help_option_names": ["-?", "--help", "--usage"]}

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from integration.cli import exits
+from integration import exits
 from integration.cli.kinds import KINDS
 from integration.cli.output import Format, Output
 

@@ -11,7 +11,7 @@ from api.errors import NvshimError
 from hooks.config import load_config
 from integration.cli.options import holding, located, with_listing
 from integration.cli.output import Column, Output, by_index, plain, short_id, title_of
-from integration.inspection.processes import list_processes
+from integration.containers.shims import list_processes
 
 _STARTS: Final = {True: "warm", False: "cold", None: "-"}
 

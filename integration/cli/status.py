@@ -11,8 +11,8 @@ from api.errors import printable
 from integration.cli.install import with_place
 from integration.cli.options import found_if, with_listing
 from integration.cli.output import Column, Format, Output
-from integration.install.places import Place
 from integration.install.status import status
+from integration.install_places import Place
 
 _COLUMNS = (
     Column("NAME", "name"),

@@ -25,11 +25,11 @@ from rich.text import Text
 
 from api.errors import printable
 from hooks.config import Config
-from integration.cli import exits
+from integration import exits
 from integration.cli.options import configured, located, with_listing
 from integration.cli.output import Column, Format, Output, document_of, is_terminal, width_of
-from integration.node.ledger.observing import observing
-from integration.node.ledger.top import Sort, frame_of, lines_of
+from integration.inspection.top import Sort, frame_of, lines_of
+from integration.inspection.usage_query import observing
 from integration.signal_receiver import open_signal_receiver
 
 _COLUMNS: Final = (

@@ -15,8 +15,8 @@ from integration.cli.output import Format, Output, counted
 from integration.cli.progress import Progress
 from integration.install import installing
 from integration.install.effects import Workshop
-from integration.install.leaving import remedy
-from integration.install.places import Place
+from integration.install.uninstall import remedy
+from integration.install_places import Place
 
 
 @click.command("uninstall")

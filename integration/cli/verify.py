@@ -10,7 +10,7 @@ import click
 
 from api.errors import NvshimError, printable
 from hooks.config import Config
-from integration.cli import exits
+from integration import exits
 from integration.cli.options import configured, with_output
 from integration.cli.output import Output, counted, is_coloured, tell_error
 from integration.cli.progress import Progress

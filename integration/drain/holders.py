@@ -41,15 +41,15 @@ from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, read_majors
 from hooks.node.inventory import Inventory
 from hooks.node.witness import read_text
-from integration.inspection.bundles import Container
-from integration.inspection.holding import Holders, nodes_of
-from integration.inspection.processes import all_containers
-from integration.inspection.procfs import Procfs
-from integration.node.ledger.cgroups import Owners
+from integration.containers.bundles import Container
+from integration.containers.cgroups import Owners
+from integration.containers.held_devices import Holders, nodes_of
+from integration.containers.procfs import Procfs
+from integration.containers.shims import all_containers
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
-    from integration.drain.targets import Target
+    from integration.devices.targets import Target
 
 CONTAINER: Final = "container"
 AGENT: Final = "agent"

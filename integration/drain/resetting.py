@@ -14,7 +14,7 @@ Rules
   nvidia-smi has ended: nvidia-smi resets none that anybody has open. The agent takes NVML back when
   the command ends, however it ends (:mod:`.marks`).
 - Whatever of ours is about to open NVML is waited for, and nothing else begins to before nvidia-smi
-  has ended (:mod:`integration.nvml_lock`). Who holds the GPU is looked for once more after that.
+  has ended (:mod:`integration.nvml.lock`). Who holds the GPU is looked for once more after that.
 - A proof is NVML's answer, asked anew: it has the GPU, and can open it.
 
 Source: nvidia-smi(1), "--gpu-reset".
@@ -35,12 +35,12 @@ from hooks import engine
 from hooks.config import Config
 from hooks.node.drained import Drain
 from hooks.node.inventory import Inventory
-from integration.drain import marks
-from integration.drain.errors import ResetFailed, ResetUnproven, StillHeld
-from integration.drain.targets import Target
-from integration.inventory import ask
-from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
-from integration.nvml_lock import alone, give_up
+from integration.devices import drain_marks as marks
+from integration.devices.drain_errors import ResetFailed, ResetUnproven, StillHeld
+from integration.devices.targets import Target
+from integration.nvml.inventory import ask
+from integration.nvml.lock import alone, give_up
+from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from hooks.config import Config
 from hooks.errors import InventoryError
 from hooks.node.drained import DRIVER, Drain, read_drains
 from hooks.node.inventory import Inventory
-from integration.drain import marks
-from integration.drain.errors import TargetUnknown
+from integration.devices import drain_marks as marks
+from integration.devices.drain_errors import TargetUnknown
+from integration.devices.targets import THE_DRIVER, Target, drained_of, targets_of
 from integration.drain.holders import Holder, find_holders
 from integration.drain.resetting import Reset
-from integration.drain.targets import THE_DRIVER, Target, drained_of, targets_of
 from integration.drain.waiting import Force, blocking, not_by_themselves, wait_until_free
-from integration.inventory import look_at_node
+from integration.nvml.inventory import look_at_node
 from integration.timeouts import PATIENCE
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from typing import Final
 import anyio
 
 from api.errors import NvshimError
+from integration.containers.bundles import Container
+from integration.containers.shim_client import kill
 from integration.drain.holders import AGENT, CONTAINER, MPS, Holder
-from integration.inspection.bundles import Container
-from integration.shim_client import kill
 from integration.timeouts import PATIENCE
 
 _LOOK: Final = 0.5

@@ -2,7 +2,8 @@
 
 Rules
 - **Only our own table.** Everything else that containerd reads is the same before and after, which
-  containerd itself is asked (:mod:`integration.engines.dump`); otherwise nothing is written.
+  containerd itself is asked (:mod:`integration.engines.effective_config`); otherwise nothing is
+  written.
 - **containerd 2 merges** an imported file into the root file: there the handler is a drop-in, in
   the version of the root file (a higher one is refused, or keeps the root file from being
   migrated). The root file gets an import of it only where none covers it.
@@ -33,14 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from integration.engines.dump import Containerd, cri, differences, handlers
-from integration.engines.errors import ConfigRefused, EngineNotInstalled
-from integration.engines.files import Change, Need
-from integration.engines.former import without_us
-from integration.engines.imports import load
-from integration.engines.options import ENGINE, Options
-from integration.engines.undo import Record, View, changes, read_record
-from integration.engines.verdict import (
+from integration.engines.checks import (
     check,
     check_default,
     check_default_exists,
@@ -50,7 +44,14 @@ from integration.engines.verdict import (
     refuse_template,
     theirs,
 )
-from integration.engines.wanted import as_before, drop_in_before, kept, with_us, without_theirs
+from integration.engines.desired import as_before, drop_in_before, kept, with_us, without_theirs
+from integration.engines.effective_config import Containerd, cri, differences, handlers
+from integration.engines.errors import ConfigRefused, EngineNotInstalled
+from integration.engines.files import Change, Need
+from integration.engines.imports import load
+from integration.engines.options import ENGINE, Options
+from integration.engines.previous import without_us
+from integration.engines.undo import Record, View, changes, read_record
 from integration.handlers import calls_our_shim
 
 _TOLD_OF_A_HANDLER: Final = (

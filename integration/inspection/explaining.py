@@ -3,9 +3,9 @@
 Of a running container the story is that of its record, and the difference is between the
 config.json that containerd wrote, which is kept beside the record, and the one that the low-level
 runtime got. One for which the shim was not asked has no record: what it has is told by its spec
-(:mod:`integration.inspection.given`). For a config.json nothing of it is run, mounted, written or
-made. The node is looked at as ``nvshim list`` does: NVML is asked if no inventory is kept that is
-still true. The image is looked at if it is mounted where the spec says.
+(:mod:`integration.inspection.grant_summary`). For a config.json nothing of it is run, mounted,
+written or made. The node is looked at as ``nvshim list`` does: NVML is asked if no inventory is
+kept that is still true. The image is looked at if it is mounted where the spec says.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hooks.config import Config
 from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.requests.oci_hooks import hooks_of, is_nvidia_hook, tell_hook
 from hooks.requests.request import read_request
-from integration.inspection.bundles import Container
+from integration.containers.bundles import Container
+from integration.containers.errors import ContainerAmbiguous, ContainerUnknown
+from integration.containers.exit_causes import End, end_of, newest_of_each
+from integration.containers.records import entries
 from integration.inspection.differences import Difference, differences, tell_differences
-from integration.inspection.ended import End, end_of, newest_of_each
-from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
-from integration.inspection.given import Given, given_in, given_to
-from integration.inspection.records import entries
-from integration.inspection.story import tell
-from integration.inventory import look_at_node
+from integration.inspection.grant_summary import Given, given_in, given_to
+from integration.inspection.timeline import tell
 from integration.json_documents import parse_json
+from integration.nvml.inventory import look_at_node
 from shim import bundle as bundle_files
 
 _LONGEST_SPEC: Final = 16 << 20

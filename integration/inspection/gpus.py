@@ -1,8 +1,9 @@
 """The node's GPUs and MIG devices, and which containers have them.
 
 Rules
-- A container has what :mod:`integration.inspection.holding` finds, whoever gave it, for as long as
-  its init process runs. Other vendors' GPUs are told by the nodes in its record or its spec.
+- A container has what :mod:`integration.containers.held_devices` finds, whoever gave it, for as
+  long as its init process runs. Other vendors' GPUs are told by the nodes in its record or its
+  spec.
 - A GPU that a container has and that the node has no more is listed too, with a fault.
 - A container is stale if what of the driver it was made with is no more, as after an update.
 - A Tegra machine and WSL2 are one GPU each: their drivers count none.
@@ -30,13 +31,13 @@ from hooks.sharing import id_of
 from hooks.vendors import amd, intel
 from hooks.vendors.gpus import VendorGpu
 from hooks.words import NVIDIA
-from integration.inspection.holding import Holders, nodes_of
-from integration.inspection.records import entries, strings
-from integration.inventory import look_at_node
-from integration.node.ledger.holdings import stale_of
+from integration.containers.held_devices import Holders, nodes_of
+from integration.containers.records import entries, strings
+from integration.node.holders.holdings import stale_of
+from integration.nvml.inventory import look_at_node
 
 if TYPE_CHECKING:
-    from integration.inspection.bundles import Container
+    from integration.containers.bundles import Container
 
 _ABSENT: Final = "a container has it, and the node has it no more"
 

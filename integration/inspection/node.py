@@ -16,7 +16,7 @@ from hooks.node.inventory import Inventory
 from hooks.node.roots import look, module_version
 from hooks.node.witness import Witness, read_text
 from integration.inspection.gpus import gpu_rows
-from integration.inventory import look_at_node
+from integration.nvml.inventory import look_at_node
 from integration.tree import own_tree, read_tree
 from shim import VERSION
 

@@ -1,7 +1,7 @@
 """What ``nvshim explain`` says at first: asked by whom, granted or why not, and what to do.
 
 A pure function of an :class:`~integration.inspection.explaining.Explanation`: a few titled lines.
-The whole story is :mod:`integration.inspection.story`'s, and every value is in the document.
+The whole story is :mod:`integration.inspection.timeline`'s, and every value is in the document.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.record import is_needed
-from integration.inspection.given import files_of_driver
-from integration.inspection.records import entries, strings
+from integration.containers.records import entries, strings
+from integration.inspection.grant_summary import files_of_driver
 
 if TYPE_CHECKING:
     from integration.inspection.explaining import Explanation
-    from integration.inspection.given import Given
+    from integration.inspection.grant_summary import Given
 
 _MOST_NOTES: Final = 2
 _SHORT_ID: Final = 12

@@ -16,7 +16,7 @@ from integration.install.errors import (
     PlaceUnsafe,
     SourceBroken,
 )
-from integration.install.places import Place
+from integration.install_places import Place
 from integration.tree import ARCHITECTURES, Tree
 
 if TYPE_CHECKING:

@@ -30,7 +30,9 @@ from integration.install.errors import (
     PlaceReadOnly,
     StepFailed,
 )
-from integration.install.places import (
+from integration.install.trees import known_tree
+from integration.install.usage import Role
+from integration.install_places import (
     INCOMING,
     REMOVING,
     SELF_TEST,
@@ -38,8 +40,6 @@ from integration.install.places import (
     new_link,
     working_name,
 )
-from integration.install.trees import known_tree
-from integration.install.usage import Role
 from integration.timeouts import PATIENCE
 from shim import syscalls
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hooks.config import Config
-from integration.install import checks, copying, leaving, planning, steps
+from integration.install import checks, copying, planning, steps
+from integration.install import uninstall as leaving
 from integration.install.effects import Done, Workshop, locked
 from integration.install.errors import SourceBroken
-from integration.install.places import Place
 from integration.install.selftest import find_runtime
 from integration.install.survey import Survey, look
 from integration.install.trees import own_tree, problem_of
+from integration.install_places import Place
 from integration.tree import Tree
 
 _POLL: Final = 0.5

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
-from integration.install.places import CURRENT, PREVIOUS, SHIM, is_directory_name
+from integration.install_places import CURRENT, PREVIOUS, SHIM, is_directory_name
 
 if TYPE_CHECKING:
     from integration.install.survey import Installed, Survey

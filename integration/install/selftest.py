@@ -28,12 +28,12 @@ from api.proto import runc_options_pb2
 from api.ttrpc import RemoteError
 from api.ttrpc.client import connect
 from hooks.config import ENVIRONMENT_VARIABLE, NVIDIA_ENVIRONMENT_VARIABLE
-from integration import traces
+from integration.containers import traces
+from integration.containers.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.install.errors import NoRuntimeToTest, SelfTestFailed
-from integration.install.places import SELF_TEST, SHIM
-from integration.shim_client import EventsServer, call, execute_verb, verb_words
+from integration.install_places import SELF_TEST, SHIM
 from integration.timeouts import PATIENCE
-from integration.verify.program import program_of
+from integration.tree import probe_of
 
 _TIMEOUT: Final = 30.0 * PATIENCE
 _CALL_TIMEOUT: Final = 15.0 * PATIENCE
@@ -224,7 +224,7 @@ def _make_bundle(tree: str, directory: str) -> None:
     for name in ("proc", "dev"):
         os.makedirs(os.path.join(rootfs, name), mode=0o755)
     os.chmod(bundle, 0o700)
-    shutil.copy(program_of(tree), os.path.join(rootfs, _ID))
+    shutil.copy(probe_of(tree), os.path.join(rootfs, _ID))
     with open(os.path.join(bundle, "config.json"), "w", encoding="utf-8") as text:
         json.dump(_spec(_namespace(directory)), text)
     # Where the shim logs to, as containerd makes it; who writes to a fifo needs somebody who reads.

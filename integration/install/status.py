@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from integration.install import leaving
+from integration.install import uninstall as leaving
 from integration.install.effects import is_locked
-from integration.install.places import CURRENT, Place
 from integration.install.survey import Installed, Survey, look
 from integration.install.trees import problem_of
 from integration.install.usage import Role
+from integration.install_places import CURRENT, Place
 
 
 def status(place: Place, *, verify: bool = False, engines_root: str = "") -> dict[str, Any]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from integration.install import usage
-from integration.install.places import (
+from integration.install.trees import known_tree
+from integration.install.usage import Role, User
+from integration.install_places import (
     CURRENT,
     PREVIOUS,
     Place,
@@ -17,8 +19,6 @@ from integration.install.places import (
     is_leftover_name,
     new_link,
 )
-from integration.install.trees import known_tree
-from integration.install.usage import Role, User
 from integration.tree import Tree
 
 _ENDING: Final = frozenset({Role.FORK_SERVER, Role.SPARE})

@@ -27,8 +27,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from api.ttrpc.sockets import peer_credentials
-from integration.inspection.procfs import Mapping, Procfs
-from integration.install.places import PROGRAMS, SHIM
+from integration.containers.procfs import Mapping, Procfs
+from integration.install_places import PROGRAMS, SHIM
 
 if TYPE_CHECKING:
     Identity = tuple[str, int]

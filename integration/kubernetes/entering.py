@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from integration.kubernetes.errors import HostUnusable
 from integration.kubernetes.gpus import has_gpu
 from integration.kubernetes.host import ENVIRONMENT
-from integration.node.plugin.table import FLAGS
+from integration.node.settings.table import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
-from integration.cli import exits
+from integration import exits
 from integration.engines.restart import SOCKETS
 from integration.errors import TreeError, fields_of
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE

@@ -14,7 +14,7 @@
     aside.py       what may hang, in a thread for which nobody waits
     backoff.py     how long they wait before they try again
     board.py       what they tell each other
-    nvml.py        asks NVML one question, in a child (integration.nvml_children starts it)
+    nvml.py        asks NVML one question, in a child (integration.nvml.children starts it)
     api_server.py  asks the cluster; telling.py says what differs there, until it is taken
     api_status.py  reads why it refuses, and who does
 

@@ -44,21 +44,22 @@ import anyio.to_thread
 from hooks.node.device_nodes import CAPS
 from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import RETRY_AFTER
+from integration.agent_errors import AgentStateUnusable
+from integration.agent_status import status_path
+from integration.detached import aside
 from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
-from integration.install.places import CURRENT
-from integration.inventory import STOP
-from integration.node.aside import aside
+from integration.install_places import CURRENT
 from integration.node.changes import announced
-from integration.node.components import PARTS, Context, first_error, keep
-from integration.node.errors import AgentStateUnusable
 from integration.node.lock import NodeLock
-from integration.node.readiness import status_path
-from integration.node.refresh import Made, Seen, keep_spec, look
-from integration.node.watcher import ANY, Interest, Watcher, first_of
-from integration.nvml_children import forking
+from integration.node.refresh import Made, keep_spec, look
+from integration.node.service import PARTS, Context, first_error, keep
+from integration.nvml.children import forking
+from integration.nvml.inventory import STOP
+from integration.nvml.snapshot import NodeSnapshot
 from integration.signal_receiver import open_signal_receiver
 from integration.tree import own_tree
+from integration.watcher import ANY, Interest, Watcher, first_of
 from shim import VERSION
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ _TO_END: Final = 2.0
 
 async def serve(
     config: Config, options: Options, say: Callable[..., None], *, once: bool = False
-) -> Seen:
+) -> NodeSnapshot:
     """Keep the node's files true until SIGTERM or SIGINT, or until its own tree is replaced.
 
     Args:
@@ -103,8 +104,10 @@ async def serve(
         raise first_error(raised) from None
 
 
-async def _serve(config: Config, options: Options, say: Callable[..., None], *, once: bool) -> Seen:
-    seen, in_effect = Seen(), _is_in_effect()
+async def _serve(
+    config: Config, options: Options, say: Callable[..., None], *, once: bool
+) -> NodeSnapshot:
+    seen, in_effect = NodeSnapshot(), _is_in_effect()
     with (
         NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced,
         forking(),
@@ -151,7 +154,7 @@ def _show_pod(context: Context, lock: NodeLock) -> None:
 
 async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
     """Be the driver's second instance until the node is ours; returns the context from then on."""
-    from integration.node.dra.serving import stand_by  # noqa: PLC0415 - it loads gRPC
+    from integration.node.services.dra.server import stand_by  # noqa: PLC0415 - it loads gRPC
 
     return await stand_by(tasks, context, lock)
 
@@ -173,9 +176,9 @@ class _Rounds:
         self._directories: tuple[str, ...] = ()
         self._looked = 0.0
         self._made = Made()
-        self._told = Seen()
+        self._told = NodeSnapshot()
 
-    async def look(self, *, first: bool = False, strict: bool = False) -> Seen:
+    async def look(self, *, first: bool = False, strict: bool = False) -> NodeSnapshot:
         """Look, say what is different, and post it.
 
         Raises:
@@ -267,7 +270,7 @@ async def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
             tasks.start_soon(keep, name, context)
 
 
-async def _aside(look: Callable[[], Seen]) -> Seen:
+async def _aside(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
     """Look in a thread for which nobody has to wait.
 
     Args:
@@ -275,7 +278,7 @@ async def _aside(look: Callable[[], Seen]) -> Seen:
     """
     stop, done = threading.Event(), threading.Event()
 
-    def run() -> Seen:
+    def run() -> NodeSnapshot:
         STOP.set(stop)
         try:
             return look()
@@ -299,7 +302,7 @@ def _is_in_effect() -> bool:
         return False
 
 
-def _look(config: Config, *, heard: bool, anew: bool) -> Seen:
+def _look(config: Config, *, heard: bool, anew: bool) -> NodeSnapshot:
     """One look, with the nodes and links that the configuration wants made before it."""
     if driver_of(read_drains(config)):
         return look(config)
@@ -329,7 +332,9 @@ async def _do_as_told(
             return
 
 
-def _tell(say: Callable[..., None], before: Seen, now: Seen, *, first: bool) -> None:
+def _tell(
+    say: Callable[..., None], before: NodeSnapshot, now: NodeSnapshot, *, first: bool
+) -> None:
     if first or (before.driver, before.gpus, before.mig_devices) != (
         now.driver,
         now.gpus,

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from integration.node.watcher import Watcher
+    from integration.watcher import Watcher
 
 _KOBJECT_UEVENT: Final = 15
 _KERNEL: Final = 1  # the group that the kernel speaks to; udev's is another

@@ -23,11 +23,11 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from integration.node.aside import aside
-from integration.node.errors import AgentRunning, AgentStateUnusable
+from integration.agent_errors import AgentRunning, AgentStateUnusable
+from integration.agent_status import PODS, pod_path
+from integration.detached import aside
 from integration.node.private_file import keep_private
-from integration.node.readiness import PODS, pod_path
-from integration.nvml_lock import locked
+from integration.nvml.lock import locked
 from shim.causes.agent import LOCK, is_locked
 
 if TYPE_CHECKING:

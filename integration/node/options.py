@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from integration.cri.engine import CRI_SOCKETS
 
 if TYPE_CHECKING:
-    from integration.node.plugin.settings import Source
+    from integration.node.settings.source import Source
 
 AUTO: Final = "auto"
 YES: Final = "yes"

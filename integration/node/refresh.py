@@ -15,18 +15,18 @@ Rules
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from api.errors import NvshimError
 from hooks.cdi import generating, schema
 from hooks.config import Config
 from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import Inventory, load_inventory
-from hooks.sharing import by_name
 from integration.cdi.writing import text_of
-from integration.inventory import inventory_of
 from integration.node.spec_files import put, still_true
+from integration.nvml.inventory import inventory_of
+from integration.nvml.snapshot import NodeSnapshot
 
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
 """The first line of the spec; without it, a file is somebody else's."""
@@ -50,54 +50,6 @@ _WISH: Final = generating.Wish(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the node was like at one look."""
-
-    inventory: Inventory | None = None  # what the node has; None if that could not be told
-    faults: tuple[str, ...] = ()  # what is wrong, a line each
-    spec: str = ""  # the path of the CDI spec; "" if there is none
-    written: bool = False  # whether the spec was written or removed this time
-
-    @property
-    def driver(self) -> str:
-        """Its version; "" if there is none."""
-        return "" if self.inventory is None else self.inventory.driver.version
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs."""
-        inventory = self.inventory
-        return () if inventory is None else tuple(gpu.uuid for gpu in inventory.gpus)
-
-    @property
-    def mig_devices(self) -> tuple[str, ...]:
-        """UUIDs of the MIG devices."""
-        inventory = self.inventory
-        return () if inventory is None else tuple(each.uuid for each in inventory.mig_devices)
-
-    @property
-    def drained(self) -> dict[str, str]:
-        """Since when and why each GPU and MIG device that is out of service is so, by UUID."""
-        inventory = self.inventory
-        if inventory is None:
-            return {}
-        whole = inventory.drained and f"with the driver, {inventory.drained}"
-        devices = by_name(inventory.mig_devices, inventory.gpus).items()
-        return {name: why for name, each in devices if (why := each.drained or whole)}
-
-    def as_document(self) -> dict[str, Any]:
-        """For the agent's status file and its log."""
-        return {
-            "driver": self.driver,
-            "gpus": list(self.gpus),
-            "migDevices": list(self.mig_devices),
-            "cdiSpec": self.spec,
-            "outOfService": self.drained,
-            "faults": list(self.faults),
-        }
-
-
 class Made:
     """The text of a spec as it was made for a node, which is the same for the same node.
 
@@ -119,7 +71,7 @@ class Made:
         return self._text
 
 
-def look(config: Config, *, heard: bool = False, anew: bool = False) -> Seen:
+def look(config: Config, *, heard: bool = False, anew: bool = False) -> NodeSnapshot:
     """Look at the node.
 
     Args:
@@ -132,15 +84,17 @@ def look(config: Config, *, heard: bool = False, anew: bool = False) -> Seen:
     try:
         if why := driver_of(read_drains(config)):
             # Whoever asks NVML, or makes a node, has the driver loaded again.
-            return Seen(load_inventory(config), (f"the driver is out of service {why}",))
+            return NodeSnapshot(load_inventory(config), (f"the driver is out of service {why}",))
         inventory = inventory_of(config, confirmed=heard, anew=anew)
     except NvshimError as error:
-        return Seen(faults=(str(error),))
+        return NodeSnapshot(faults=(str(error),))
     unanswered = [f"NVML: {inventory.nvml_failure}"] if inventory.nvml_failure else []
-    return Seen(inventory, (*unanswered, *inventory.notes))
+    return NodeSnapshot(inventory, (*unanswered, *inventory.notes))
 
 
-def keep_spec(config: Config, spec: str, seen: Seen, *, heard: bool, made: Made) -> Seen:
+def keep_spec(
+    config: Config, spec: str, seen: NodeSnapshot, *, heard: bool, made: Made
+) -> NodeSnapshot:
     """Bring the spec up to date.
 
     Args:

@@ -16,7 +16,7 @@ Rules
   sockets of shims (named by a hash of our address) and the low-level runtime's state (in a
   directory named by our namespace).
 - One namespace with a name of its own, so that the traces of our containers can be told apart
-  (:mod:`integration.traces`).
+  (:mod:`integration.containers.traces`).
 - Everything is removed at the end, whatever state it is in: processes, mounts, cgroups, sockets,
   files. What cannot be removed is an error, not a silence.
 
@@ -38,7 +38,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from integration import traces
+from integration.containers import traces
 from integration.simulated.errors import (
     CleanupIncomplete,
     ContainerdExited,

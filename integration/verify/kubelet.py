@@ -16,7 +16,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 from api.proto import deviceplugin_pb2, podresources_pb2
 from hooks.config import Config
 from hooks.node.kubelet import kubelet_root
-from integration.node.plugin.sockets import socket_name
+from integration.kubelet.sockets import socket_name
 from integration.timeouts import PATIENCE
 from integration.verify.outcomes import NotAsExpected, NotMade
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from integration.verify.sight import Wanted, wanted_of
+from integration.verify.visibility import Wanted, wanted_of
 
 if TYPE_CHECKING:
     from hooks.config import Config

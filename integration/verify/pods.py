@@ -28,10 +28,11 @@ from api.proto import cri_pb2 as pb
 from api.proto.deviceplugin_pb2 import ContainerAllocateResponse
 from integration.cri.errors import CriError, CriRefused
 from integration.timeouts import PATIENCE
+from integration.tree import PROBE
 from integration.verify.errors import ImageMissing
 from integration.verify.interrupts import Interrupts
 from integration.verify.outcomes import NotAsExpected, NotMade
-from integration.verify.program import END, NAME
+from integration.verify.program import END
 
 if TYPE_CHECKING:
     from integration.cri.client import Cri
@@ -49,7 +50,7 @@ _TO_WRITE: Final = 5.0 * PATIENCE
 _TO_GO: Final = 3.0 * PATIENCE
 _TO_REMOVE: Final = 20.0 * PATIENCE
 _POLL: Final = 0.02
-_INSIDE: Final = f"/{NAME}"
+_INSIDE: Final = f"/{PROBE}"
 # What is there already: a parent that is made for a pod outlives it.
 _SLICE: Final = "/system.slice"
 _TOP: Final = "/"

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from integration.tree import own_tree
+from integration.tree import PROBE, own_tree, probe_of
 from integration.verify.errors import ProbeMissing
 
-NAME: Final = "nvshim-probe"
 END: Final = "end"
 """Its last line of a look."""
 
@@ -39,15 +38,10 @@ def find_program() -> str:
         ProbeMissing: it is not there.
     """
     tree = own_tree()
-    path = program_of(tree) if tree else f"{_CHECKOUT}/.cache/bin/{NAME}"
+    path = probe_of(tree) if tree else f"{_CHECKOUT}/.cache/bin/{PROBE}"
     if not os.access(path, os.X_OK):
         raise ProbeMissing("the program for the containers", found=f"no {path}")
     return path
-
-
-def program_of(tree: str) -> str:
-    """Where the program is in an installed tree; it is linked to nothing."""
-    return os.path.join(tree, "runtime", "bin", NAME)
 
 
 def parse(lines: Iterable[str]) -> Report:

@@ -16,7 +16,7 @@ from hooks.config import Config, Mode
 from integration.cri.client import Cri
 from integration.cri.engine import CRI_SOCKETS, Engine
 from integration.cri.errors import CriError
-from integration.inventory import inventory_of
+from integration.nvml.inventory import inventory_of
 from integration.verify.checks import CHECKS, Check
 from integration.verify.errors import EngineMissing, NothingVerified, VerifyRunning, VerifyUnusable
 from integration.verify.interrupts import Interrupts

@@ -9,7 +9,7 @@ Rules
   (:func:`is_nonfatal`): each GPU of a domain writes such lines when a neighbour fails.
 - ``ends`` is false for a number that is no reason for a container to end: a notice, a test, or (45)
   what the driver does for any process that ends.
-- How serious a number is for the device is the node agent's (:mod:`integration.node.health.xids`).
+- How serious a number is for the device is the node agent's (:mod:`integration.node.faults.xids`).
 
 Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the
 Xid Catalog" and, for Volta and older, the list of the r535 document); nverror.h of the open kernel

@@ -18,8 +18,8 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
+from integration.containers.traces import forget
 from integration.simulated import Scenario, SimulatedNode
-from integration.traces import forget
 from shim import syscalls
 from tests.harness.dist import built
 from tests.tools.images import BUSYBOX, busybox, write_archive

@@ -13,7 +13,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Final
 
-from integration import traces
+from integration.containers import traces
 from integration.memory import pss_and_uss
 from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import GPUS, say

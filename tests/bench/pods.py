@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from api.proto import cri_pb2 as pb
-from integration import traces
+from integration.containers import traces
 from integration.memory import pss_and_uss
 from tests.bench.results import Comparison, Curve, Figure, Figures, Results, Row
 from tests.bench.stage import HANDLER, say

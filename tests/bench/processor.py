@@ -19,7 +19,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final, Self
 
-from integration import traces
+from integration.containers import traces
 from tests.harness.cgroup import is_v2
 from tests.harness.waiting import eventually
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Final
 
-from integration import traces
+from integration.containers import traces
 from tests.bench.comparing import Case, beside_stock, compare
 from tests.bench.results import Results
 from tests.bench.stage import GPUS

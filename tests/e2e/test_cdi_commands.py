@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from hooks.cdi import schema
-from integration.cdi import podman
-from integration.cli import exits
+from integration import exits
+from integration.engines import podman
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import Runtime

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from integration import traces
+from integration.containers import traces
 from tests.harness.events import Recorder
 from tests.harness.runtime import Container, Runtime, is_alive, new_name, remove_fifos
 from tests.harness.waiting import eventually

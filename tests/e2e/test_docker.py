@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
+from integration.containers.traces import cgroup_hierarchies
 from integration.simulated import SimulatedNode
-from integration.traces import cgroup_hierarchies
 from tests.harness import engine_cdi
 from tests.harness.containerds import nothing_left
 from tests.harness.docker import DockerParts, PrivateDocker

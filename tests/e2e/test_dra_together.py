@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
+from integration.node.services.dra.sharing import OURS
 from tests.e2e.test_dra_mig import SCENARIO, THERE, Cut
 from tests.harness.dra_node import dra_node_of
 from tests.harness.kept import Kept

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.node.dra.serving import places_of
 from integration.node.options import DRA_DRIVER
+from integration.node.services.dra.server import places_of
 from tests.e2e.test_dra import error_of
 from tests.e2e.test_dra import fresh as place
 from tests.harness.claim_storm import Storm

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
-from integration.nvml_lock import opening
+from integration.nvml.lock import opening
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.api_server import ApiServer
 from tests.harness.exposition import read_told

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.inspection.shares import Share, variable_of
+from integration.containers.shares import Share, variable_of
 from integration.node.options import DRA_DRIVER
 from shim.causes.record import read_causes
 from tests.e2e.test_node_causes import GIB, in_pod, on_gpu

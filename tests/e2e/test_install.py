@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pytest
 
-from integration import traces
-from integration.install.places import Place
+from integration.containers import traces
 from integration.install.survey import look
 from integration.install.usage import Role, users
+from integration.install_places import Place
 from integration.tree import MANIFEST, Tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.containerds import containerd_with_images, nothing_left

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from api.proto import deviceplugin_pb2 as pb
-from integration.inspection.bundles import TASKS
+from integration.containers.bundles import TASKS
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 from tests.harness.launcher import REPOSITORY

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.node.causes.limits import ANNOTATION
+from integration.node.faults.limits import ANNOTATION
 from integration.simulated import Scenario, SimulatedNode
 from shim.causes.ended import read_ended
 from shim.causes.record import Whose, read_causes

@@ -16,15 +16,18 @@ import anyio
 import pytest
 
 from hooks.config import load_config
-from integration.node import backoff
-from integration.node.components import Context
-from integration.node.monitor import children as children_
-from integration.node.monitor import component, events, sampling
-from integration.node.monitor.children import Children, library_of
-from integration.node.monitor.events import Watch
-from integration.node.monitor.sampling import NvmlSampler
+from integration import backoff
 from integration.node.options import Options
-from integration.node.refresh import Seen, look
+from integration.node.refresh import look
+from integration.node.service import Context
+from integration.node.services.monitor import events
+from integration.node.services.monitor import service as component
+from integration.node.services.monitor.events import Watch
+from integration.nvml import monitor_children as children_
+from integration.nvml import sampler as sampling
+from integration.nvml.monitor_children import Children, library_of
+from integration.nvml.sampler import NvmlSampler
+from integration.nvml.snapshot import NodeSnapshot
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.node_agent import agent_process
@@ -35,7 +38,7 @@ from tests.harness.waiting import eventually, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from integration.node.monitor.values import GpuEvent
+    from integration.nvml.values import GpuEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -77,8 +80,8 @@ def children_of(pid: int) -> list[int]:
             words = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        is_forked = b"/nvml_server.py" in words and int(parent) != pid
-        if (b"/monitor/child.py" in words or is_forked) and is_alive(entry):
+        is_forked = b"/nvml/server.py" in words and int(parent) != pid
+        if (b"/nvml/monitor_child.py" in words or is_forked) and is_alive(entry):
             found.append(entry)
     return found
 
@@ -377,7 +380,7 @@ async def test_a_child_that_is_not_ready_yet_lets_go_too(gpus: SimulatedNode) ->
         tasks.start_soon(sampler.serve)
         tasks.start_soon(partial(sampler.sample, max_age=0))
         await until(lambda: children_of(os.getpid()), "one hangs before it is ready")
-        it.board.post(seen=Seen(faults=("GPU 1 is reset",)))
+        it.board.post(seen=NodeSnapshot(faults=("GPU 1 is reset",)))
         sampler.look_again()
         await until(lambda: not children_of(os.getpid()), "nobody holds a GPU")
         await until(lambda: answers, "who has asked is told")

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.inspection.procfs import Procfs
-from integration.node.mps import host_setup
-from integration.node.mps.launch import cgroup_tops
+from integration.containers.procfs import Procfs
+from integration.driver_launch_child import cgroup_tops
+from integration.node.services.mps import host_setup
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.mps_agent import PROGRAM, RESOURCE, STEPS, Agent, agent_of
 from tests.harness.runtime import is_alive

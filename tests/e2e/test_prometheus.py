@@ -16,9 +16,9 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from integration.inspection.bundles import TASKS, Pod
-from integration.node.ledger.values import Holding, Ledger
-from integration.node.metrics.text import FAMILIES, OPENMETRICS, collect, write
+from integration.containers.bundles import TASKS, Pod
+from integration.node.holders.values import Holding, Ledger
+from integration.node.services.metrics.text import FAMILIES, OPENMETRICS, collect, write
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.exposition import read_told
 from tests.harness.node_agent import agent_process
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from integration.node.metrics.moment import Moment
+    from integration.node.services.metrics.snapshot import Moment
 
 HOSTILE: Final = 'a"} 1\nnvshim_gpu_up{gpu="evil"} 0\n# \\'
 # What only a node that is in trouble has.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.nvml_lock import is_alone
+from integration.nvml.lock import is_alone
 from tests.e2e.test_drain_agent import GPU, Place, place_at
 from tests.harness.gpu_agent import GpuAgent, gpu_agent
 from tests.harness.kubelet_plugins import KubeletPlugins

@@ -18,7 +18,7 @@ from anyio import to_thread
 from api.errors import Status
 from api.ttrpc import ConnectionClosed, RemoteError
 from api.ttrpc.client import connect
-from integration.shim_client import call
+from integration.containers.shim_client import call
 from tests.harness.launcher import INTERPRETER, REPOSITORY, SITE
 from tests.harness.runtime import is_alive
 from tests.harness.shim import ShimByHand, StartShim, gone, shim_by_hand

@@ -20,7 +20,7 @@ from typing import Final
 
 import pytest
 
-from integration.inspection.bundles import TASKS
+from integration.containers.bundles import TASKS
 from integration.simulated import Scenario, SimulatedNode
 from shim.causes.agent import agent_of
 from tests.harness.fuse import FILE, FuseServer, fuse

@@ -15,7 +15,7 @@ from api import typeurl
 from api.errors import Status
 from api.proto import bootstrap_pb2, runc_options_pb2
 from api.ttrpc import RemoteError
-from integration.shim_client import execute_verb, verb_words
+from integration.containers.shim_client import execute_verb, verb_words
 from tests.harness.node import words_of
 from tests.harness.runtime import is_alive
 from tests.harness.shim import NAMESPACE, ShimByHand, StartShim

@@ -46,7 +46,7 @@ from hooks.requests.policy import judge, read_container
 from hooks.requests.request import parse_capabilities, read_request
 from hooks.vendors.names import parse as parse_vendor
 from hooks.words import Arch
-from integration.node.plugin.settings import read_settings
+from integration.node.settings.source import read_settings
 from shim import files
 from shim.causes.kernel_log import parse_record
 from shim.checkpoint import criu, images

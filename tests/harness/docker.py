@@ -3,7 +3,7 @@
 dockerd is that of a release of Debian, unmodified, without a bridge and without rules of a packet
 filter; its containers have no network. All its files are below containerd's directory, its
 containers are in containerd's own namespace and cgroup, so that what is left of them is found
-and removed as that of any other container (:mod:`integration.traces`)::
+and removed as that of any other container (:mod:`integration.containers.traces`)::
 
     with PrivateDocker(containerd, DockerParts.of_release("sid")) as docker:
         docker.import_image("glibc", glibc())

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
+from integration.node.services.dra.sharing import OURS
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.cluster import Cluster
 from tests.harness.dra_node import NODE, Place

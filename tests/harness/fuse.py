@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from integration.inspection.procfs import Procfs
+from integration.containers.procfs import Procfs
 from shim import syscalls
 
 FILE: Final = "image"

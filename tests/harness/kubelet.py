@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
-from integration import traces
+from integration.containers import traces
 from integration.cri.client import Cri
 from integration.cri.errors import CriError
 from tests.harness.kubelet_root import KubeletRoot

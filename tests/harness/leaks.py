@@ -1,9 +1,10 @@
 """What a test left on the machine, judged from outside.
 
 A census is taken before and after: of the traces of the test's containerd (processes, mounts,
-cgroups, sockets, fifos, bundles, states of the low-level runtime; see integration.traces), of
-what containerd itself still lists, and of the shim's own directory. Cleaning up is partly
-asynchronous, so the second census is repeated until nothing is left or time is up.
+cgroups, sockets, fifos, bundles, states of the low-level runtime; see
+integration.containers.traces), of what containerd itself still lists, and of the shim's own
+directory. Cleaning up is partly asynchronous, so the second census is repeated until nothing is
+left or time is up.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import time
 from typing import Final
 
-from integration import traces
+from integration.containers import traces
+from integration.containers.traces import Trace
 from integration.timeouts import PATIENCE
-from integration.traces import Trace
 from tests.harness import api
 from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import NAMESPACE as PODS

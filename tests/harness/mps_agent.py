@@ -28,15 +28,18 @@ from typing import Any, Final
 import anyio
 
 from hooks.config import load_config
-from integration.inspection.procfs import Procfs
-from integration.node import backoff
-from integration.node.components import Context
-from integration.node.mps import component, daemon, host_setup, keeper, modes
+from integration import backoff
+from integration.containers.procfs import Procfs
 from integration.node.options import Options
-from integration.node.plugin import values
-from integration.node.plugin.resources import resources_of
-from integration.node.plugin.values import Settings, SharedResource, Sharing
 from integration.node.refresh import look
+from integration.node.service import Context
+from integration.node.services.mps import compute_modes as modes
+from integration.node.services.mps import daemon, host_setup
+from integration.node.services.mps import daemon_supervisor as keeper
+from integration.node.services.mps import service as component
+from integration.node.services.plugin.resources import resources_of
+from integration.node.values import resources as values
+from integration.node.values.resources import Settings, SharedResource, Sharing
 from integration.signal_receiver import open_signal_receiver
 from integration.simulated import SimulatedNode
 from tests.harness.waiting import eventually

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from api.proto.task_types_pb2 import Status
-from integration import traces
+from integration.containers import traces
 from tests.harness import api
 from tests.harness.waiting import eventually
 from tests.tools.containerd import Completed, PrivateContainerd

@@ -27,7 +27,7 @@ from api.errors import Status
 from api.proto import bootstrap_pb2, runc_options_pb2, task_types_pb2
 from api.ttrpc import RemoteError
 from api.ttrpc.client import Client, connect
-from integration.shim_client import EventsServer, call, execute_verb, verb_words
+from integration.containers.shim_client import EventsServer, call, execute_verb, verb_words
 from integration.timeouts import PATIENCE
 from tests.harness.bundle import lay_out, plain_spec
 from tests.harness.runtime import is_alive

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from integration.node.dra.values import parse_quantity
+from integration.node.values.claims import parse_quantity
 
 __all__ = ["faults"]
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from integration import traces
-from integration.inspection.procfs import Procfs
+from integration.containers import traces
+from integration.containers.procfs import Procfs
 from integration.simulated import containerd as simulated
 from integration.simulated.containerd import CLEANUP_TIMEOUT, DISABLED_PLUGINS, Completed
 from integration.timeouts import PATIENCE

@@ -11,12 +11,13 @@ import click
 
 from hooks.cdi import generating, schema
 from hooks.cdi.registry import Registry
-from integration.cdi import podman, transforming, writing
+from integration.cdi import transforming, writing
 from integration.cdi.listing import CONFLICT, USED, list_devices
 from integration.cli.nvidia_ctk.given import Given
 from integration.compat.cdi_generate import MODES, OTHERS, wish_of
 from integration.compat.gocli import GoGroup, Several
-from integration.inventory import inventory_of
+from integration.engines import podman
+from integration.nvml.inventory import inventory_of
 
 
 @click.group("cdi", cls=GoGroup)

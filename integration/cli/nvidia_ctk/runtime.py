@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from integration import exits
 from integration.cli import configure as ours
-from integration.cli import exits
 from integration.cli.nvidia_ctk.given import Given
 from integration.compat.gocli import GoGroup
 from integration.compat.runtime_configure import arguments_of

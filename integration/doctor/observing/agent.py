@@ -18,14 +18,14 @@ from typing import Any, Final
 from hooks.config import Config
 from hooks.node.kubelet import kubelet_root, read_checkpoint
 from hooks.requests.kubelet_record import CHECKPOINT
+from integration.agent_status import is_ready, status_path
+from integration.containers.held_devices import LEDGER
 from integration.doctor.facts import NodeAgent, Plugins
 from integration.doctor.observing.kubernetes import KUBELETS
 from integration.doctor.observing.running import hosts_processes, processes, read_file
 from integration.doctor.places import Places
-from integration.inspection.holding import LEDGER
 from integration.json_documents import parse_json
 from integration.node.options import DRA_DRIVER
-from integration.node.readiness import is_ready, status_path
 from shim.causes.agent import agent_runs
 
 _UNITS: Final = ("/etc/systemd/system/*.wants", "/run/systemd/system/*.wants")

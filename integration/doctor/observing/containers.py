@@ -21,14 +21,14 @@ from hooks.node.identity import what_changed
 from hooks.ocispec import part, variables_of
 from hooks.requests.glance import CAPABILITIES
 from hooks.words import DEFAULT_CAPABILITIES
+from integration.containers.bundles import KNOWN_STATES, find_containers
+from integration.containers.bundles import Container as Found
+from integration.containers.records import entries
 from integration.doctor.facts import Container, CouldNotLook, Device
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.machine import systemd_runs
 from integration.doctor.observing.running import find_program, read_file, run
 from integration.doctor.places import Places
-from integration.inspection.bundles import KNOWN_STATES, find_containers
-from integration.inspection.bundles import Container as Found
-from integration.inspection.records import entries
 from shim.bundle import RECORD
 
 _MOST: Final = 2048

@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from integration.containers.shims import FORK_SERVER
 from integration.doctor.facts import Installation, Server, Shim
 from integration.doctor.observing.running import SYSTEM_PATH, Process, hosts_processes, read_file
 from integration.doctor.places import Places
-from integration.inspection.processes import FORK_SERVER
 from shim import PROGRAM
 
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")

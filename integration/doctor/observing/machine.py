@@ -12,11 +12,11 @@ from typing import Final
 from hooks.config import Config
 from hooks.image.openat2 import open_in_root
 from hooks.platforms import platform_of
+from integration.containers.procfs import Mount as Mounted
+from integration.containers.procfs import Procfs
 from integration.doctor.facts import Machine, Mount
 from integration.doctor.observing.running import find_program, read_file
 from integration.doctor.places import Places
-from integration.inspection.procfs import Mount as Mounted
-from integration.inspection.procfs import Procfs
 
 _SELINUX: Final = "/sys/fs/selinux"
 _BOOLEAN: Final = "container_use_devices"

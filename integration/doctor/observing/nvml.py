@@ -15,8 +15,8 @@ from hooks.node.nvml import parse_report, probe_command
 from hooks.node.witness import Witness
 from integration.doctor.facts import Nvml
 from integration.doctor.places import Places
-from integration.inventory import ask
-from integration.node.nvml import ask_nvml
+from integration.nvml.inventory import ask
+from integration.nvml.query import ask_nvml
 
 _PERSISTENCED: Final = "/run/nvidia-persistenced/socket"
 # Beyond what the child allows itself: the kernel ends it, and we have to see that.

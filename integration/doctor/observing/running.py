@@ -18,11 +18,11 @@ from functools import cached_property
 from typing import Final
 
 from api.errors import one_line
+from integration.containers.procfs import Procfs
 from integration.doctor.facts import CouldNotLook, ProgramFailed
 from integration.doctor.places import Places
 from integration.driver_programs import run_for
 from integration.files import read_some
-from integration.inspection.procfs import Procfs
 
 SYSTEM_PATH: Final = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",

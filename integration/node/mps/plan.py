@@ -9,8 +9,8 @@ Rules
 - Each share has an equal part of the memory, in whole MiB, and of the threads, in whole percent.
   Where NVML did not say how much memory there is, it is not limited.
 - How many may share a device at all was seen to when the resource was made
-  (:mod:`integration.node.plugin.resources`). A GPU that was given MIG mode since, or is gone, is
-  not shared.
+  (:mod:`integration.node.services.plugin.resources`). A GPU that was given MIG mode since, or is
+  gone, is not shared.
 - The programs are the driver's. A driver root with a dynamic loader is a system of its own, as in a
   driver container, and its programs run with that as their root; in one without they are started
   like programs of the host, and told where their libraries are.
@@ -20,43 +20,32 @@ Source: nvidia-cuda-mps-control(1); k8s-device-plugin, cmd/mps-control-daemon/mp
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from hooks.node.witness import Witness
-from hooks.words import Arch
-from integration.node.errors import MpsImpossible, MpsProgramMissing
+from integration.agent_errors import MpsImpossible, MpsProgramMissing
+from integration.driver_launch import where_programs_run
 
 if TYPE_CHECKING:
     from hooks.node.driver import Driver
     from hooks.node.gpus import Gpu
     from hooks.node.inventory import Inventory
-    from integration.node.plugin.values import Resource
+    from integration.node.values.resources import Resource
 
 __all__ = [
     "ClaimDaemon",
     "Plan",
     "Programs",
-    "launch_line",
     "plan_of",
     "programs_of",
-    "where_programs_run",
 ]
 
-_LAUNCH: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py")
 _MIB: Final = 1 << 20
 
 _CONTROL: Final = "nvidia-cuda-mps-control"
 _SERVER: Final = "nvidia-cuda-mps-server"
-_LIBCUDA: Final = "libcuda.so.{v}"
-_LOADERS: Final = {
-    Arch.X86_64: "/lib64/ld-linux-x86-64.so.2",
-    Arch.AARCH64: "/lib/ld-linux-aarch64.so.1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,35 +181,3 @@ def programs_of(driver: Driver) -> Programs:
         search=os.path.dirname(sources[_SERVER]).removeprefix(root),
         libraries=libraries,
     )
-
-
-def launch_line(program: str, root: str, environment: dict[str, str], **more: Any) -> list[str]:
-    """How a program of the driver's is started.
-
-    Args:
-        program: its path below the root.
-        root: its root directory; "" for the host's.
-        environment: all of its own; the command itself needs none.
-        more: what else :mod:`integration.node.mps.launch` is told, by its words.
-    """
-    wish = {"program": program, "environment": environment, "root": root}
-    return [sys.executable, "-I", "-S", _LAUNCH, json.dumps({**wish, **more})]
-
-
-def where_programs_run(driver: Driver) -> tuple[str, str]:
-    """The root directory of the driver's programs, and what is LD_LIBRARY_PATH for them.
-
-    Returns:
-        The root is "" for the host's; the other is "" where the loader knows by itself.
-    """
-    loader = _LOADERS.get(driver.arch, "")
-    apart = driver.root != "/" and bool(loader) and Witness(driver.root).file(loader) is not None
-    root = driver.root if apart else ""
-    if driver.root == "/":
-        return root, ""  # the host's own loader knows where the host has its driver
-    libraries = {
-        os.path.dirname(library.source)
-        for library in driver.libraries
-        if library.row == _LIBCUDA and library.arch is driver.arch
-    }
-    return root, ":".join(sorted(path.removeprefix(root) for path in libraries))

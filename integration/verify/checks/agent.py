@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from integration.agent_status import is_ready
 from integration.cri.errors import CriRefused
-from integration.inspection.health import read_health
+from integration.node.device_health.report import read_health
 from integration.node.lock import holds
-from integration.node.readiness import is_ready
 from integration.timeouts import PATIENCE
 from integration.verify.checks.containers import gpu_asked_for
 from integration.verify.node import Node, faults_of
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import parse
-from integration.verify.sight import Wanted
+from integration.verify.visibility import Wanted
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:

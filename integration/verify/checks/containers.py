@@ -14,7 +14,7 @@ from integration.json_documents import parse_json
 from integration.verify.node import Node
 from integration.verify.outcomes import NotAsExpected, NotMade
 from integration.verify.program import Report, parse
-from integration.verify.sight import Wanted, gpu_numbers, wrong_with, wrong_without
+from integration.verify.visibility import Wanted, gpu_numbers, wrong_with, wrong_without
 
 if TYPE_CHECKING:
     from integration.verify.pods import Pod, Ran

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.config import Config
+from integration.agent_status import status_path
 from integration.files import read_file
-from integration.inspection.health import read_health
 from integration.json_documents import parse_json
-from integration.node.readiness import status_path
+from integration.node.device_health.report import read_health
 from integration.verify.checks.containers import check_sight, numbers_of, report_of
 from integration.verify.node import Node
 from integration.verify.outcomes import NotAsExpected, NotMade
-from integration.verify.sight import Wanted
+from integration.verify.visibility import Wanted
 
 if TYPE_CHECKING:
     from integration.verify.pods import Pod

@@ -10,8 +10,8 @@ import pytest
 
 from api.proto import cri_pb2 as cri
 from hooks.config import load_config
-from integration.inventory import inventory_of
 from integration.node.options import DRA_DRIVER
+from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from tests.e2e.cri.test_cri_device_plugin import LISTED, pods_with
 from tests.harness.cluster import Cluster

@@ -12,8 +12,8 @@ import pytest
 
 from api.proto import cri_pb2 as cri
 from integration.cri.errors import CriRefused
-from integration.node.dra.sharing import OURS
 from integration.node.options import DRA_DRIVER
+from integration.node.services.dra.sharing import OURS
 from tests.e2e.cri.test_cri_device_plugin import pods_with
 from tests.e2e.cri.test_cri_dra import ALL, NODE, node, root
 from tests.harness.cluster import Cluster

@@ -24,7 +24,7 @@ import pytest
 from api.proto import cri_pb2 as pb
 from hooks.config import load_config
 from integration.cri.engine import Engine
-from integration.inventory import inventory_of
+from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.verify.checks import CHECKS
 from integration.verify.interrupts import Interrupts

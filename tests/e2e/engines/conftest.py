@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.engines import dump, programs
+from integration.engines import effective_config as dump
+from integration.engines import programs
 from integration.engines.programs import run
 from tests.harness.etc_containerd import Etc
 from tests.tools.parts import Parts

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from integration.engines import apply, dump, plan, plan_removal, wanted
-from integration.engines.dump import Containerd, differences, handlers, pruned
+from integration.engines import apply, plan, plan_removal
+from integration.engines import desired as wanted
+from integration.engines import effective_config as dump
+from integration.engines.effective_config import Containerd, differences, handlers, pruned
 from integration.engines.errors import (
     ConfigDiffers,
     DropInReplaces,
@@ -77,7 +79,7 @@ def test_nothing_but_our_table_differs_and_removal_is_the_exact_inverse(
     ours = handlers(after)["nvidia"]
     assert ours["runtime_type"] == "io.containerd.nvidia.v1"
     systemd = root in {"gke", "version 1", "version 3", "kubeadm"}
-    # containerd 2 would take the options for runc's: see integration.engines.wanted.
+    # containerd 2 would take the options for runc's: see integration.engines.desired.
     has_option = systemd and release != UNSTABLE
     assert ours.get("options", {}).get("SystemdCgroup", False) is has_option
     assert ("ConfigPath" in ours.get("options", {})) is (systemd and release == "installed")

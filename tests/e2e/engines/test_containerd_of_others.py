@@ -8,8 +8,9 @@ from typing import Final
 
 import pytest
 
-from integration.engines import apply, dump, plan, plan_removal
-from integration.engines.dump import differences, handlers, pruned
+from integration.engines import apply, plan, plan_removal
+from integration.engines import effective_config as dump
+from integration.engines.effective_config import differences, handlers, pruned
 from integration.engines.errors import (
     ChangedByHand,
     ConfigGenerated,

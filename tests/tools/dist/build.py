@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from integration.errors import TreeError
-from integration.tree import Tree, read_tree, verify
-from integration.verify.program import NAME as PROBE
+from integration.tree import PROBE, Tree, read_tree, verify
 from tests.tools.dist import interpreter, modules, share
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.interpreter import Packages

@@ -21,7 +21,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-from integration.cli import exits
+from integration import exits
 from tests.tools.dist.archive import PROJECT
 from tests.tools.dist.share import MANUAL
 

@@ -20,7 +20,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.verify.program import NAME as PROBE
+from integration.tree import PROBE
 from tests.tools.dist.archive import PROJECT
 from tests.tools.dist.modules import OURS
 from tests.tools.dist.project import Project

@@ -21,7 +21,7 @@ from hooks.config import Config
 from hooks.node.capabilities import CONTROL
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
-from integration import traces
+from integration.containers import traces
 from tests.tools.containerd import Completed
 from tests.tools.errors import CheckNotPossible
 from tests.tools.gpu.containers import TIMEOUT, Container, Containers, asking

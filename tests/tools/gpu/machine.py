@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from integration import traces
+from integration.containers import traces
 from shim import syscalls
 from tests.tools.errors import MachineUnfit
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 
-from integration.cli import exits
+from integration import exits
 from integration.cli.app import COMMANDS, GROUPS, HIDDEN, nvshim
 from integration.cli.node_options import parameter_of
-from integration.node.plugin.table import FLAGS
+from integration.node.settings.table import FLAGS
 from tests.tools.reference.markdown import code, prose, table
 
 __all__ = ["exit_statuses", "page", "problem", "statuses", "walk"]
@@ -168,7 +168,7 @@ def statuses() -> list[tuple[str, str]]:
             rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}")
     known = {str(value) for name, value in vars(exits).items() if name.isupper()}
     if {status for status, _ in rows} != known:
-        raise LookupError("the docstring of integration.cli.exits has other statuses than it")
+        raise LookupError("the docstring of integration.exits has other statuses than it")
     return rows
 
 

@@ -126,7 +126,7 @@ def _meaning(kind: type[NvshimError]) -> str:
 
 
 def table() -> str:
-    """Every error of what is installed, by its code, as :mod:`integration.inspection.codes` has it.
+    """Every error of what is installed, by its code, as :mod:`integration.doctor.codes` has it.
 
     Returns:
         JSON, of which each line is an error.

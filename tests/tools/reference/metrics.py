@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from integration.node.metrics.text import GROUPS
+from integration.node.services.metrics.text import GROUPS
 from tests.tools import REPOSITORY
 from tests.tools.reference.markdown import code, table
 

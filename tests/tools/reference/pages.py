@@ -25,7 +25,7 @@ __all__ = ["BLOCKS", "DOCS", "PAGES", "stale", "write"]
 DOCS: Final = os.path.join(REPOSITORY, "docs")
 
 _SCHEMA: Final = "reference/nvshim.schema.json"
-_CODES: Final = "../integration/inspection/codes.json"
+_CODES: Final = "../integration/doctor/codes.json"
 _MADE: Final = "<!-- Made by `make reference` of the code: change that. -->\n\n"
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {

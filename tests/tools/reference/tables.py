@@ -26,8 +26,8 @@ from hooks.node.capabilities import (
 from integration.doctor.checks import CHECKS
 from integration.kubernetes.environment import VARIABLES
 from integration.kubernetes.settings import Settings
-from integration.node.health.xids import XIDS, Scope, Severity
-from integration.node.plugin.table import FLAGS
+from integration.node.faults.xids import XIDS, Scope, Severity
+from integration.node.settings.table import FLAGS
 from tests.matrix import RECORD
 from tests.tools import REPOSITORY
 from tests.tools.reference.markdown import by_reason, code, prose, table

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from integration.cli import app, exits
+from integration import exits
+from integration.cli import app
 from tests.unit.hooks.fake_node import Node
 
 
@@ -31,7 +32,7 @@ Nvshim = Callable[..., Said]
 
 @pytest.fixture(autouse=True)
 def _no_podman_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("integration.cdi.podman._PODMAN", "no-podman")
+    monkeypatch.setattr("integration.engines.podman._PODMAN", "no-podman")
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import yaml
 
 from hooks.cdi import schema
 from hooks.cdi.files import tree_of
+from integration import exits
 from integration.cdi import writing
 from integration.cdi.errors import CdiSpecUnwritten
-from integration.cli import exits
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import NVIDIA, VERSION, Node, uuid_of
 
@@ -72,7 +72,7 @@ def test_podman_that_refuses_groups_gets_a_spec_without_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("integration.engines.programs.PATH", str(tmp_path))
-    monkeypatch.setattr("integration.cdi.podman._PODMAN", "podman")
+    monkeypatch.setattr("integration.engines.podman._PODMAN", "podman")
     node.add_gpu(2, "0000:00:01.0", drm=True)
     command, ctk = ("cdi", "generate", "-o", "json"), ("compat", "nvidia-ctk", "cdi", "generate")
 

@@ -11,7 +11,8 @@ import pytest
 
 from hooks.errors import ImexChannelMissing, NvmlFailed, UnknownDevice
 from hooks.node.inventory import Inventory, take_inventory
-from integration.cli import app, exits
+from integration import exits
+from integration.cli import app
 from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from hooks.config.nvidia import parse_nvidia_config
-from integration.cli import configure, exits
+from integration import exits
+from integration.cli import configure
 from integration.compat import cdi_generate, toolkit_config
 from integration.compat.errors import FlagWithoutMeaning, NoCounterpart
 from integration.compat.runtime_configure import arguments_of

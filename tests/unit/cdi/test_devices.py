@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.cli import exits
+from integration import exits
 from integration.devices.creating import State, Wish, create, refuse_failures, run_command
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded
 from integration.devices.expected import expected_nodes

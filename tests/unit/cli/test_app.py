@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from api.errors import NvshimError, Status
-from integration.cli import app, exits
+from integration import exits
+from integration.cli import app
 from integration.cli.options import with_listing, with_output
 from integration.cli.output import Column, Format, Output
 

@@ -13,8 +13,8 @@ import pytest
 from hooks.config import load_config
 from integration.cli import app
 from integration.cli.kinds import KINDS
-from integration.inspection.bundles import TASKS
-from integration.node.health import store
+from integration.containers.bundles import TASKS
+from integration.node.device_health import health_store as store
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 from tests.tools.reference.commands import walk
@@ -155,7 +155,7 @@ def test_health_has_the_keys_too(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(load_config(place.node.config_path))
-    monkeypatch.setattr("integration.inspection.health.is_ready", lambda _: True)
+    monkeypatch.setattr("integration.node.device_health.report.is_ready", lambda _: True)
     try:
         for line in ("list --health CONFIG", "health list CONFIG"):
             app.main([*place.words(line), "-o", "json"])

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from integration import exits
 from integration.cli import __main__ as program
-from integration.cli import app, exits
+from integration.cli import app
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # What the agent needs, and who asks whether it is ready does not.
 HEAVY = (
     "anyio", "google.protobuf", "grpc", "hooks.engine", "integration.engines",
-    "integration.node.agent", "integration.node.board", "structlog", "yaml",
+    "integration.node.agent", "integration.node.state.store", "structlog", "yaml",
 )  # fmt: skip
 
 

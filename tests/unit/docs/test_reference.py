@@ -10,7 +10,7 @@ import click
 import pytest
 
 from integration.doctor.checks import CHECKS
-from integration.inspection.codes import explain_code
+from integration.doctor.codes import explain_code
 from tests.harness.pages import blocks, read_page
 from tests.harness.pages import pages as every_page
 from tests.tools.errors import BlockMissing
@@ -61,7 +61,7 @@ ELSEWHERE: Final = {
 
 # Modules that read variables by names that are not in them.
 BY_NAMES_OF_OTHERS: Final = {
-    "integration/cli/node_options.py": "of a table in integration.node.plugin.table",
+    "integration/cli/node_options.py": "of a table in integration.node.settings.table",
     "integration/cli/nvidia_ctk/cdi.py": "of a table in integration.compat.cdi_generate",
     "shim/forkserver/launcher.c": "which tests/tools/launcher.py gives to the compiler",
     "shim/programs.py": "of a tuple in the module, which are constants as well",
@@ -142,7 +142,7 @@ def test_every_annotation_that_the_code_reads_is_in_the_table() -> None:
     known = {name.removesuffix("*") for name in _named(_section("Annotations"))}
     read = {
         text
-        for module in modules((*DECIDING, "integration/node/causes"))
+        for module in modules((*DECIDING, "integration/node/services/causes"))
         for _, text in texts(module)
         if ANNOTATION.fullmatch(text)
     }

@@ -11,13 +11,13 @@ from typing import Any
 import click
 import pytest
 
-from integration import inventory
 from integration.cli.app import nvshim
 from integration.doctor.checks import CHECKS
 from integration.doctor.examination import Examination, choose, examine, judge
 from integration.doctor.facts import Node, Unseen
 from integration.doctor.findings import TABLE, Finding, Severity
 from integration.doctor.observing import GROUPS
+from integration.nvml import inventory
 from tests.harness.waiting import eventually
 from tests.unit.doctor.breaks import (
     ELSEWHERE_ONLY,

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from integration.cli import exits
+from integration import exits
 from integration.doctor import observing
 from integration.doctor.checks import CHECKS
 from integration.doctor.errors import BundleNotWritten, CheckUnknown, ManifestUnusable, RootNotFound

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.node.inventory import load_inventory
+from integration.containers.bundles import TASKS, find_containers
+from integration.containers.procfs import Procfs
+from integration.devices.targets import THE_DRIVER, targets_of
 from integration.drain import holders
 from integration.drain.holders import AGENT, CONTAINER, MPS, Holder, find_holders
-from integration.drain.targets import THE_DRIVER, targets_of
 from integration.drain.waiting import blocking, not_by_themselves
-from integration.inspection.bundles import TASKS, find_containers
-from integration.inspection.procfs import Procfs
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 
 from hooks.config import Config
 from hooks.node.drained import Drain, path_of, read_drains
-from integration.drain import marks
-from integration.drain.errors import MarkUnwritten, NotDrained, ResetRunning
+from integration.devices import drain_marks as marks
+from integration.devices.drain_errors import MarkUnwritten, NotDrained, ResetRunning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from integration.inspection.bundles import TASKS
+from integration.containers.bundles import TASKS
 from tests.unit.hooks.fake_node import Node
 
 

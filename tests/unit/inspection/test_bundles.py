@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.inspection import bundles
-from integration.inspection.bundles import Pod, find_containers, state_directories
+from integration.containers import bundles
+from integration.containers.bundles import Pod, find_containers, state_directories
 
 CRI = {
     "io.kubernetes.cri.sandbox-id": "sand",

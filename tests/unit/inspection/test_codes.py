@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.cli import exits
+from integration import exits
 from integration.cli.app import main
 from integration.doctor.checks import CHECKS
-from integration.inspection.codes import code_of, explain_code
+from integration.doctor.codes import code_of, explain_code
 from tests.tools.reference.error_codes import every_error
 from tests.tools.reference.sources import remedies
 

@@ -13,16 +13,16 @@ from hooks import engine
 from hooks.config import Config
 from hooks.errors import MalformedSpec
 from hooks.node.inventory import survey, take_inventory
-from integration.inspection.bundles import Container, Pod, find_containers
-from integration.inspection.errors import ContainerAmbiguous, ContainerUnknown
+from integration.containers.bundles import Container, Pod, find_containers
+from integration.containers.errors import ContainerAmbiguous, ContainerUnknown
 from integration.inspection.explaining import (
     Explanation,
     explain_container,
     find_container,
     rootfs_of,
 )
-from integration.inspection.story import tell
 from integration.inspection.summary import summarize
+from integration.inspection.timeline import tell
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.nvshim import nvshim
 from tests.unit.cli.test_completion import complete

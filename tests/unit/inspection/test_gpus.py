@@ -10,9 +10,9 @@ import pytest
 from hooks.config import load_config
 from hooks.errors import DriverNotFound
 from hooks.node.inventory import survey, take_inventory
-from integration.cli import exits
+from integration import exits
 from integration.cli.app import main
-from integration.inspection.bundles import Container
+from integration.containers.bundles import Container
 from integration.inspection.gpus import gpu_rows, list_gpus
 from integration.inspection.node import describe_node
 from integration.simulated import Scenario, SimulatedNode

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from hooks.config import Config
-from integration.cli import exits
+from integration import exits
 from integration.cli.app import main
-from integration.inspection import health
 from integration.inspection.gpus import list_gpus
-from integration.node.health import requests, store
-from integration.node.health.book import Book, Place, heard, judge, saw
-from integration.node.health.machine import Moment, Rules
-from integration.node.health.policy import policy_of
-from integration.node.monitor.values import GpuEvent
+from integration.node.device_health import health_store as store
+from integration.node.device_health import report as health
+from integration.node.device_health import requests
+from integration.node.device_health.device_state import Moment, Rules
+from integration.node.device_health.health_table import Book, Place, heard, judge, saw
+from integration.node.faults.policy import policy_of
+from integration.nvml.values import GpuEvent
 from tests.unit.hooks.fake_node import Node, uuid_of
 
 MIG = "MIG-00000000-0000-4000-8000-000000000001"
@@ -42,7 +43,7 @@ def keep(config: Config) -> Book:
 def watched(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A node whose agent is ready."""
     keep(node.config)
-    monkeypatch.setattr("integration.inspection.health.is_ready", lambda _: True)
+    monkeypatch.setattr("integration.node.device_health.report.is_ready", lambda _: True)
     return node
 
 

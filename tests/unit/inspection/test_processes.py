@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from integration.inspection.bundles import Container, Pod, find_containers
-from integration.inspection.processes import (
+from integration.containers.bundles import Container, Pod, find_containers
+from integration.containers.procfs import Procfs
+from integration.containers.shims import (
     FORK_SERVER,
     SHIM,
     OurProcess,
@@ -22,8 +23,7 @@ from integration.inspection.processes import (
     process_row,
     states_of,
 )
-from integration.inspection.procfs import Procfs
-from integration.inspection.trees import Tree, is_current, tree_of
+from integration.containers.trees import Tree, is_current, tree_of
 from tests.harness.waiting import eventually
 
 PROGRAM = "containerd-shim-nvidia-v1"

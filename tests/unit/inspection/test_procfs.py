@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from integration.inspection.procfs import Procfs
+from integration.containers.procfs import Procfs
 from tests.harness.fuse import FILE, fuse
 from tests.harness.launcher import REPOSITORY
 
@@ -130,7 +130,7 @@ def test_a_process_of_another_user_is_not_the_nodes_own() -> None:
 
 @ROOT
 def test_a_file_that_is_called_as_ours_is_on_a_volume_that_does_not_answer(tmp_path: Path) -> None:
-    ask = "import sys; from integration.inspection.procfs import Procfs; p = Procfs();"
+    ask = "import sys; from integration.containers.procfs import Procfs; p = Procfs();"
     ask += " print(p.has_open(int(sys.argv[1]), sys.argv[2]))"
     (tmp_path / FILE).touch()
     with (

@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 from integration import driver_programs
-from integration.inspection import reading
-from integration.inspection.procfs import Procfs
-from integration.inspection.reading import Reader
+from integration.containers import bounded_reader as reading
+from integration.containers.bounded_reader import Reader
+from integration.containers.procfs import Procfs
 from tests.harness.fuse import FILE, fuse
 from tests.harness.waiting import eventually
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from integration.cli.app import main
-from integration.inspection.bundles import TASKS
+from integration.containers.bundles import TASKS
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.launcher import REPOSITORY
 

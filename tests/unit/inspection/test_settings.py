@@ -11,15 +11,15 @@ import pytest
 
 from hooks.config import TABLES, Config, load_config
 from hooks.errors import ConfigUnreadable, UnknownConfigKey, WrongConfigValue
-from integration.cli import exits
+from integration import exits
 from integration.cli.app import main
-from integration.inspection import settings
-from integration.inspection.errors import (
+from integration.containers.errors import (
     SettingRefused,
     SettingsChanged,
     SettingsNotWritten,
     SettingUnknown,
 )
+from integration.inspection import settings
 
 OURS = """\
 # What we want.

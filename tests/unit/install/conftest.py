@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.install.places import Place
+from integration.install_places import Place
 from tests.harness.trees import disk_of_its_own, small_tree
 from tests.unit.install.nodes import Node
 

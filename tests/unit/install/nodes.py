@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from integration.install.effects import Workshop
 from integration.install.installing import Installation, install, uninstall
-from integration.install.places import Place
 from integration.install.status import status
+from integration.install_places import Place
 from integration.tree import Tree
 from tests.harness.launcher import REPOSITORY
 

@@ -32,10 +32,10 @@ from integration.install.errors import (
     StepFailed,
 )
 from integration.install.installing import Installation, collect, install
-from integration.install.places import Place
 from integration.install.status import status
 from integration.install.survey import look
 from integration.install.trees import problem_of
+from integration.install_places import Place
 from shim import syscalls
 from tests.harness.launcher import REPOSITORY
 from tests.harness.own_process import restored

@@ -15,19 +15,20 @@ import pytest
 
 from hooks.config import Config
 from hooks.node.drained import Drain
-from integration.drain import marks
+from integration.devices import drain_marks as marks
 from integration.engines import undo
 from integration.engines.runtime_options import RECORDS
-from integration.install import effects, leaving
+from integration.install import effects
+from integration.install import uninstall as leaving
 from integration.install.effects import Workshop
 from integration.install.errors import (
     StillNamed,
 )
 from integration.install.installing import collect, uninstall
-from integration.install.places import Place
 from integration.install.status import status
 from integration.install.survey import look
 from integration.install.trees import problem_of
+from integration.install_places import Place
 from tests.harness.trees import small_tree
 from tests.unit.install.nodes import PROGRAMS, Node, beside_engines
 

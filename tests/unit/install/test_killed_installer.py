@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from integration.inspection.procfs import Procfs
+from integration.containers.procfs import Procfs
 from integration.install import usage
 from integration.install.survey import look
 from integration.install.trees import problem_of

@@ -9,7 +9,6 @@ import pytest
 
 from integration.install import steps
 from integration.install.errors import NothingToGoBackTo, VersionNotInstalled
-from integration.install.places import Place
 from integration.install.planning import (
     Wish,
     asked_paths,
@@ -21,6 +20,7 @@ from integration.install.planning import (
 )
 from integration.install.survey import Installed, Link, Survey
 from integration.install.usage import Role, User
+from integration.install_places import Place
 from integration.tree import Tree
 
 PLACE: Final = Place("/opt/x", "/usr/local/bin")

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from integration.install.places import Place
 from integration.install.survey import look
 from integration.install.usage import Role, User, is_blind, role_of, users
+from integration.install_places import Place
 from tests.harness.launcher import REPOSITORY
 from tests.harness.trees import small_tree
 

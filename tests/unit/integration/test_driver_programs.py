@@ -15,13 +15,13 @@ from hooks.config import Config
 from hooks.node.driver import Driver, DriverFile
 from hooks.words import Arch
 from integration import driver_programs
+from integration.agent_errors import MpsDaemonFailed
 from integration.driver_programs import run_for
-from integration.node.errors import MpsDaemonFailed
-from integration.node.mps import daemon
-from integration.node.mps.daemon import Daemon
-from integration.node.mps.places import Places
+from integration.node.mps.paths import Places
 from integration.node.mps.plan import Programs
-from integration.node.nvidia_smi import SmiFailed, run_nvidia_smi
+from integration.node.services.mps import daemon
+from integration.node.services.mps.daemon import Daemon
+from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from tests.harness.frozen import frozen_program
 from tests.harness.waiting import eventually
 

@@ -6,8 +6,8 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from integration.inventory import ask
-from integration.nvml_lock import NONE, alone, is_alone, opening
+from integration.nvml.inventory import ask
+from integration.nvml.lock import NONE, alone, is_alone, opening
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from integration import traces
-from integration.traces import Marks, Trace
+from integration.containers import traces
+from integration.containers.traces import Marks, Trace
 from tests.harness.waiting import eventually
 from tests.tools.containerd import PrivateContainerd
 from tests.tools.cri.plugin import CriContainerd, CriPlugin

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from integration.node.health.node_condition import TYPE
+from integration.node.services.node_condition import TYPE
 from tests.harness.admission import denials
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.recorded import RECORDED

@@ -22,14 +22,14 @@ from integration.cli.app import COMMANDS, nvshim
 from integration.kubernetes.entering import HANDED_ON
 from integration.kubernetes.environment import VARIABLES, settings_from
 from integration.kubernetes.settings import LOCAL, Settings
-from integration.node.dra.claims import read_all
-from integration.node.dra.devices import NVIDIA, publishable
-from integration.node.health import node_condition
-from integration.node.metrics.address import parse_address
 from integration.node.options import DRA_DRIVER, Options
-from integration.node.plugin.settings import Source
-from integration.node.plugin.values import Settings as PluginSettings
-from integration.verify.program import NAME as PROBE
+from integration.node.services import node_condition
+from integration.node.services.dra.claims import read_all
+from integration.node.services.dra.devices import NVIDIA, publishable
+from integration.node.services.metrics.address import parse_address
+from integration.node.settings.source import Source
+from integration.node.values.resources import Settings as PluginSettings
+from integration.tree import PROBE
 from shim import VERSION
 from tests.harness.helm import OPTIONS, merged
 from tests.harness.kubectl import MANIFESTS, Discovery, Kubectl, render

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hooks.config import Config
+from integration.agent_errors import AgentRunning
+from integration.agent_status import is_ready, status_path
 from integration.node.agent import serve
-from integration.node.errors import AgentRunning
 from integration.node.options import Options
-from integration.node.readiness import is_ready, status_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
-from integration.node.api_access import of_kubeconfig, of_pod
-from integration.node.api_connection import trusted
-from integration.node.api_server import ApiServer
-from integration.node.errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
+from integration.agent_errors import ApiServerRefused, ApiServerSilent, KubeconfigUnusable
+from integration.apiserver.client import ApiServer
+from integration.apiserver.connection import trusted
+from integration.apiserver.credentials import of_kubeconfig, of_pod
 from tests.harness.cluster import Cluster
 from tests.harness.front import Front
 from tests.harness.waiting import eventually
@@ -219,7 +219,7 @@ def test_a_server_that_sends_a_little_now_and_then_is_not_waited_for_longer(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = ApiServer("127.0.0.1", cluster.port, cluster.service_account, timeout=0.5)
-    monkeypatch.setattr("integration.node.api_server._WATCH_LASTS", 0)
+    monkeypatch.setattr("integration.apiserver.client._WATCH_LASTS", 0)
     told, over = list[int](), threading.Event()
 
     def trickle() -> Iterator[Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.api_status import Refusal, parse_status, remedy_of
+from integration.apiserver.status import Refusal, parse_status, remedy_of
 from tests.harness.recorded import recorded_lines
 
 RECORDED: Final = recorded_lines("dra/refusals.jsonl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from integration.node.aside import aside
+from integration.detached import aside
 from tests.harness.waiting import eventually
 
 

@@ -5,9 +5,9 @@ from functools import partial
 import anyio
 import pytest
 
-from integration.node.board import Board
-from integration.node.monitor.values import GpuEvent
-from integration.node.refresh import Seen
+from integration.node.state.store import Board
+from integration.nvml.snapshot import NodeSnapshot
+from integration.nvml.values import GpuEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -28,10 +28,10 @@ async def test_a_change_wakes_who_waits_for_it() -> None:
         tasks.start_soon(wait, "seen", "faults")
         await anyio.wait_all_tasks_blocked()
         board.post(health={"GPU-0": None})  # nobody waits for that
-        board.post(seen=Seen())  # as it was
+        board.post(seen=NodeSnapshot())  # as it was
         await anyio.wait_all_tasks_blocked()
         assert not woken
-        board.post(seen=Seen(faults=("no driver",)))
+        board.post(seen=NodeSnapshot(faults=("no driver",)))
     assert woken == [("seen", "faults")]
 
 

@@ -9,7 +9,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import grpc.aio  # type: ignore[import-untyped] # likewise
 import pytest
 
-from integration.node.calls import answer_of
+from integration.grpc_anyio import answer_of
 
 pytestmark = pytest.mark.anyio
 

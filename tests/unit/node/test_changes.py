@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from integration.node.changes import announced, concerns_gpus
-from integration.node.watcher import Watcher
+from integration.watcher import Watcher
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,11 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node import backoff, components
-from integration.node.components import Context, keep
-from integration.node.errors import AgentStateUnusable
+from integration import backoff
+from integration.agent_errors import AgentStateUnusable
+from integration.node import service as components
 from integration.node.options import Options
+from integration.node.service import Context, keep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -16,18 +16,19 @@ import pytest
 from hooks.config import Config
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.witness import Witness
-from integration.cli import exits
+from integration import exits
 from integration.cli.app import main
-from integration.inspection.bundles import TASKS, Container, Pod
-from integration.inspection.holding import devices_of
-from integration.inspection.procfs import Procfs
-from integration.node.components import Context
-from integration.node.ledger import component
-from integration.node.ledger.holdings import holdings_of, unheld_of
-from integration.node.ledger.values import Allocated, Holding, Unheld
+from integration.containers.bundles import TASKS, Container, Pod
+from integration.containers.held_devices import devices_of
+from integration.containers.procfs import Procfs
+from integration.kubelet.values import Allocated
+from integration.node.holders.holdings import holdings_of, unheld_of
+from integration.node.holders.values import Holding, Unheld
 from integration.node.options import Options
-from integration.node.refresh import Seen
-from integration.node.watcher import Watcher
+from integration.node.service import Context
+from integration.node.services.ledger import service as component
+from integration.nvml.snapshot import NodeSnapshot
+from integration.watcher import Watcher
 from shim import syscalls
 from tests.harness.waiting import until
 from tests.unit.node.inventories import node_with
@@ -318,7 +319,7 @@ async def at_work(
     """The part, of the containers that are below ``state``."""
     options = Options("", poll, states=(str(tmp_path / "state"),), pod_resources="")
     context = Context(Config(state=str(tmp_path / "own")), options, say)
-    context.board.post(seen=Seen(inventory=INVENTORY))
+    context.board.post(seen=NodeSnapshot(inventory=INVENTORY))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         yield context

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration.node.monitor.answering import Asker
-from integration.node.monitor.sampling import _sample_of
-from integration.node.monitor.values import COMPUTE, GRAPHICS, DeviceSample, GpuSample, ProcessUse
+from integration.nvml.sampler import _sample_of
+from integration.nvml.sampler_child import Asker
+from integration.nvml.values import COMPUTE, GRAPHICS, DeviceSample, GpuSample, ProcessUse
 
 if TYPE_CHECKING:
-    from integration.node.monitor.values import Sample
+    from integration.nvml.values import Sample
 
 ONE, TWO = (f"GPU-{n}0000000-0000-0000-0000-0000000000ab" for n in (1, 2))
 MIG = "MIG-30000000-0000-0000-0000-000000000000"

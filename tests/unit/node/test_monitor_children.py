@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from integration.node.errors import ChildFailed
-from integration.node.monitor import children as room
-from integration.node.monitor.children import Child, Children
+from integration.agent_errors import ChildFailed
+from integration.nvml import monitor_children as room
+from integration.nvml.monitor_children import Child, Children
 
 pytestmark = pytest.mark.anyio
 

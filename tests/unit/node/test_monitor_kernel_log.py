@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.errors import KernelLogUnusable
-from integration.node.monitor.kernel_log import follow
+from integration.agent_errors import KernelLogUnusable
+from integration.node.services.monitor.kernel_log import follow
 from shim.causes.kernel_log import LoggedXid, parse_record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from integration.node.monitor.values import GpuEvent
+    from integration.nvml.values import GpuEvent
 
 HEAD = "4,339,5140900,-;"
 

@@ -9,13 +9,13 @@ import pytest
 
 from hooks.config import Config
 from hooks.node.drained import Drain, read_drains
-from integration.drain import marks
+from integration.devices import drain_marks as marks
 from integration.drain.resetting import _TO_CLOSE, _TO_PROVE, _TO_RESET
 from integration.drain.serving import _TO_LET_GO
-from integration.node.components import Context
-from integration.node.monitor import letting_go
 from integration.node.options import Options
-from integration.nvml_lock import alone, is_alone
+from integration.node.service import Context
+from integration.node.services.monitor import nvml_pause as letting_go
+from integration.nvml.lock import alone, is_alone
 from shim import syscalls
 from tests.harness.waiting import until
 

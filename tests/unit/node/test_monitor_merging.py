@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.monitor.merging import HOLD, Merger
-from integration.node.monitor.values import GpuEvent
+from integration.node.services.monitor.merging import HOLD, Merger
+from integration.nvml.values import GpuEvent
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 

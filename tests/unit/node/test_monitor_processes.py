@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from integration.inspection.procfs import Procfs
-from integration.node.monitor.processes import Processes
+from integration.containers.procfs import Procfs
+from integration.node.services.monitor.processes import Processes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from integration.inspection.procfs import Procfs
-from integration.node.board import Board
-from integration.node.monitor import component
-from integration.node.monitor.component import Teller
-from integration.node.monitor.values import GpuEvent
-from integration.node.refresh import Seen
+from integration.containers.procfs import Procfs
+from integration.node.services.monitor import service as component
+from integration.node.services.monitor.service import Teller
+from integration.node.state.store import Board
+from integration.nvml.snapshot import NodeSnapshot
+from integration.nvml.values import GpuEvent
 from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def test_an_event_to_which_nobody_adds_anything_is_told_at_once(
     event: GpuEvent, reads_log: bool, at_once: bool
 ) -> None:
     board = Board()
-    board.post(seen=Seen(inventory=inventory()))
+    board.post(seen=NodeSnapshot(inventory=inventory()))
     with board.listen() as stream:
         Teller(board, reads_log=reads_log).add(event)
         assert told(stream) == ([event] if at_once else [])
@@ -70,7 +70,7 @@ async def test_where_a_process_was_is_known_though_it_is_gone_when_it_is_told(
     (tmp_path / "7" / "stat").write_text(f"7 (train) S 1 {'0 ' * 30}")
     (tmp_path / "7" / "cgroup").write_text("0::/kubepods/id-a\n")
     board = Board()
-    board.post(seen=Seen(inventory=inventory()))
+    board.post(seen=NodeSnapshot(inventory=inventory()))
     with board.listen() as stream:
         teller = Teller(board)
         event = xid(DIVIDED, pid=7)

@@ -12,15 +12,15 @@ import anyio.lowlevel
 import pytest
 
 from hooks.config import Config
-from integration.node.components import Context
-from integration.node.mps import component
-from integration.node.mps.claims import CLAIMS
-from integration.node.mps.containers import MpsDaemon
-from integration.node.mps.places import Places
+from integration.node.mps.claim_daemons import CLAIMS
+from integration.node.mps.clients import MpsDaemon
+from integration.node.mps.paths import Places
 from integration.node.mps.plan import ClaimDaemon
 from integration.node.options import Options
-from integration.node.plugin.values import MPS, Settings, SharedResource, Sharing
-from integration.node.refresh import Seen
+from integration.node.service import Context
+from integration.node.services.mps import service as component
+from integration.node.values.resources import MPS, Settings, SharedResource, Sharing
+from integration.nvml.snapshot import NodeSnapshot
 from tests.unit.node.test_mps_plan import gpu, inventory_of, shared, uuid
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     sharing = Sharing(MPS, resources=(SharedResource(NAME, 3),))
     context.board.post(
         settings=Settings(mps_root=str(tmp_path), sharing=sharing),
-        seen=Seen(inventory=inventory_of("", gpu(0))),
+        seen=NodeSnapshot(inventory=inventory_of("", gpu(0))),
         resources=(shared(0),),
     )
     return context
@@ -110,7 +110,7 @@ async def test_what_is_shared_is_kept_and_told_of(context: Context) -> None:
         kept.say("it ended", "it ended, says the fault")
         assert board.faults["mps"] == "it ended, says the fault"
         # What cannot be is a fault as well.
-        board.post(seen=Seen(inventory=inventory_of("", gpu(0, mig=True))))
+        board.post(seen=NodeSnapshot(inventory=inventory_of("", gpu(0, mig=True))))
         await settled()
         assert "NVSHIM-E2736" in board.faults["mps"]
         tasks.cancel_scope.cancel()
@@ -136,19 +136,21 @@ async def test_what_is_not_wanted_any_more_is_drained(context: Context, reason: 
         inventory = board.seen.inventory
         assert inventory is not None
         # While NVML does not answer nothing is known, and nothing changes.
-        board.post(resources=(), seen=Seen(inventory=replace(inventory, nvml_failure="it hangs")))
+        board.post(
+            resources=(), seen=NodeSnapshot(inventory=replace(inventory, nvml_failure="it hangs"))
+        )
         await settled()
         assert wanted(kept)
-        board.post(resources=(shared(0),), seen=Seen(inventory=inventory))
+        board.post(resources=(shared(0),), seen=NodeSnapshot(inventory=inventory))
         await settled()
         if reason == "unshared":
             board.post(resources=(replace(shared(0), sharing=""),))
         elif reason == "no driver":
-            board.post(seen=Seen())
+            board.post(seen=NodeSnapshot())
         elif reason == "let go":
             board.post(let_go="GPU 0 is reset")
         else:
-            board.post(seen=Seen(inventory=inventory_of("", gpu(0, lost="it is lost"))))
+            board.post(seen=NodeSnapshot(inventory=inventory_of("", gpu(0, lost="it is lost"))))
         await settled()
         assert not wanted(kept)
         with anyio.fail_after(20):
@@ -181,7 +183,7 @@ async def test_daemons_of_claims_are_kept_beside_those_of_resources(context: Con
         # What was just made is not seen yet, and is no failure.
         assert set(Kept.all) == {NAME}
         assert board.mps.keys() == {NAME}
-        board.post(seen=Seen(inventory=inventory_of("", gpu(0), gpu(1))))
+        board.post(seen=NodeSnapshot(inventory=inventory_of("", gpu(0), gpu(1))))
         await settled()
         plan = Kept.all[name].plan
         assert plan is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from api.proto import deviceplugin_pb2 as pb
-from integration.node.errors import MpsNotReady
-from integration.node.mps import containers
-from integration.node.plugin.values import MPS, Device, Resource, Settings
+from integration.agent_errors import MpsNotReady
+from integration.node.mps import clients as containers
+from integration.node.values.resources import MPS, Device, Resource, Settings
 
 GPU = "GPU-14b5d60e-717f-5926-8c10-bfa432a3c8f1"
 OTHER = "GPU-414dcd81-ed67-5847-8bd5-b8812b045111"

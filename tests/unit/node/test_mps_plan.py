@@ -17,18 +17,19 @@ from hooks.errors import DriverNotFound
 from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu
 from hooks.words import Arch
-from integration.node.errors import (
+from integration.agent_errors import (
     MpsDaemonFailed,
     MpsImpossible,
     MpsProgramMissing,
     MpsStateUnusable,
 )
-from integration.node.mps import daemon, host_setup, modes
-from integration.node.mps.claims import plan_of_claim
-from integration.node.mps.daemon import Daemon
-from integration.node.mps.places import Places, places_in
+from integration.node.mps.claim_daemons import plan_of_claim
+from integration.node.mps.paths import Places, places_in
 from integration.node.mps.plan import ClaimDaemon, Programs, plan_of
-from integration.node.plugin.values import MPS, Device, Resource
+from integration.node.services.mps import compute_modes as modes
+from integration.node.services.mps import daemon, host_setup
+from integration.node.services.mps.daemon import Daemon
+from integration.node.values.resources import MPS, Device, Resource
 from tests.unit.node.inventories import node_with
 
 if TYPE_CHECKING:
@@ -259,8 +260,8 @@ def test_devices_are_noted_before_they_are_changed_and_until_they_are_given_back
 def test_shared_memory_that_the_node_would_not_see_is_refused(tmp_path: Path) -> None:
     program = (
         "import sys\n"
-        "from integration.node.mps import host_setup\n"
-        "from integration.node.mps.places import Places\n"
+        "from integration.node.services.mps import host_setup\n"
+        "from integration.node.mps.paths import Places\n"
         "host_setup.lay(Places(sys.argv[1], 'nvidia.com/gpu'), '/nonexistent')\n"
     )
     done = subprocess.run(

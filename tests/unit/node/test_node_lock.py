@@ -15,9 +15,9 @@ from typing import Final
 import pytest
 
 from hooks.config import Config
-from integration.inspection.procfs import Procfs
+from integration.agent_status import pod_path
+from integration.containers.procfs import Procfs
 from integration.node.lock import NodeLock, holds
-from integration.node.readiness import pod_path
 from shim import syscalls
 from shim.causes.agent import agent_of, agent_runs, is_locked
 from tests.harness.fuse import FILE, FuseServer, fuse

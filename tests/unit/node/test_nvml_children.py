@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import load_config
-from integration import nvml_children
-from integration.inventory import inventory_of
-from integration.node.errors import ChildFailed
-from integration.node.monitor import children as children_
-from integration.node.monitor.children import Children
-from integration.node.nvml import ask_nvml
-from integration.nvml_children import forking, start
-from integration.nvml_lock import NONE, alone
+from integration.agent_errors import ChildFailed
+from integration.nvml import children as nvml_children
+from integration.nvml import monitor_children as children_
+from integration.nvml.children import forking, start
+from integration.nvml.inventory import inventory_of
+from integration.nvml.lock import NONE, alone
+from integration.nvml.monitor_children import Children
+from integration.nvml.query import ask_nvml
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.processes import family
@@ -66,7 +66,7 @@ def servers() -> list[int]:
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and any(word.endswith(b"/nvml_server.py") for word in words):
+            if parent == os.getpid() and any(word.endswith(b"/nvml/server.py") for word in words):
                 found.append(pid)
     return found
 

@@ -16,7 +16,7 @@ from hooks.requests.kubelet_record import RecordFile, record_of
 from hooks.requests.policy import Verdict, judge, needs_record, read_container
 from hooks.requests.request import read_request
 from hooks.words import Node
-from integration.node.errors import (
+from integration.agent_errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,
     DeviceGone,
@@ -24,10 +24,10 @@ from integration.node.errors import (
     GrantIneffective,
     TooManyShares,
 )
-from integration.node.health.values import State
-from integration.node.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
-from integration.node.plugin.resources import resources_of
-from integration.node.plugin.values import (
+from integration.node.services.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
+from integration.node.services.plugin.resources import resources_of
+from integration.node.values.health import State
+from integration.node.values.resources import (
     TIME_SLICING,
     DeviceIds,
     DeviceList,

@@ -16,18 +16,18 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from hooks.config import Config
-from integration.node import backoff
-from integration.node.components import PARTS, Context
-from integration.node.dra.values import ClaimDevice
-from integration.node.health.machine import Condition
-from integration.node.health.values import State
-from integration.node.mps.containers import MpsDaemon
+from integration import backoff
+from integration.node.device_health.device_state import Condition
+from integration.node.mps.clients import MpsDaemon
 from integration.node.options import AUTO, NO, YES, Options
-from integration.node.plugin import component
-from integration.node.plugin.cdi import Specs, path_of
-from integration.node.plugin.component import run
-from integration.node.plugin.settings import Source
-from integration.node.plugin.values import (
+from integration.node.service import PARTS, Context
+from integration.node.services.plugin import service as component
+from integration.node.services.plugin.cdi import Specs, path_of
+from integration.node.services.plugin.service import run
+from integration.node.settings.source import Source
+from integration.node.values.claims import ClaimDevice
+from integration.node.values.health import State
+from integration.node.values.resources import (
     MPS,
     DeviceList,
     Mig,
@@ -35,8 +35,8 @@ from integration.node.plugin.values import (
     SharedResource,
     Sharing,
 )
-from integration.node.refresh import Seen
-from integration.node.watcher import ANY, Watcher
+from integration.nvml.snapshot import NodeSnapshot
+from integration.watcher import ANY, Watcher
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
 from tests.harness.waiting import until
 from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
@@ -93,7 +93,7 @@ class World:
             state=nowhere, cdi_spec_dirs=(nowhere,),
         )  # fmt: skip
         context = Context(config, options, lambda *_, **__: None)
-        context.board.post(seen=Seen(inventory=THERE))
+        context.board.post(seen=NodeSnapshot(inventory=THERE))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, context)
             try:
@@ -129,7 +129,7 @@ class World:
 
 def see(context: Context, inventory: Inventory | None = THERE, **change: Any) -> None:
     there = replace(inventory, **change) if inventory is not None else None
-    context.board.post(seen=Seen(inventory=there))
+    context.board.post(seen=NodeSnapshot(inventory=there))
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 
 from integration.cri.engine import Engine
-from integration.node.plugin.engine_cdi import told_by
-from integration.node.plugin.values import DeviceList, Settings
+from integration.node.delivery import told_by
+from integration.node.values.resources import DeviceList, Settings
 
 ANNOTATIONS, CRI = DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI
 VARIABLE, MOUNTS = DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
-from integration.node.health.values import State
-from integration.node.plugin.preferred import preferred
-from integration.node.plugin.topology import Between, Topology
-from integration.node.plugin.values import TIME_SLICING, Allocation, Device, Resource
+from integration.agent_errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
+from integration.node.services.plugin.preferred import preferred
+from integration.node.values.health import State
+from integration.node.values.resources import TIME_SLICING, Allocation, Device, Resource
+from integration.nvml.topology import Between, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,13 +8,13 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.components import Context
 from integration.node.options import Options
-from integration.node.plugin.choosing import Choice
-from integration.node.plugin.reloading import keep_settings
-from integration.node.plugin.settings import Source
-from integration.node.plugin.table import Given
-from integration.node.plugin.values import Mig, Settings
+from integration.node.service import Context
+from integration.node.services.plugin.reloading import keep_settings
+from integration.node.settings.config_choice import Choice
+from integration.node.settings.source import Source
+from integration.node.settings.table import Given
+from integration.node.values.resources import Mig, Settings
 from integration.timeouts import PATIENCE
 from tests.harness.waiting import until
 

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hooks.node.gpus import Gpu, MigDevice, Nodes
-from integration.node.errors import (
+from integration.agent_errors import (
     MigDevicesUnknown,
     MigLayoutUnsuitable,
     SettingsConflict,
     SharingUnsuitable,
 )
-from integration.node.health.machine import Condition
-from integration.node.health.values import State
-from integration.node.plugin.resources import resources_of, unannounced, unhealthy, unmatched
-from integration.node.plugin.server import _list_of
-from integration.node.plugin.values import (
+from integration.node.device_health.device_state import Condition
+from integration.node.services.plugin.resources import (
+    resources_of,
+    unannounced,
+    unhealthy,
+    unmatched,
+)
+from integration.node.services.plugin.server import _list_of
+from integration.node.values.health import State
+from integration.node.values.resources import (
     MPS,
     TIME_SLICING,
     Mig,

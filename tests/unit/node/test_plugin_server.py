@@ -15,13 +15,13 @@ import pytest
 
 from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
-from integration.node.components import Context
-from integration.node.errors import CdiDeviceUnwritten
-from integration.node.health.values import State
-from integration.node.metrics.counters import OK
+from integration.agent_errors import CdiDeviceUnwritten
 from integration.node.options import Options
-from integration.node.plugin.serving import Serving
-from integration.node.plugin.values import Device, Resource
+from integration.node.service import Context
+from integration.node.services.plugin.serving import Serving
+from integration.node.values.counters import OK
+from integration.node.values.health import State
+from integration.node.values.resources import Device, Resource
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
 from tests.harness.waiting import eventually
 

@@ -12,18 +12,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.errors import NvshimError
-from integration.node.errors import (
+from integration.agent_errors import (
     NoSettingsChosen,
     SettingsConflict,
     SettingsMalformed,
     SettingsUnreadable,
     WrongSetting,
 )
-from integration.node.plugin.choosing import Choice, choose
-from integration.node.plugin.readers import resource_name
-from integration.node.plugin.settings import Source, as_document, read_settings
-from integration.node.plugin.table import FLAGS, SETTINGS, Given
-from integration.node.plugin.values import (
+from integration.node.settings.config_choice import Choice, choose
+from integration.node.settings.readers import resource_name
+from integration.node.settings.source import Source, as_document, read_settings
+from integration.node.settings.table import FLAGS, SETTINGS, Given
+from integration.node.values.resources import (
     MPS,
     TIME_SLICING,
     Allocation,

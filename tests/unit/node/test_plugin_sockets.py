@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.node.errors import OtherPlugin, PluginSocketUnusable
-from integration.node.plugin import sockets
+from integration.agent_errors import OtherPlugin, PluginSocketUnusable
+from integration.kubelet import sockets
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,10 +9,11 @@ import pytest
 
 from hooks.config import Config, load_config
 from hooks.node.gpus import Gpu
-from integration.inventory import inventory_of
-from integration.node.plugin.preferred import preferred
-from integration.node.plugin.resources import resources_of
-from integration.node.plugin.topology import (
+from integration.node.services.plugin.preferred import preferred
+from integration.node.services.plugin.resources import resources_of
+from integration.node.values.resources import Settings
+from integration.nvml.inventory import inventory_of
+from integration.nvml.topology import (
     Between,
     Links,
     Topologies,
@@ -21,7 +22,6 @@ from integration.node.plugin.topology import (
     parse_links,
     topology_of,
 )
-from integration.node.plugin.values import Settings
 from integration.simulated import Scenario, SimulatedNode
 from tests.harness.waiting import eventually
 from tests.unit.node.inventories import node_with
@@ -151,7 +151,7 @@ def test_nvml_is_asked_again_when_there_are_other_gpus(
     assert topologies.find(node_with(*GPUS)).failure
     assert topologies.find(node_with(*GPUS)).failure
     assert len(asked) == 1
-    monkeypatch.setattr("integration.node.plugin.topology._RETRY_AFTER", -1.0)
+    monkeypatch.setattr("integration.nvml.topology._RETRY_AFTER", -1.0)
     assert topologies.find(node_with(*GPUS)).failure == ""
     topologies.find(node_with(*GPUS))
     assert len(asked) == 2

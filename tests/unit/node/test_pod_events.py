@@ -13,13 +13,13 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.causes.hits import Hit
-from integration.node.causes.journal import GPU_MEMORY, Journal
-from integration.node.components import Context
-from integration.node.ledger import pod_events
-from integration.node.ledger.pod_events import notices_of_faults
-from integration.node.ledger.values import Denied, Ledger
+from integration.node.faults.fault_log import GPU_MEMORY, Journal
+from integration.node.faults.hits import Hit
+from integration.node.holders.values import Denied, Ledger
 from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.services import pod_events
+from integration.node.services.pod_events import notices_of_faults
 from shim.causes.record import Fault, Whose
 from shim.causes.xids import Action
 from tests.harness.api_server import (
@@ -33,7 +33,7 @@ from tests.harness.waiting import until
 from tests.unit.node.causes.holders import holding
 
 if TYPE_CHECKING:
-    from integration.node.board import Board
+    from integration.node.state.store import Board
     from tests.harness.http_server import Request
 
 A: Final = holding("a", pid=7).container

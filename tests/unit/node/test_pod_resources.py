@@ -13,7 +13,7 @@ import grpc  # type: ignore[import-untyped] # it ships no types
 import pytest
 
 from api.proto import deviceplugin_pb2, podresources_pb2
-from integration.node.ledger.kubelet import PodResources
+from integration.kubelet.pod_resources import PodResources
 from tests.harness.grpc_server import serve
 from tests.harness.kubelet_plugins import Assignment, KubeletPlugins
 from tests.harness.processes import connections_to
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from integration.node.ledger.values import Allocated
+    from integration.kubelet.values import Allocated
 
 pytestmark = pytest.mark.anyio
 

@@ -15,14 +15,14 @@ from api.proto import deviceplugin_pb2 as pb
 from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
 from hooks.node.gpus import Gpu
-from integration.node.components import Context
-from integration.node.ledger.holdings import unheld_of
-from integration.node.ledger.kubelet import PodResources
+from integration.kubelet.pod_resources import PodResources
+from integration.node.holders.holdings import unheld_of
 from integration.node.options import Options
-from integration.node.plugin.allocation import VENDOR, Ground, allocate
-from integration.node.plugin.resources import resources_of
-from integration.node.plugin.server import Server
-from integration.node.plugin.values import Device, Resource, Settings
+from integration.node.service import Context
+from integration.node.services.plugin.allocation import VENDOR, Ground, allocate
+from integration.node.services.plugin.resources import resources_of
+from integration.node.services.plugin.server import Server
+from integration.node.values.resources import Device, Resource, Settings
 from tests.harness.launcher import REPOSITORY
 from tests.unit.node.inventories import node_with
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.node.gpus import Gpu, MigDevice
-from integration.cli import exits
+from integration import exits
 from integration.cli.top import _fitting, _picture, _typing_unseen
-from integration.inspection.bundles import Container, Pod
-from integration.node.ledger.top import Moment, Sort, frame_of, lines_of
-from integration.node.ledger.values import DeviceUse, Holding
-from integration.node.monitor.values import DeviceSample, GpuSample, Sample
+from integration.containers.bundles import Container, Pod
+from integration.inspection.top import Moment, Sort, frame_of, lines_of
+from integration.node.holders.values import DeviceUse, Holding
+from integration.nvml.values import DeviceSample, GpuSample, Sample
 from tests.harness.nvshim import nvshim
 from tests.unit.node.inventories import node_with
 

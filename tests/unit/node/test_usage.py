@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.inspection.bundles import Container
-from integration.inspection.procfs import Procfs
-from integration.node.ledger.cgroups import Owners, cgroups_in, own_cgroup, owner_of
-from integration.node.ledger.energy import Meter
-from integration.node.ledger.usage import join, owners_of, usage_of
-from integration.node.ledger.values import DeviceUse, Holding, Ledger
-from integration.node.monitor.values import (
+from integration.containers.bundles import Container
+from integration.containers.cgroups import Owners, cgroups_in, own_cgroup, owner_of
+from integration.containers.procfs import Procfs
+from integration.node.holders.energy import Meter
+from integration.node.holders.values import DeviceUse, Holding, Ledger
+from integration.node.usage import join, owners_of, usage_of
+from integration.nvml.values import (
     COMPUTE,
     GRAPHICS,
     DeviceSample,

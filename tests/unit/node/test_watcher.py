@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from integration.node.watcher import ANY, Interest, Watcher, first_of
+from integration.watcher import ANY, Interest, Watcher, first_of
 from shim import syscalls
 from tests.harness.own_process import restored
 

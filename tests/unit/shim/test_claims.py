@@ -22,7 +22,7 @@ import pytest
 from hooks.config import Config
 from hooks.errors import ClaimsUnusable, DeviceHeld
 from hooks.requests.request import read_request
-from integration.inspection.procfs import Procfs
+from integration.containers.procfs import Procfs
 from shim import bundle as bundle_files
 from shim import files
 from shim.work import claims

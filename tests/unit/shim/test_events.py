@@ -16,7 +16,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from api.proto import events_pb2, events_service_pb2
 from api.ttrpc import Context
-from integration.shim_client import EventsServer
+from integration.containers.shim_client import EventsServer
 from shim.log import Log
 from shim.loop import core
 from shim.pod.events import Publisher

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hooks.config import load_config
-from integration.inventory import inventory_of
+from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.capabilities import access_minor
 from tests.tools.nodes import changed_node

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import load_config
-from integration.inventory import inventory_of
+from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 from integration.verify.program import Report, parse
-from integration.verify.sight import gpu_numbers, wanted_of, wrong_with, wrong_without
+from integration.verify.visibility import gpu_numbers, wanted_of, wrong_with, wrong_without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hooks.node.inventory import Inventory
-    from integration.verify.sight import Wanted
+    from integration.verify.visibility import Wanted
 
 LIBRARY: Final = frozenset({"libcuda.so.535.309.01", "hosts"})
 

@@ -15,10 +15,10 @@ from hooks.edits.grant import decide
 from hooks.node.inventory import Inventory, take_inventory
 from hooks.requests.naming import parse_names
 from hooks.requests.request import Request
-from integration.node.plugin.allocation import Ground, allocate
-from integration.node.plugin.cdi import keep_specs, path_of
-from integration.node.plugin.resources import resources_of
-from integration.node.plugin.values import DeviceIds, DeviceList, Mig, Settings
+from integration.node.services.plugin.allocation import Ground, allocate
+from integration.node.services.plugin.cdi import keep_specs, path_of
+from integration.node.services.plugin.resources import resources_of
+from integration.node.values.resources import DeviceIds, DeviceList, Mig, Settings
 from tests.unit.hooks.fake_node import Node, nvml_gpu, nvml_mig, uuid_of
 
 VENDOR = "k8s.device-plugin.nvidia.com"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from integration.inspection.bundles import Container, Pod
-from integration.node.ledger.values import Holding
-from integration.node.monitor.values import GpuEvent
+from integration.containers.bundles import Container, Pod
+from integration.node.holders.values import Holding
+from integration.nvml.values import GpuEvent
 
 
 def holding(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hooks.config import Config
-from integration.node.causes.asking import fault_of, fault_rows
-from integration.node.causes.guard import _end
-from integration.node.errors import CausesUnreadable, ContainerNotKilled
+from integration.agent_errors import CausesUnreadable, ContainerNotKilled
+from integration.node.services.causes.query import fault_of, fault_rows
+from integration.node.services.memory_guard import _end
 from shim.causes.record import Fault, Whose, write_causes
 from tests.unit.node.causes.holders import holding
 

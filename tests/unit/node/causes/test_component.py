@@ -15,16 +15,17 @@ import anyio.lowlevel
 import pytest
 
 from hooks.config import Config
-from integration.node.causes import component, journal
-from integration.node.causes.component import run
-from integration.node.causes.files import QUIET
-from integration.node.components import Context
-from integration.node.ledger.values import DeviceUse, Ledger
-from integration.node.monitor.component import Teller
-from integration.node.monitor.values import GpuEvent, GpuSample, Sample
-from integration.node.mps.containers import MpsDaemon
+from integration.node.faults import fault_log as journal
+from integration.node.holders.values import DeviceUse, Ledger
+from integration.node.mps.clients import MpsDaemon
 from integration.node.options import Options
-from integration.node.refresh import Seen
+from integration.node.service import Context
+from integration.node.services.causes import service as component
+from integration.node.services.causes.files import QUIET
+from integration.node.services.causes.service import run
+from integration.node.services.monitor.service import Teller
+from integration.nvml.snapshot import NodeSnapshot
+from integration.nvml.values import GpuEvent, GpuSample, Sample
 from shim.causes import ended, record
 from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
 from shim.causes.xids import Action
@@ -35,8 +36,8 @@ from tests.unit.node.inventories import inventory
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from integration.node.board import Board
-    from integration.node.ledger.values import Holding
+    from integration.node.holders.values import Holding
+    from integration.node.state.store import Board
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +106,7 @@ async def world(config: Config) -> AsyncIterator[World]:
     context = Context(config, Options("", 1), lambda _, line, **__: lines.append(line))
     board = context.board
     sampler = Sampler(board=board)
-    board.post(seen=Seen(inventory=inventory()), sampler=sampler)
+    board.post(seen=NodeSnapshot(inventory=inventory()), sampler=sampler)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
         await until(lambda: board._listening, "it listens")
@@ -343,7 +344,7 @@ async def test_what_is_gone_is_told_to_all_who_use_it(config: Config) -> None:
         it.tell(79)  # why it is lost
         await until(lambda: [f.code for f in it.faults("a")] == [0, 79], "the reason")
         os.rmdir(f"{config.sys}/module/nvidia")
-        it.board.post(seen=Seen(faults=("no driver",)))
+        it.board.post(seen=NodeSnapshot(faults=("no driver",)))
         await until(lambda: [f.kind for f in it.faults("other")][1:] == ["driver-lost"], "all are")
         assert it.faults("other")[1].whose == Whose.HOST
 

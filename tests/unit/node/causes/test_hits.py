@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import pytest
 
-from integration.node.causes.hits import GPU_LOST, Hit, hits_of, lost
-from integration.node.health.blame import Blame, How
-from integration.node.health.policy import Verdict
-from integration.node.health.xids import Severity, about
+from integration.node.faults.fault_attribution import Blame, How
+from integration.node.faults.hits import GPU_LOST, Hit, hits_of, lost
+from integration.node.faults.policy import Verdict
+from integration.node.faults.xids import Severity, about
 from shim.causes.record import Whose
 from shim.causes.xids import Action
 from tests.unit.node.causes.holders import event, holding

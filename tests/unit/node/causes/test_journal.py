@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from integration.node.causes.hits import GPU_LOST, XID, Hit
-from integration.node.causes.journal import GPU_MEMORY, KEPT, Journal, told
+from integration.node.faults.fault_log import GPU_MEMORY, KEPT, Journal, told
+from integration.node.faults.hits import GPU_LOST, XID, Hit
 from shim.causes.record import MOST, Fault, Whose
 from shim.causes.xids import Action
 from tests.unit.node.causes.holders import holding

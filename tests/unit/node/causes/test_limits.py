@@ -9,10 +9,10 @@ import pytest
 
 from hooks.config import parse_config
 from hooks.errors import WrongConfigValue
-from integration.inspection.shares import Share
-from integration.node.causes.limits import Limit, excesses, full_memory, parse_limit
-from integration.node.ledger.values import DeviceUse, Ledger
-from integration.node.monitor.values import DeviceSample, GpuSample, Sample
+from integration.containers.shares import Share
+from integration.node.faults.limits import Limit, excesses, full_memory, parse_limit
+from integration.node.holders.values import DeviceUse, Ledger
+from integration.nvml.values import DeviceSample, GpuSample, Sample
 from shim.causes.record import Whose
 from tests.unit.node.causes.holders import holding
 

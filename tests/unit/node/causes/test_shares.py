@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from hooks.config import Config
-from integration.inspection.bundles import Container, Pod
-from integration.node.causes.shares import pod_claims, share_limits
-from integration.node.dra.values import Claim, ClaimDevice
-from integration.node.ledger.values import Claimed
+from integration.containers.bundles import Container, Pod
+from integration.kubelet.values import Claimed
+from integration.node.faults.shares import pod_claims, share_limits
+from integration.node.values.claims import Claim, ClaimDevice
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,17 +10,17 @@ import pytest
 from api.errors import NvshimError
 from api.proto import dra_pb2 as pb
 from hooks.config import Config
-from integration.node.components import Context
-from integration.node.dra import answering
-from integration.node.dra.answering import Answering, Ended
-from integration.node.dra.values import Claim, Health
-from integration.node.errors import ClaimUnfinished, ResourceClaimUnusable
+from integration.agent_errors import ClaimUnfinished, ResourceClaimUnusable
 from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.services.dra import rpc as answering
+from integration.node.services.dra.rpc import Answering, Ended
+from integration.node.values.claims import Claim, Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from integration.node.dra.values import Reference
+    from integration.node.values.claims import Reference
 
 pytestmark = pytest.mark.anyio
 

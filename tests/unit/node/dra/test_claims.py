@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.config import Config
-from integration.node.board import Board
-from integration.node.dra import state
-from integration.node.dra.claims import read_claim, refuse_taken
-from integration.node.dra.devices import Device
-from integration.node.dra.values import Claim, ClaimDevice, Reference
-from integration.node.errors import (
+from integration.agent_errors import (
     ClaimConfigUnknown,
     ClaimedDeviceMissing,
     DeviceTaken,
     DraStateUnwritten,
     ResourceClaimUnusable,
 )
-from integration.node.plugin.claimed import claimed_on, refuse_claimed, without_claimed
-from integration.node.plugin.values import Device as PluginDevice
-from integration.node.plugin.values import Resource
+from integration.node.services.dra.claims import read_claim, refuse_taken
+from integration.node.services.dra.devices import Device
+from integration.node.services.plugin.claimed import claimed_on, refuse_claimed, without_claimed
+from integration.node.state import claims_file as state
+from integration.node.state.store import Board
+from integration.node.values.claims import Claim, ClaimDevice, Reference
+from integration.node.values.resources import Device as PluginDevice
+from integration.node.values.resources import Resource
 from tests.harness.launcher import REPOSITORY
 from tests.harness.recorded import recorded_lines
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.config import Config
-from integration.node.dra import state
-from integration.node.dra.devices import Device
-from integration.node.dra.sharing import OURS, daemons_of, edits_of
-from integration.node.dra.values import MEBI, Claim, Sharing, parse_quantity, quantity
-from integration.node.errors import ClaimConfigUnknown
+from integration.agent_errors import ClaimConfigUnknown
+from integration.node.services.dra.devices import Device
+from integration.node.services.dra.sharing import OURS, daemons_of, edits_of
+from integration.node.state import claims_file as state
+from integration.node.values.claims import MEBI, Claim, Sharing, parse_quantity, quantity
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, PART, POOL, SIBLING, claim_of
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ import pytest
 
 from hooks.cdi.spec import Edits
 from hooks.config import Config
-from integration.node.api_server import ApiServer
-from integration.node.components import Context
-from integration.node.dra import state
-from integration.node.dra.cdi import Template, keep
-from integration.node.dra.driving import Driver
-from integration.node.dra.values import Claim, ClaimDevice, Reference, Sharing
-from integration.node.errors import DeviceTaken, DraStateUnwritten, MpsNotReady
-from integration.node.mps.containers import MpsDaemon
+from integration.agent_errors import DeviceTaken, DraStateUnwritten, MpsNotReady
+from integration.apiserver.client import ApiServer
+from integration.node.mps.clients import MpsDaemon
 from integration.node.options import DRA_DRIVER, Options
+from integration.node.service import Context
+from integration.node.services.dra.cdi import Template, keep
+from integration.node.services.dra.driver import Driver
+from integration.node.state import claims_file as state
+from integration.node.values.claims import Claim, ClaimDevice, Reference, Sharing
 from tests.unit.node.dra.test_slices import DEVICES
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ async def test_a_spec_that_could_not_be_kept_is_said_and_tried_again(
             raise DraStateUnwritten(f"to keep {claim.uid}", found="No space left on device")
 
     monkeypatch.setattr(driver, "_keep_spec", keep)
-    monkeypatch.setattr("integration.node.dra.driving._LOOK_AGAIN", 0.01)
+    monkeypatch.setattr("integration.node.services.dra.driver._LOOK_AGAIN", 0.01)
     await driver.begin()
     assert "cannot keep one" in driver._board.faults["dra specs"]
     full.clear()

@@ -10,13 +10,13 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.api_server import ApiServer
-from integration.node.components import Context
-from integration.node.dra import state
-from integration.node.dra.former import FormerSlices
-from integration.node.dra.publishing import Publisher
-from integration.node.dra.slices import VERSIONS, Counting, Owner, changes, contents
+from integration.apiserver.client import ApiServer
 from integration.node.options import DRA_DRIVER, Options
+from integration.node.service import Context
+from integration.node.services.dra.former_driver import FormerSlices
+from integration.node.services.dra.publishing import Publisher
+from integration.node.services.dra.slices import VERSIONS, Counting, Owner, changes, contents
+from integration.node.state import claims_file as state
 from tests.harness.api_server import denied, refusal
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until

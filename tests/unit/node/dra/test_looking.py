@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.config import load_config
-from integration.inventory import inventory_of
-from integration.node.board import Board
-from integration.node.components import Context
-from integration.node.dra.looking import Looking
 from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.services.dra.discovery import Looking
+from integration.node.state.store import Board
+from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from integration.node.dra.devices import Device
+    from integration.node.services.dra.devices import Device
 
 pytestmark = pytest.mark.anyio
 
@@ -93,7 +93,7 @@ async def test_without_nvmls_word_nothing_can_be_made_and_it_is_asked_again(
     assert not any(each.part for each in found.devices.values())
     assert "NVML tells nothing of MIG" in place.faults["parts"]
     assert await place.looking.look(there, {}) is None, "it is not asked each time"
-    monkeypatch.setattr("integration.node.dra.looking._RETRY_AFTER", -1.0)
+    monkeypatch.setattr("integration.node.services.dra.discovery._RETRY_AFTER", -1.0)
     write(node, "nvml-faults", "")
     devices = await place.look()
     assert devices is not None

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hooks.node.inventory import Inventory
 from hooks.node.nvml import BRANDS
 from hooks.words import Node
-from integration.node.dra.devices import Device, Place, devices_of, publishable
-from integration.node.dra.parts import (
+from integration.node.services.dra.devices import Device, Place, devices_of, publishable
+from integration.node.services.dra.mig_layout import (
     Counters,
     GpuParts,
     Instance,
@@ -30,8 +30,8 @@ from integration.node.dra.parts import (
     parse_parts,
     possible,
 )
-from integration.node.dra.slices import Counting, changes, contents
-from integration.node.dra.values import parse_quantity, uuid_of
+from integration.node.services.dra.slices import Counting, changes, contents
+from integration.node.values.claims import parse_quantity, uuid_of
 from integration.simulated.catalogue import MODELS
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_slices import GPUS, NODE, OWNER, PARTS

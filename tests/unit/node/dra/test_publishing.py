@@ -11,11 +11,11 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.api_server import ApiServer
-from integration.node.components import Context
-from integration.node.dra.publishing import Publisher
-from integration.node.dra.slices import MOST_DEVICES
+from integration.apiserver.client import ApiServer
 from integration.node.options import DRA_DRIVER, Options
+from integration.node.service import Context
+from integration.node.services.dra.publishing import Publisher
+from integration.node.services.dra.slices import MOST_DEVICES
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
 from tests.unit.node.dra.test_parts import published
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from integration.node.api_server import Watch
+    from integration.apiserver.client import Watch
     from tests.harness.http_server import Request
 
 pytestmark = pytest.mark.anyio

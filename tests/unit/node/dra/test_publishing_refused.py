@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.node.dra import publishing as module
-from integration.node.dra.devices import Taint
 from integration.node.options import DRA_DRIVER
+from integration.node.services.dra import publishing as module
+from integration.node.services.dra.devices import Taint
 from tests.harness.api_server import denied, denied_by_webhook, invalid, refusal, webhook_failed
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until

@@ -11,10 +11,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from integration.node.api_server import ApiServer
-from integration.node.dra.reading import ClaimReader
-from integration.node.dra.values import Reference
-from integration.node.errors import ApiServerSilent
+from integration.agent_errors import ApiServerSilent
+from integration.apiserver.client import ApiServer
+from integration.node.services.dra.claim_reader import ClaimReader
+from integration.node.values.claims import Reference
 from tests.harness.cluster import Cluster
 from tests.harness.waiting import until
 

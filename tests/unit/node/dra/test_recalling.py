@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from api.errors import NvshimError
-from integration.node import backoff
-from integration.node.dra.recalling import recall
-from integration.node.dra.values import Claim, ClaimDevice, Sharing
-from integration.node.errors import (
+from integration import backoff
+from integration.agent_errors import (
     ApiServerRefused,
     ApiServerSilent,
     KubeconfigUnusable,
     ResourceClaimUnusable,
 )
+from integration.node.services.dra.recovery import recall
+from integration.node.values.claims import Claim, ClaimDevice, Sharing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.config import Config
-from integration.inspection.shares import Share, shares_in
-from integration.node.dra import cdi, state
-from integration.node.dra.answering import answer_of_claim
-from integration.node.dra.claims import refuse_taken
-from integration.node.dra.devices import Device, publishable
-from integration.node.dra.parts import Counters, Part
-from integration.node.dra.sharing import (
+from integration.agent_errors import (
+    ClaimConfigUnknown,
+    DeviceTaken,
+    ResourceClaimUnusable,
+    SharingConflict,
+)
+from integration.containers.shares import Share, shares_in
+from integration.node.services.dra import cdi
+from integration.node.services.dra.claims import refuse_taken
+from integration.node.services.dra.devices import Device, publishable
+from integration.node.services.dra.mig_layout import Counters, Part
+from integration.node.services.dra.rpc import answer_of_claim
+from integration.node.services.dra.sharing import (
     MOST,
     consumed,
     daemons_of,
@@ -26,14 +32,9 @@ from integration.node.dra.sharing import (
     refuse_overfull,
     with_shares,
 )
-from integration.node.dra.slices import VERSIONS, contents
-from integration.node.dra.values import Claim, Sharing
-from integration.node.errors import (
-    ClaimConfigUnknown,
-    DeviceTaken,
-    ResourceClaimUnusable,
-    SharingConflict,
-)
+from integration.node.services.dra.slices import VERSIONS, contents
+from integration.node.state import claims_file as state
+from integration.node.values.claims import Claim, Sharing
 from tests.harness.slice_rules import faults
 from tests.unit.node.dra.test_claims import DRIVER, GPU, OTHER, POOL, claim_of, having
 from tests.unit.node.dra.test_configuration import entry, ours

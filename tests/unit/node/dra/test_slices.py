@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
 from hooks.words import Node
-from integration.node.dra.devices import Device, Place, devices_of, publishable, semantic_version
-from integration.node.dra.slices import (
+from integration.node.device_health.device_state import Condition
+from integration.node.options import DRA_DRIVER
+from integration.node.services.dra.devices import (
+    Device,
+    Place,
+    devices_of,
+    publishable,
+    semantic_version,
+)
+from integration.node.services.dra.slices import (
     MOST_DEVICES,
     Counting,
     Owner,
@@ -23,16 +31,14 @@ from integration.node.dra.slices import (
     contents,
     key_of,
 )
-from integration.node.health.machine import Condition
-from integration.node.health.values import State
-from integration.node.options import DRA_DRIVER
+from integration.node.values.health import State
 from tests.harness.recorded import recorded_lines
 from tests.harness.slice_rules import faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from integration.node.dra.slices import Write
+    from integration.node.services.dra.slices import Write
 
 GPUS: Final = tuple(f"GPU-{n}0000000-0000-4000-8000-00000000000a" for n in range(3))
 PARTS: Final = tuple(f"MIG-{n}0000000-0000-4000-8000-00000000000b" for n in range(2))

@@ -11,12 +11,12 @@ import pytest
 
 from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
-from integration.node.api_server import ApiServer
-from integration.node.components import Context
-from integration.node.dra.reading import ClaimReader, Stale
-from integration.node.dra.values import Claim, ClaimDevice
-from integration.node.errors import MigDeviceNotUndone
+from integration.agent_errors import MigDeviceNotUndone
+from integration.apiserver.client import ApiServer
 from integration.node.options import DRA_DRIVER, Options
+from integration.node.service import Context
+from integration.node.services.dra.claim_reader import ClaimReader, Stale
+from integration.node.values.claims import Claim, ClaimDevice
 from tests.harness.api_server import refusal
 from tests.harness.cluster import Cluster
 from tests.harness.kubelet_plugins import KubeletPlugins
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from integration.node.dra.values import Reference
+    from integration.node.values.claims import Reference
     from tests.harness.http_server import Request
 
 pytestmark = pytest.mark.anyio

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from hooks.config import Config
-from integration.node.dra import cutting
-from integration.node.dra.cutting import Making, Modes, Note
-from integration.node.dra.parts import Part
-from integration.node.dra.state import held, load, save, write_record
-from integration.node.dra.values import Claim, ClaimDevice
-from integration.node.errors import DraStateUnwritten
+from integration.agent_errors import DraStateUnwritten
+from integration.node.services.dra import mig_create as cutting
+from integration.node.services.dra.mig_create import Making, Modes, Note
+from integration.node.services.dra.mig_layout import Part
+from integration.node.state.claims_file import held, load, save, write_record
+from integration.node.values.claims import Claim, ClaimDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from integration.node.dra.devices import Device, Taint, publishable
-from integration.node.dra.slices import VERSIONS, Owner, changes, contents, with_times
-from integration.node.health.machine import Condition
-from integration.node.health.values import State
+from integration.node.device_health.device_state import Condition
 from integration.node.options import DRA_DRIVER
+from integration.node.services.dra.devices import Device, Taint, publishable
+from integration.node.services.dra.slices import VERSIONS, Owner, changes, contents, with_times
+from integration.node.values.health import State
 from tests.harness.cluster import Cluster
 from tests.harness.slice_rules import faults
 from tests.harness.waiting import until

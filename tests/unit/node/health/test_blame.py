@@ -6,13 +6,13 @@ from typing import Final
 
 import pytest
 
-from integration.inspection.bundles import Container, Pod
-from integration.node.health.blame import How, blame
-from integration.node.health.policy import Verdict
-from integration.node.health.xids import Severity, about
-from integration.node.ledger.lately import Lately
-from integration.node.ledger.values import DeviceUse, Holding, Ledger
-from integration.node.monitor.values import GpuEvent
+from integration.containers.bundles import Container, Pod
+from integration.node.faults.fault_attribution import How, blame
+from integration.node.faults.policy import Verdict
+from integration.node.faults.xids import Severity, about
+from integration.node.holders.recent_holders import Lately
+from integration.node.holders.values import DeviceUse, Holding, Ledger
+from integration.nvml.values import GpuEvent
 
 ID: Final = "c" * 64
 PID: Final = 4711

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.config import Config
-from integration.node.health.book import (
+from integration.node.device_health.device_state import Moment, Need, Rules
+from integration.node.device_health.health_table import (
     Book,
     Place,
     cleared,
@@ -23,11 +24,10 @@ from integration.node.health.book import (
     saw,
     watched,
 )
-from integration.node.health.machine import Moment, Need, Rules
-from integration.node.health.policy import policy_of
-from integration.node.health.values import State
-from integration.node.health.xids import Severity
-from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.node.faults.policy import policy_of
+from integration.node.faults.xids import Severity
+from integration.node.values.health import State
+from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
 from tests.unit.node.inventories import inventory
 
 RULES: Final = Rules(suspects=3, window=100, patience=20, quiet=10, longest=80)

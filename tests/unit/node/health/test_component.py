@@ -15,24 +15,25 @@ import anyio.to_thread
 import pytest
 
 from hooks.config import Config
-from integration.inspection.bundles import Container, Pod
-from integration.inspection.procfs import Procfs
-from integration.node.components import Context
-from integration.node.errors import XidListWrong
-from integration.node.health import requests, store
-from integration.node.health.component import run
-from integration.node.health.values import State
-from integration.node.ledger.values import Holding, Ledger
-from integration.node.monitor.component import Teller
-from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
+from integration.agent_errors import XidListWrong
+from integration.containers.bundles import Container, Pod
+from integration.containers.procfs import Procfs
+from integration.node.device_health import health_store as store
+from integration.node.device_health import requests
+from integration.node.holders.values import Holding, Ledger
 from integration.node.options import Options
-from integration.node.refresh import Seen
+from integration.node.service import Context
+from integration.node.services.health.service import run
+from integration.node.services.monitor.service import Teller
+from integration.node.values.health import State
+from integration.nvml.snapshot import NodeSnapshot
+from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
 from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from integration.node.board import Board
+    from integration.node.state.store import Board
 
 pytestmark = pytest.mark.anyio
 
@@ -127,7 +128,7 @@ async def agent(config: Config, **options: Any) -> AsyncIterator[Agent]:
 
     context = Context(config, Options("", 0.05, **options), say)
     nvml = Nvml()
-    context.board.post(seen=Seen(inventory=inventory()), sampler=nvml)
+    context.board.post(seen=NodeSnapshot(inventory=inventory()), sampler=nvml)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
         teller = Teller(context.board)
@@ -201,7 +202,9 @@ async def test_the_other_source_names_the_instance_and_spares_the_rest(config: C
 @pytest.fixture
 def process(config: Config, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
     """Makes a process that is in the cgroup of a container of that id."""
-    monkeypatch.setattr("integration.node.monitor.component.Procfs", lambda: Procfs(config.proc))
+    monkeypatch.setattr(
+        "integration.node.services.monitor.service.Procfs", lambda: Procfs(config.proc)
+    )
 
     def make(container_id: str) -> int:
         directory = Path(config.proc, "7")
@@ -301,14 +304,14 @@ async def test_nvml_that_was_let_go_of_makes_nothing_unhealthy(config: Config) -
 
 async def test_devices_that_go_and_the_driver_that_goes(config: Config) -> None:
     async with agent(config) as it:
-        it.board.post(seen=Seen(inventory=inventory(mig=False)))
+        it.board.post(seen=NodeSnapshot(inventory=inventory(mig=False)))
         await it.until(lambda: "MIG-a" not in it.board.health, "it is gone")
-        it.board.post(seen=Seen(faults=("NVSHIM-E0102 no driver",)))
+        it.board.post(seen=NodeSnapshot(faults=("NVSHIM-E0102 no driver",)))
         # Its NVML goes on answering, so this lasts no longer than it has to be quiet.
         await it.until(lambda: len(it.said("a device is unhealthy")) == 2, "both are unhealthy")
         for line in it.said("a device is unhealthy"):
             assert line["reason"] == "the driver is gone: NVSHIM-E0102 no driver"
-        it.board.post(seen=Seen(inventory=inventory()))
+        it.board.post(seen=NodeSnapshot(inventory=inventory()))
         await it.becomes("GPU-0", State.HEALTHY)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.health.machine import (
+from integration.node.device_health.device_state import (
     TRANSITIONS,
     Answer,
     Clear,
@@ -27,8 +27,8 @@ from integration.node.health.machine import (
     due,
     step,
 )
-from integration.node.health.values import State
-from integration.node.health.xids import Severity
+from integration.node.faults.xids import Severity
+from integration.node.values.health import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

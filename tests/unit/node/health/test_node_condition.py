@@ -9,12 +9,12 @@ import pytest
 
 from hooks.config import Config
 from hooks.node.drained import DRIVER, Drain
-from integration.node import telling
-from integration.node.components import Context
-from integration.node.health.machine import Condition
-from integration.node.health.node_condition import TYPE, run, said_of
-from integration.node.health.values import State
+from integration.node import reporter as telling
+from integration.node.device_health.device_state import Condition
 from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.services.node_condition import TYPE, run, said_of
+from integration.node.values.health import State
 from tests.harness.api_server import ApiServer, denied, denied_by_webhook, refusal, webhook_failed
 from tests.harness.waiting import until
 

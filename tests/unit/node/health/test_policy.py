@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hooks.config import Config, load_config
 from hooks.errors import WrongConfigValue
-from integration.node.errors import XidListWrong
-from integration.node.health.policy import policy_of
-from integration.node.health.xids import XIDS, Severity, about
+from integration.agent_errors import XidListWrong
+from integration.node.faults.policy import policy_of
+from integration.node.faults.xids import XIDS, Severity, about
 from shim.causes.xids import Remedy
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hooks.config import Config
-from integration.node.errors import AgentSilent
-from integration.node.health import requests, store
-from integration.node.health.book import Book, Place, heard, judge, saw
-from integration.node.health.machine import Moment, Rules
-from integration.node.health.policy import policy_of
-from integration.node.health.values import State
-from integration.node.monitor.values import GpuEvent
+from integration.agent_errors import AgentSilent
+from integration.node.device_health import health_store as store
+from integration.node.device_health import requests
+from integration.node.device_health.device_state import Moment, Rules
+from integration.node.device_health.health_table import Book, Place, heard, judge, saw
+from integration.node.faults.policy import policy_of
+from integration.node.values.health import State
+from integration.nvml.values import GpuEvent
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:

@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from hooks.node.gpus import Gpu, MigDevice
-from integration.inspection.bundles import Container, Pod
-from integration.node.board import Board
-from integration.node.health.machine import Condition
-from integration.node.health.values import State
-from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
-from integration.node.metrics.agent import own_process
-from integration.node.metrics.counters import FAILED, OK, REFUSED, Counters
-from integration.node.metrics.moment import Moment
-from integration.node.monitor.values import DeviceSample, GpuEvent, GpuSample, Sample
-from integration.node.mps.containers import MpsDaemon
-from integration.node.plugin.values import TIME_SLICING, Device, Resource
-from integration.node.refresh import Seen
+from integration.containers.bundles import Container, Pod
+from integration.node.device_health.device_state import Condition
+from integration.node.holders.values import DeviceUse, Holding, Ledger, Unheld
+from integration.node.mps.clients import MpsDaemon
+from integration.node.services.metrics.agent import own_process
+from integration.node.services.metrics.snapshot import Moment
+from integration.node.state.store import Board
+from integration.node.values.counters import FAILED, OK, REFUSED, Counters
+from integration.node.values.health import State
+from integration.node.values.resources import TIME_SLICING, Device, Resource
+from integration.nvml.snapshot import NodeSnapshot
+from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
 from tests.unit.node.inventories import DRIVER, node_with
 
 BOOT = 1_700_000_000.0
@@ -80,7 +80,7 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
     board = Board()
     board.counters = _counters()
     board.post(
-        seen=Seen(inventory, ("something",)),
+        seen=NodeSnapshot(inventory, ("something",)),
         health={uuid: Condition(since=BOOT + 5) for uuid in uuids},
         xids={(gpu_uuid(0), 31, "team-a/training-00000/main"): 2, ("", 79, ""): 1},
         ledger=ledger,

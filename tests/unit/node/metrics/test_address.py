@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from integration.node.errors import MetricsAddressInvalid
-from integration.node.metrics.address import Address, parse_address
+from integration.agent_errors import MetricsAddressInvalid
+from integration.node.services.metrics.address import Address, parse_address
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.inspection.bundles import Pod
-from integration.node.board import Board
-from integration.node.health.machine import Condition
-from integration.node.health.values import State
-from integration.node.ledger.values import DeviceUse, Holding, Ledger, Unheld
-from integration.node.metrics.moment import Moment
-from integration.node.metrics.text import FAMILIES, OPENMETRICS, PLAIN, Form, collect, write
-from integration.node.monitor.values import GpuSample, Sample
+from integration.containers.bundles import Pod
+from integration.node.device_health.device_state import Condition
+from integration.node.holders.values import DeviceUse, Holding, Ledger, Unheld
+from integration.node.services.metrics.snapshot import Moment
+from integration.node.services.metrics.text import (
+    FAMILIES,
+    OPENMETRICS,
+    PLAIN,
+    Form,
+    collect,
+    write,
+)
+from integration.node.state.store import Board
+from integration.node.values.health import State
+from integration.nvml.values import GpuSample, Sample
 from tests.harness.exposition import read_told
 from tests.unit.node.metrics.nodes import (
     BOOT,

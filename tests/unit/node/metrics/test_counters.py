@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from integration.node.board import Board
-from integration.node.metrics.counters import (
+from integration.node.state.store import Board
+from integration.node.values.counters import (
     FAILED,
     MOST,
     OK,
@@ -13,7 +13,7 @@ from integration.node.metrics.counters import (
     Counters,
     Durations,
 )  # fmt: skip
-from integration.node.monitor.values import GpuEvent
+from integration.nvml.values import GpuEvent
 
 
 def test_an_answer_is_counted_by_its_result_and_its_time() -> None:

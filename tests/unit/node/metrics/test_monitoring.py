@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml
 
-from integration.node.metrics.text import FAMILIES, PLAIN, collect, write
+from integration.node.services.metrics.text import FAMILIES, PLAIN, collect, write
 from tests.harness.kubectl import MANIFESTS
 from tests.harness.pages import anchors, read_page
 from tests.harness.prometheus import Programs, Promtool

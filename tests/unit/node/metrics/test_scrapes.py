@@ -11,12 +11,12 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.components import Context
-from integration.node.metrics import scrapes as module
-from integration.node.metrics.scrapes import LONGEST_WAIT, Scrapes, deadline
-from integration.node.metrics.server import Request
-from integration.node.monitor.values import GpuSample, Sample
 from integration.node.options import Options
+from integration.node.service import Context
+from integration.node.services.metrics import service as module
+from integration.node.services.metrics.server import Request
+from integration.node.services.metrics.service import LONGEST_WAIT, Scrapes, deadline
+from integration.nvml.values import GpuSample, Sample
 from tests.harness.exposition import read_told
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from integration.node.errors import MetricsAddressUnusable
-from integration.node.metrics import server
-from integration.node.metrics.address import Address
-from integration.node.metrics.server import (
+from integration.agent_errors import MetricsAddressUnusable
+from integration.node.services.metrics import server
+from integration.node.services.metrics.address import Address
+from integration.node.services.metrics.server import (
     LONGEST,
     Request,
     Response,

@@ -6,9 +6,17 @@ import math
 
 import pytest
 
-from integration.node.metrics.counters import Durations
-from integration.node.metrics.family import Family, Rows
-from integration.node.metrics.text import FAMILIES, LONGEST, OPENMETRICS, PLAIN, Form, choose, write
+from integration.node.services.metrics.metric import Family, Rows
+from integration.node.services.metrics.text import (
+    FAMILIES,
+    LONGEST,
+    OPENMETRICS,
+    PLAIN,
+    Form,
+    choose,
+    write,
+)
+from integration.node.values.counters import Durations
 from tests.harness.exposition import read_told
 
 GAUGE = Family("nvshim_test_bytes", "A test.", ("pod", "container"))

@@ -1,0 +1,240 @@
+"""The marks of what is out of service, written and removed.
+
+Rules
+- A mark is replaced as a whole. Commands that write marks at once take turns by a lock, so that
+  neither loses what the other has written. Who only reads needs no lock.
+- Who takes something out of service that is so already keeps since when it is, and why, unless he
+  says why.
+- A reset has a lock of its own, which it holds until it ends, however it ends. While another
+  process has it, its mark stays.
+- A reset has the node agent close NVML while it holds that lock, and no longer: a command that was
+  killed leaves a mark that says so, and the next one that has the lock takes that back.
+- Locks are in the state directory. That of the marks goes with the last of them: where everything
+  is in service, there is nothing to look into.
+
+Source: flock(2).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import Final
+
+from hooks.config import Config
+from hooks.node.drained import Drain, path_of, read_drains
+from integration.devices.drain_errors import MarkUnwritten, NotDrained, ResetRunning
+from integration.files import remove_file, replace_file, sweep
+from integration.nvml.lock import locked
+from shim.causes.agent import is_locked
+
+_LOCK: Final = "drained.lock"
+_RESET: Final = "reset.lock"
+_GLANCE: Final = 0.5  # seconds: who only looks whether the lock is held has it for a moment
+
+
+def put(config: Config, drain: Drain) -> Drain:
+    """Take something out of service.
+
+    Args:
+        drain: the mark. Where there is one already, that one's time counts, and its reason if this
+            has none; and the agent lets go if either says so.
+
+    Returns:
+        The mark as it is now.
+
+    Raises:
+        MarkUnwritten: it cannot be written; what was there is untouched.
+    """
+    with _writing(config, drain.device):
+        before = find(config, drain.device)
+        now = drain if before is None else _united(before, drain, config)
+        now = replace(now, since=now.since or time.time())
+        if now != before:
+            _write(config, now)
+        return now
+
+
+def _united(before: Drain, drain: Drain, config: Config) -> Drain:
+    of_person = before.stays or not before.reset
+    under_way = before.reset if not drain.reset and is_resetting(config) else ""
+    for_reset = before.for_reset and bool(under_way)
+    lets_go = before.lets_go and (for_reset or not before.for_reset)
+    return replace(
+        drain,
+        bus_id=drain.bus_id or before.bus_id,
+        # What a person has said is not forgotten for a reset.
+        reason=(before.reason if drain.reset and of_person else "")
+        or drain.reason
+        or before.reason,
+        since=before.since,
+        lets_go=drain.lets_go or lets_go,
+        for_reset=for_reset and not drain.lets_go,
+        reset=drain.reset or under_way,
+        # It is no less out of service by a person's word because it is reset.
+        stays=bool(drain.reset and of_person) or bool(under_way),
+    )
+
+
+def step(config: Config, device: str, how_far: str, *, closed: bool = False) -> None:
+    """Write down how far the reset of a GPU is.
+
+    Args:
+        device: as :class:`~hooks.node.drained.Drain` has it.
+        how_far: for people.
+        closed: whether the node agent has to keep NVML closed at this step.
+
+    Raises:
+        MarkUnwritten: it cannot be written.
+    """
+    with _writing(config, device):
+        mark = find(config, device)
+        if mark is not None:
+            by_person = mark.lets_go and not mark.for_reset
+            _write(
+                config,
+                replace(
+                    mark,
+                    reset=how_far,
+                    lets_go=by_person or closed,
+                    for_reset=closed and not by_person,
+                ),
+            )
+
+
+def finish(config: Config, device: str) -> bool:
+    """Return a GPU to service that was reset, unless a person had taken it out of service.
+
+    Returns:
+        Whether it is in service.
+
+    Raises:
+        MarkUnwritten: the mark cannot be removed.
+    """
+    with _writing(config, device):
+        mark = find(config, device)
+        if mark is not None and mark.stays:
+            _write(config, replace(mark, reset="", stays=False, lets_go=False, for_reset=False))
+            return False
+        _remove(config, device)
+        return True
+
+
+def find(config: Config, device: str) -> Drain | None:
+    """The mark of something; None if it is in service.
+
+    Args:
+        device: as :class:`~hooks.node.drained.Drain` has it.
+    """
+    return next((each for each in read_drains(config) if each.device == device), None)
+
+
+def take(config: Config, device: str) -> Drain:
+    """Return something to service.
+
+    Returns:
+        The mark that was there.
+
+    Raises:
+        NotDrained: there is none.
+        ResetRunning: it is being reset this moment.
+        MarkUnwritten: it cannot be removed.
+    """
+    with _writing(config, device):
+        mark = find(config, device)
+        if mark is None:
+            raise NotDrained(
+                f"to return {device} to service",
+                found="it is in service",
+                do="see `nvshim list` for what is not",
+            )
+        if mark.reset and is_resetting(config):
+            raise ResetRunning(
+                f"to return {device} to service",
+                found=f"it is being reset this moment ({mark.reset})",
+                do="wait until that `nvshim reset` has ended, or interrupt it",
+            )
+        _remove(config, device)
+        return mark
+
+
+def _remove(config: Config, device: str) -> None:
+    path = path_of(config, device)
+    with suppress(FileNotFoundError):
+        remove_file(path)
+    sweep(path)
+    with suppress(OSError):  # something else is out of service
+        os.rmdir(config.drained)
+
+
+@contextmanager
+def resetting(config: Config) -> Iterator[None]:
+    """Be the one on this node who resets a GPU, as long as this lasts.
+
+    Raises:
+        ResetRunning: another process is.
+        MarkUnwritten: there is no place for the lock.
+    """
+    asked = "to reset a GPU"
+    with _open(config, _RESET, asked) as fd:
+        if not locked(fd, fcntl.LOCK_EX, _GLANCE):
+            raise ResetRunning(
+                asked,
+                found="another `nvshim reset` is under way on this node",
+                do="wait until it has ended; `nvshim list` shows how far it is",
+            )
+        for mark in read_drains(config):
+            if mark.for_reset:
+                step(config, mark.device, mark.reset)
+        yield
+
+
+def is_resetting(config: Config) -> bool:
+    """Whether a process of this node resets a GPU now."""
+    return is_locked(os.path.join(config.state, _RESET))
+
+
+def _write(config: Config, drain: Drain) -> None:
+    content = {name: value for name, value in asdict(drain).items() if value and name != "device"}
+    path = path_of(config, drain.device)
+    sweep(path)
+    replace_file(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+@contextmanager
+def _writing(config: Config, device: str) -> Iterator[None]:
+    asked = f"to write down what is out of service ({device})"
+    with _open(config, _LOCK, asked) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            yield
+        except OSError as error:
+            raise unwritten(config, asked, error) from error
+
+
+@contextmanager
+def _open(config: Config, name: str, asked: str) -> Iterator[int]:
+    path = os.path.join(config.state, name)
+    try:
+        os.makedirs(config.state, mode=0o711, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise unwritten(config, asked, error) from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def unwritten(config: Config, asked: str, error: OSError) -> MarkUnwritten:
+    """The error that something cannot be written where marks are, or their locks."""
+    return MarkUnwritten(
+        asked,
+        found=f"{error.filename or config.drained}: {error.strerror}",
+        do="run it as root on the node; the directory is `drained` in [node] of config.toml",
+    )

@@ -1,0 +1,56 @@
+"""The command line that runs a program of the driver, on the host or in the driver's own root."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.node.witness import Witness
+from hooks.words import Arch
+
+if TYPE_CHECKING:
+    from hooks.node.driver import Driver
+
+__all__ = ["launch_line", "where_programs_run"]
+
+_CHILD: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "driver_launch_child.py")
+
+_LIBCUDA: Final = "libcuda.so.{v}"
+_LOADERS: Final = {
+    Arch.X86_64: "/lib64/ld-linux-x86-64.so.2",
+    Arch.AARCH64: "/lib/ld-linux-aarch64.so.1",
+}
+
+
+def launch_line(program: str, root: str, environment: dict[str, str], **more: Any) -> list[str]:
+    """How a program of the driver's is started.
+
+    Args:
+        program: its path below the root.
+        root: its root directory; "" for the host's.
+        environment: all of its own; the command itself needs none.
+        more: what else :mod:`integration.driver_launch_child` is told, by its words.
+    """
+    wish = {"program": program, "environment": environment, "root": root}
+    return [sys.executable, "-I", "-S", _CHILD, json.dumps({**wish, **more})]
+
+
+def where_programs_run(driver: Driver) -> tuple[str, str]:
+    """The root directory of the driver's programs, and what is LD_LIBRARY_PATH for them.
+
+    Returns:
+        The root is "" for the host's; the other is "" where the loader knows by itself.
+    """
+    loader = _LOADERS.get(driver.arch, "")
+    apart = driver.root != "/" and bool(loader) and Witness(driver.root).file(loader) is not None
+    root = driver.root if apart else ""
+    if driver.root == "/":
+        return root, ""  # the host's own loader knows where the host has its driver
+    libraries = {
+        os.path.dirname(library.source)
+        for library in driver.libraries
+        if library.row == _LIBCUDA and library.arch is driver.arch
+    }
+    return root, ":".join(sorted(path.removeprefix(root) for path in libraries))

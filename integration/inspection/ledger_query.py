@@ -1,0 +1,71 @@
+"""The ledger for a person who asks: made of the bundles now, with or without an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+from hooks.config import Config
+from hooks.errors import InventoryError
+from hooks.node.inventory import Inventory
+from integration.kubelet.pod_resources import PodResources
+from integration.node.holders.values import Ledger
+from integration.node.services.ledger.service import known_states, look_and_ask
+from integration.nvml.inventory import look_at_node
+
+# Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
+_TO_ANSWER: Final = 10.0
+
+
+async def ask(
+    config: Config, states: Sequence[str], proc: str, pod_resources: str
+) -> tuple[Ledger, Inventory | None]:
+    """Who holds what now.
+
+    Args:
+        states: containerd's state directories; none for those that are known.
+        pod_resources: the kubelet's socket; one that is not there is not asked.
+
+    Returns:
+        The ledger, and the inventory that it was held against; None if there is no driver.
+
+    Raises:
+        StateUnreadable: the caller is not root.
+    """
+    try:
+        inventory = look_at_node(config)
+    except InventoryError:
+        inventory = None
+    async with aclosing(PodResources()) as kubelet:
+        allocated = await kubelet.allocated(pod_resources, _TO_ANSWER)
+        where, again = known_states(states, proc), partial(kubelet.allocated, pod_resources)
+        return await look_and_ask(where, inventory, allocated, again, proc), inventory
+
+
+async def foreign_rows(
+    config: Config, states: Sequence[str], proc: str
+) -> list[dict[str, Any]] | None:
+    """The processes on a GPU that are in no container.
+
+    Args:
+        states: containerd's state directories; none for those that are known.
+
+    Returns:
+        An object for each, with pid, name, and devices; None if NVML does not say.
+    """
+    from integration.inspection.usage_query import observing  # noqa: PLC0415 - it needs a child
+
+    async with observing(config, states, proc) as observer:
+        moment = await observer.moment()
+    if moment.sample.failure:
+        return None
+    found: dict[int, list[str]] = {}
+    for use in moment.uses:
+        for pid in use.processes if use.holding is None else ():
+            found.setdefault(pid, []).append(use.device)
+    return [
+        {"pid": pid, "name": moment.names.get(pid) or None, "devices": devices}
+        for pid, devices in sorted(found.items())
+    ]

@@ -1,0 +1,119 @@
+"""Looking at who uses what, moment by moment, without an agent: NVML in a child, bundles, cgroups.
+
+Rules
+- What cannot be seen is a note, and the rest is shown: who is not root does not see containers, a
+  node without a driver has no GPUs.
+- Bundles are read for every moment; where containerds are, and what the node has, now and then.
+- What looks at files is done in a thread, which nobody has to wait for at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from hooks.config import Config
+from hooks.errors import InventoryError
+from hooks.node.inventory import Inventory
+from integration.containers.bundles import Container
+from integration.containers.errors import StateUnreadable
+from integration.containers.procfs import Procfs
+from integration.detached import aside
+from integration.inspection.top import Moment
+from integration.node.device_health.report import read_health
+from integration.node.holders.energy import Meter
+from integration.node.holders.values import Ledger
+from integration.node.services.ledger.service import known_states, look
+from integration.node.state.store import Unsampled
+from integration.node.usage import owners_of, usage_of
+from integration.nvml.inventory import look_at_node
+from integration.nvml.sampler import sampling
+from integration.nvml.snapshot import NodeSnapshot
+from integration.nvml.values import Sample, Sampler
+
+# Seconds for which it is believed what the node has, and where its containerds are.
+_SELDOM: Final = 30.0
+
+
+class Observer:
+    """Who looks. Made by :func:`observing`.
+
+    Attributes:
+        sampler: asks NVML.
+        inventory: what the node has; None if that is not known.
+    """
+
+    def __init__(self, config: Config, states: Sequence[str], proc: str) -> None:
+        self._config, self._asked, self._proc = config, states, proc
+        self.sampler: Sampler = Unsampled()
+        self._meter = Meter()
+        self._states: tuple[str, ...] = ()
+        self._looked = -_SELDOM
+        self._fault = ""
+        self.inventory: Inventory | None = None
+
+    def seen(self) -> NodeSnapshot:
+        """What the node was like when it was last looked at."""
+        return NodeSnapshot(self.inventory, (self._fault,) if self._fault else ())
+
+    async def moment(self) -> Moment:
+        """What is known now."""
+        await aside(self._look_seldom)
+        sample = await self.sampler.sample(max_age=0.0)
+        ledger, notes = await aside(self._ledger)
+        owners, names = await aside(self._processes, sample, ledger.containers)
+        health = await aside(read_health, self._config) or {}
+        return Moment(
+            time=time.time(),
+            sample=sample,
+            uses=usage_of(sample, ledger, owners, self._meter),
+            names=names,
+            inventory=self.inventory,
+            health={uuid: str(entry["state"]) for uuid, entry in health.items()},
+            notes=notes,
+        )
+
+    def _look_seldom(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _SELDOM:
+            return
+        self._looked = now
+        self._states = known_states(self._asked, self._proc)
+        try:
+            self.inventory, self._fault = look_at_node(self._config), ""
+        except InventoryError as error:
+            self.inventory, self._fault = None, str(error)
+
+    def _ledger(self) -> tuple[Ledger, tuple[str, ...]]:
+        notes = (self._fault,) if self._fault else ()
+        try:
+            return look(self._states, self.inventory, None, self._proc), notes
+        except StateUnreadable as error:
+            return Ledger(), (*notes, str(error))
+
+    def _processes(
+        self, sample: Sample, containers: Iterable[Container]
+    ) -> tuple[Mapping[int, Container | None], Mapping[int, str]]:
+        procfs = Procfs(self._proc)
+        owners = owners_of(sample, containers, self._proc)
+        return owners, {pid: procfs.text(pid, "comm").rstrip("\n") for pid in owners}
+
+
+@asynccontextmanager
+async def observing(
+    config: Config, states: Sequence[str], proc: str = "/proc"
+) -> AsyncIterator[Observer]:
+    """Look at who uses what, for as long as this lasts.
+
+    Args:
+        states: containerd's state directories; none for those that are known.
+    """
+    observer = Observer(config, states, proc)
+
+    def say(*_: object, **__: object) -> None:
+        """What a child has to say stands in the sample."""
+
+    async with sampling(observer.seen, say, config) as observer.sampler:
+        yield observer

@@ -1,0 +1,200 @@
+"""What stays behind a version: the state of containers, and engines that still name the shim.
+
+Source: shim/work/layers.py; containerd-config.toml(5), dockerd(8), crio.conf(5).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from api.errors import NvshimError
+from hooks.cdi import files
+from hooks.config import DEFAULT_PATH, Config
+from hooks.node import cache
+from hooks.node.drained import path_of, read_drains
+from integration.engines import undo
+from integration.engines.programs import PATH
+from integration.engines.runtime_options import RECORDS
+from integration.install.errors import PurgeFailed, StillNamed
+from integration.install_places import SHIM
+from shim.work import layers
+
+if TYPE_CHECKING:
+    from integration.install.survey import Survey
+
+ENGINES: Final = (
+    "/etc/containerd/config.toml",
+    "/etc/containerd/conf.d/*.toml",
+    "/etc/containerd/config.d/*.toml",
+    "/var/lib/rancher/k3s/agent/etc/containerd/*.toml*",
+    "/var/lib/rancher/rke2/agent/etc/containerd/*.toml*",
+    "/etc/k0s/containerd.d/*.toml",
+    "/var/snap/microk8s/current/args/containerd*.toml",
+    "/etc/docker/daemon.json",
+    "/etc/crio/crio.conf",
+    "/etc/crio/crio.conf.d/*",
+)
+"""Where engines have their configuration, as patterns."""
+
+_MARKS: Final = (b"io.containerd.nvidia.v1", b"containerd-shim-nvidia")
+# Those whose files nvshim configure writes, below /etc.
+_CONFIGURED: Final = ("containerd", "docker", "crio")
+_LONGEST: Final = 4 << 20
+_STATE: Final = (cache.NAME, files.KEPT)
+_OWN: Final = "containerd-shim-nvidia"
+
+
+def mentions(root: str = "") -> list[str]:
+    """The engines' files that name the shim: a handler without a shim fails its pods.
+
+    Args:
+        root: what the machine's root is; empty for ``/``.
+    """
+    found = []
+    recorded = [root + path for path in _remedies(root)]
+    for pattern in (*(root + pattern for pattern in ENGINES), *map(glob.escape, recorded)):
+        for path in sorted(glob.glob(pattern)):
+            if path in found:
+                continue
+            with suppress(OSError), open(path, "rb") as file:
+                lines = file.read(_LONGEST).splitlines()
+                active = [line for line in lines if not line.lstrip().startswith(b"#")]
+                if any(mark in line for mark in _MARKS for line in active):
+                    found.append(path)
+    return found
+
+
+def check_unnamed(survey: Survey, root: str = "") -> None:
+    """See that no engine would miss the shim of an installation.
+
+    Args:
+        survey: the installation.
+        root: what the machine's root is; empty for ``/``.
+
+    Raises:
+        StillNamed: one would; with the command after which none does.
+    """
+    links = [link.path for link in survey.links if link.ours and link.target]
+    on_path = (f"{root}{directory}/{SHIM}" for directory in PATH.split(":"))
+    found = next(filter(os.path.lexists, on_path), "")
+    named = mentions(root)
+    if found not in links and not _is_below(found, survey.place.prefix):
+        # By its type they find another one; by its path it may be this one.
+        named = [path for path in named if _has(path, (f"{survey.place.prefix}/", *links))]
+    if named:
+        raise StillNamed(
+            f"to uninstall what is below {survey.place.prefix}",
+            found=f"{' and '.join(named)} would still name its shim, and pods would fail",
+            do=f"first {remedy(named, root)}, and restart the engine; or add --force",
+        )
+
+
+def remedy(paths: Iterable[str], root: str = "") -> str:
+    """What takes the shim out of engines' files.
+
+    Args:
+        paths: of the files.
+        root: what the machine's root is; empty for ``/``.
+    """
+    recorded = _remedies(root)
+    ways = {_way(path, recorded.get(path.removeprefix(root), "")): None for path in paths}
+    return ", then ".join(ways)
+
+
+def _remedies(root: str) -> dict[str, str]:
+    """The commands that take the shim out of files that ``nvshim configure`` has changed."""
+    found: dict[str, str] = {}
+    for path in glob.glob(f"{root}{RECORDS}/*.json"):
+        with suppress(NvshimError):
+            record = undo.read_record(path)
+            found |= dict.fromkeys(record.files, record.remedy)
+    return found
+
+
+def _way(path: str, command: str) -> str:
+    engine = next((name for name in _CONFIGURED if f"/etc/{name}/" in path), "")
+    command = command or (f"nvshim configure {engine} --remove" if engine else "")
+    return f"run {command}" if command else f"take it out of {path}"
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return bool(path) and os.path.realpath(path).startswith(f"{prefix}/")
+
+
+def _has(path: str, words: Iterable[str]) -> bool:
+    with suppress(OSError), open(path, "rb") as file:
+        text = file.read(_LONGEST)
+        return any(os.fsencode(word) in text for word in words)
+    return False
+
+
+def purge(config: Config, *, in_use: bool, config_path: str = DEFAULT_PATH) -> list[str]:
+    """Remove the state of this project, but for what running containers use.
+
+    Directories may be anywhere, and may be somebody else's too: what is removed is what has a name
+    that this project gives, and a directory only if it is empty then.
+
+    Args:
+        config: says where it is.
+        in_use: whether shims run, or may run. Then layers that nothing uses are removed, and
+            nothing else.
+        config_path: of the configuration.
+
+    Returns:
+        The paths that are gone.
+
+    Raises:
+        PurgeFailed: something could not be removed.
+    """
+    before = [config.layers, config.drained, config.state, config_path]
+    before = [path for path in before if os.path.lexists(path)]
+    try:
+        _purge_layers(config.layers)
+        if not in_use:
+            _purge_state(config.state)
+            _purge_marks(config)
+            with suppress(FileNotFoundError):
+                os.unlink(config_path)
+        for directory in (config.layers, config.drained, config.state):
+            _remove_if_empty(directory)
+        ours = (config.layers, config.drained, config_path)
+        for directory in dict.fromkeys(map(os.path.dirname, ours)):
+            if os.path.basename(directory) == _OWN:
+                _remove_if_empty(directory)
+    except (OSError, NvshimError) as error:
+        raise PurgeFailed("to remove the state", found=str(error), do="run it again") from error
+    return [path for path in before if not os.path.lexists(path)]
+
+
+def _purge_layers(directory: str) -> None:
+    """Remove the layers that no container uses."""
+    left = -1
+    while os.path.isdir(directory) and (now := len(os.listdir(directory))) != left:
+        left = now
+        layers.collect(directory, most=0)
+
+
+def _purge_marks(config: Config) -> None:
+    """Remove what says which devices are out of service: nobody reads it any more."""
+    for drain in read_drains(config):
+        os.unlink(path_of(config, drain.device))
+
+
+def _remove_if_empty(directory: str) -> None:
+    with suppress(OSError):  # it is not there, or something is in it
+        os.rmdir(directory)
+
+
+def _purge_state(directory: str) -> None:
+    for name in _STATE:
+        path = os.path.join(directory, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)

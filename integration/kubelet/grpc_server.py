@@ -1,0 +1,114 @@
+"""A gRPC server at a unix socket of its own, in the agent's event loop.
+
+The socket is made aside and moved into place (:mod:`integration.kubelet.sockets`), so a kubelet
+that watches the directory sees it when it listens, and not before.
+
+Source: grpc.aio; unix(7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import anyio
+import anyio.lowlevel
+import grpc  # type: ignore[import-untyped] # it ships no types
+import grpc.aio  # type: ignore[import-untyped] # likewise
+
+from integration.agent_errors import PluginSocketUnusable
+from integration.kubelet import sockets
+from integration.kubelet.sockets import Identity
+
+CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+"""gRPC's own values by the numbers of :class:`api.errors.Status`."""
+
+# Seconds that calls under way have when the server ends.
+_TO_END: Final = 1.0
+
+
+class SocketServer:
+    """A server at one socket.
+
+    Args:
+        path: of the socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.identity: Identity | None = None
+        """Which socket is ours; None before it is there."""
+        self._server: Any = None
+
+    async def listen(self, services: Mapping[str, Mapping[str, Any]]) -> None:
+        """Begin to serve.
+
+        Args:
+            services: the methods' handlers by their names, of each service by its full name.
+
+        Raises:
+            OtherPlugin: somebody else serves the socket.
+            PluginSocketUnusable: there can be none.
+        """
+        sockets.refuse_served(self.path)
+        aside = sockets.temporary_path(self.path)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers(
+            tuple(
+                grpc.method_handlers_generic_handler(name, dict(methods))
+                for name, methods in services.items()
+            )
+        )
+        try:
+            server.add_insecure_port(f"unix:{aside}")
+            with anyio.CancelScope(shield=True):  # gRPC does not bear to be cancelled there
+                await server.start()
+            await anyio.lowlevel.checkpoint()
+            self.identity = sockets.put_in_place(aside, self.path)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await server.stop(0)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+            if isinstance(error, RuntimeError):  # gRPC's word for what bind(2) said
+                raise PluginSocketUnusable(
+                    f"the socket {self.path}", found=str(error), do="see who may write there"
+                ) from error
+            raise
+        self._server = server
+
+    async def crash(self) -> None:
+        """Wait until the server has ended without being told to."""
+        # To cancel that call would cancel every other wait for the server's end.
+        await asyncio.shield(asyncio.ensure_future(self._server.wait_for_termination()))
+
+    def withdraw(self) -> None:
+        """Remove the socket. Safe to repeat."""
+        if self.identity is not None:
+            sockets.remove(self.path, self.identity)
+
+    async def end(self, to_end: float = _TO_END) -> None:
+        """Withdraw, and end once the calls under way have.
+
+        Args:
+            to_end: seconds that they have.
+        """
+        self.withdraw()
+        server, self._server = self._server, None
+        if server is not None:
+            with anyio.CancelScope(shield=True):
+                await server.stop(to_end)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the kubelet, which goes by the path, would find this server."""
+        return self.identity is not None and sockets.identity_of(self.path) == self.identity
+
+
+def serialize(message: Any) -> bytes:
+    """A message of protobuf as bytes."""
+    data: bytes = message.SerializeToString()
+    return data

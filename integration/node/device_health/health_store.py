@@ -1,0 +1,224 @@
+"""What is thought of the devices, in a file: ``STATE/health.json``.
+
+Rules
+- It is replaced as a whole, whenever something of it differs; ``nvshim list`` and ``nvshim health``
+  read it, and the agent when it begins anew. So an unhealthy device is not made healthy by
+  restarting the agent.
+- It counts for the boot that it was written in. When the driver was loaded anew meanwhile, that is
+  a reset for each device.
+- Only who may write it could have lied, which is root. Still, what of it makes no sense is left
+  out, and said: a damaged file keeps nobody from watching.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.node.witness import read_text
+from integration.files import read_file, replace_file
+from integration.json_documents import parse_json
+from integration.node.device_health.device_state import Condition, Need
+from integration.node.device_health.health_table import Book, Place
+from integration.node.values.health import State
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+
+_NAME: Final = "health.json"
+_FORMAT: Final = 1
+_MODE: Final = 0o600  # it names containers
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the file says."""
+
+    book: Book  # what was known; empty if it is of another boot, or unusable
+    fault: str = ""  # what is wrong with it; "" for nothing
+
+
+def path_of(config: Config) -> str:
+    """Where the file is."""
+    return os.path.join(config.state, _NAME)
+
+
+def boot_id(config: Config) -> str:
+    """Which boot this is; "" if that is not known."""
+    return (read_text(f"{config.proc}/sys/kernel/random/boot_id") or "").strip()
+
+
+def load_of_driver(config: Config) -> str:
+    """Which loading of the driver this is; "" if it is not loaded.
+
+    The directory of a module in sysfs is made when it is loaded, with a number of its own.
+    """
+    module = f"{config.sys}/module/nvidia"
+    try:
+        number = os.stat(module).st_ino
+    except OSError:
+        return ""
+    version = (read_text(f"{module}/version") or "").strip()
+    return f"{version or 'unknown'}:{number}"
+
+
+def write(config: Config, book: Book, *, judged: bool = True) -> None:
+    """Write the file.
+
+    Args:
+        judged: whether anybody judges devices: otherwise it is only kept for an agent that does.
+
+    Raises:
+        OSError: it cannot be written; what was there is untouched.
+    """
+    document = {
+        "format": _FORMAT,
+        "boot": boot_id(config),
+        "load": book.load,
+        "judged": judged,
+        "devices": [
+            {
+                **asdict(book.places[uuid]),
+                "gone": uuid in book.gone,
+                **asdict(condition),
+            }
+            for uuid, condition in book.conditions.items()
+        ],
+    }
+    content = json.dumps(document, indent=1).encode() + b"\n"
+    path = path_of(config)
+    if read_file(path) != content:
+        replace_file(path, content, mode=_MODE)
+
+
+def read_devices(config: Config) -> list[dict[str, Any]] | None:
+    """What the file says of each device, as it is written; None if it says nothing of this boot."""
+    document, _ = _read_document(config)
+    devices = document.get("devices")
+    if document.get("judged") is not True or not isinstance(devices, list):
+        return None
+    return [entry for entry, _, _ in _entries(devices)]
+
+
+def read(config: Config) -> Record:
+    """What an agent before this one knew."""
+    document, fault = _read_document(config)
+    if not document:
+        return Record(Book(), fault)
+    devices = document.get("devices")
+    devices = devices if isinstance(devices, list) else [None]
+    known = _entries(devices)
+    book = Book(
+        places={place.uuid: place for _, place, _ in known},
+        conditions={place.uuid: condition for _, place, condition in known},
+        gone=frozenset(place.uuid for entry, place, _ in known if entry["gone"]),
+        load=load if isinstance(load := document.get("load"), str) else "",
+    )
+    if len(book.places) != len(devices):
+        wrong = len(devices) - len(book.places)
+        fault = f"{path_of(config)}: {wrong} of its entries make no sense"
+    return Record(book, fault)
+
+
+def _read_document(config: Config) -> tuple[dict[str, Any], str]:
+    """The file, empty if it says nothing of this boot; and what is wrong with it."""
+    path = path_of(config)
+    try:
+        content = read_file(path)
+        document: Any = parse_json(content) if content is not None else None
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else "it is damaged"
+        return {}, f"{path}: {what}; what it said of devices is not known any more"
+    if document is None:
+        return {}, ""
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        return {}, f"{path}: it is of another version; what it said is not known"
+    return (document if document.get("boot") == boot_id(config) else {}), ""
+
+
+# -- entries -----------------------------------------------------------------------------------
+
+
+def _entries(devices: list[Any]) -> list[tuple[dict[str, Any], Place, Condition]]:
+    """Those that make sense."""
+    read = ((each, _place(each), _condition(each)) for each in devices)
+    return [(each, place, known) for each, place, known in read if place and known]
+
+
+def _place(entry: Any) -> Place | None:
+    if not isinstance(entry, dict):
+        return None
+    instances = [entry.get("gpu_instance"), entry.get("compute_instance")]
+    if not all(each is None or _is_count(each) for each in instances):
+        return None
+    try:
+        uuid, gpu, bus_id = (_string(entry.get(key)) for key in ("uuid", "gpu", "bus_id"))
+        profile = _string(entry.get("profile", ""))  # agents before this one did not write it
+    except ValueError:
+        return None
+    return Place(uuid, gpu, bus_id, instances[0], instances[1], profile) if uuid else None
+
+
+def _condition(entry: Any) -> Condition | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("gone"), bool):
+        return None
+    try:
+        known = Condition(
+            **{
+                each.name: _READ[str(each.type)](entry.get(each.name))
+                for each in fields(Condition)
+                if each.name in entry or each.name not in _NEWER
+            }
+        )
+    except ValueError:
+        return None
+    # Whatever was written: what is given needs nothing, and what is not needs a proof.
+    if known.state.is_given == (known.need > Need.NOTHING) or (known.lost and known.state.is_given):
+        return None
+    return known
+
+
+# What files of agents before this one do not have.
+_NEWER: Final = frozenset({"asks", "own"})
+
+_FAR: Final = 1e12
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _checked(value: Any, is_right: object) -> Any:
+    if not is_right:
+        raise ValueError(value)
+    return value
+
+
+def _time(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(_checked(value, is_number and 0 <= value < _FAR))  # nor NaN
+
+
+def _list(value: Any) -> list[Any]:
+    return list(_checked(value, isinstance(value, list)))
+
+
+def _string(value: Any) -> str:
+    return str(_checked(value, isinstance(value, str)))
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "str": _string,
+    "bool": lambda value: _checked(value, isinstance(value, bool)),
+    "int": lambda value: _checked(value, _is_count(value)),
+    "float": _time,
+    "float | None": lambda value: None if value is None else _time(value),
+    "tuple[float, ...]": lambda value: tuple(map(_time, _list(value))),
+    "tuple[str, ...]": lambda value: tuple(map(_string, _list(value))),
+    "State": lambda value: State(_string(value)),
+    "Need": lambda value: Need(_checked(value, _is_count(value))),
+}
+"""How a field of each type is read; raises ValueError for what is none."""

@@ -1,0 +1,1 @@
+"""What faults of GPUs mean, and to which container each is attributed."""

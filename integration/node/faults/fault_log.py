@@ -1,0 +1,208 @@
+"""What is kept of the faults of each container: few of many, and those that say most.
+
+Rules
+- Of faults that differ in nothing but their time, the first and the latest are kept. How full GPU
+  memory is, is a state: only its latest is.
+- A container has :data:`~shim.causes.record.MOST` of them. Of more, the very first is kept and
+  those that say most (:func:`~shim.causes.record.by_weight`): no storm hides how it began, nor
+  what the device did.
+- That a GPU does not answer is not told beside the Xid that says why.
+- What the driver says later of its recovery changes what was said of the GPU a moment before.
+- A container that has gone is kept for :data:`KEPT` seconds: faults are told late, and people ask
+  later still. Another one by its name begins anew.
+
+Pure but for what it remembers: times are given, and nothing is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from integration.node.faults.hits import GPU_LOST, XID, Hit
+from shim.causes.record import MOST, Fault, Whose, by_weight
+from shim.causes.xids import Action, about, heed
+
+if TYPE_CHECKING:
+    from integration.containers.bundles import Container
+
+GPU_MEMORY: Final = "gpu-memory"
+KEPT: Final = 600.0
+TOGETHER: Final = 30.0
+"""Seconds between what is told of the same failure of a GPU."""
+
+_MOST_CONTAINERS: Final = 4096
+
+Key = tuple[str, str]
+"""containerd's namespace, and the container's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of one container."""
+
+    faults: tuple[Fault, ...] = ()  # the oldest first
+    # its pod's namespace, name and uid, and its name there; empty without a pod
+    pod: Mapping[str, str] = field(default_factory=dict)
+    pid: int = 0  # its first process; 0 if that is not known. Another one is another container.
+    # when it was seen to be gone, in seconds since boot; None if it is there
+    gone: float | None = None
+
+
+class Journal:
+    """All containers that faults have hit.
+
+    Attributes:
+        entries: by namespace and id.
+        unwritten: of which files are not as this is.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[Key, Entry] = {}
+        self.unwritten: set[Key] = set()
+
+    def add(self, hit: Hit) -> None:
+        """Take in a fault."""
+        container = hit.container
+        key = container.namespace, container.id
+        before = self.entries.get(key, Entry())
+        if before.pid and container.pid and before.pid != container.pid:
+            before = Entry()
+        entry = replace(
+            before,
+            faults=_with(before.faults, hit.fault),
+            pod=_pod(container) or before.pod,
+            pid=container.pid or before.pid,
+        )
+        self._put(key, entry)
+        if len(self.entries) > _MOST_CONTAINERS:
+            self._forget(min(self.entries, key=self._age))
+
+    def drop(self, kind: str, keys: Iterable[Key]) -> None:
+        """Take back what is not so any more, of some containers."""
+        for key in keys:
+            if (entry := self.entries.get(key)) is not None:
+                self._set(key, entry, tuple(f for f in entry.faults if f.kind != kind))
+
+    def heed(self, gpu: str, action: Action, since: float) -> None:
+        """Go by what the driver says that a GPU needs.
+
+        Args:
+            since: seconds since the epoch; faults that were before are another failure's.
+        """
+        for key, entry in tuple(self.entries.items()):
+            self._set(key, entry, tuple(_heeded(f, gpu, action, since) for f in entry.faults))
+
+    def has_failed(self, container: Container, gpu: str) -> bool:
+        """Whether a container was told already that a GPU has failed."""
+        entry = self.entries.get((container.namespace, container.id), Entry())
+        is_same = not (entry.pid and container.pid) or entry.pid == container.pid
+        return is_same and any(
+            each.gpu == gpu and each.whose == Whose.DEVICE for each in entry.faults
+        )
+
+    def look(self, containers: Iterable[Container], now: float) -> None:
+        """Forget who is gone for long, and those whose name another container has.
+
+        Args:
+            containers: those that are there.
+            now: seconds since boot.
+        """
+        there = {(each.namespace, each.id): each.pid for each in containers}
+        for key, entry in tuple(self.entries.items()):
+            pid = there.get(key)
+            if pid is None:
+                gone = now if entry.gone is None else entry.gone
+                self.entries[key] = replace(entry, gone=gone)
+                if now - gone > KEPT:
+                    self._forget(key)
+            elif pid and entry.pid and pid != entry.pid:
+                self._forget(key)
+            else:
+                self.entries[key] = replace(entry, gone=None, pid=pid or entry.pid)
+
+    def next_look(self) -> float | None:
+        """When somebody is to be forgotten, in seconds since boot; None if nobody is gone."""
+        gone = [each.gone for each in self.entries.values() if each.gone is not None]
+        return min(gone) + KEPT if gone else None
+
+    def take_unwritten(self) -> dict[Key, Entry]:
+        """What is to be written; one without faults has to have no file."""
+        taken = {key: self.entries.get(key, Entry()) for key in self.unwritten}
+        self.unwritten = set()
+        return taken
+
+    def _set(self, key: Key, entry: Entry, faults: tuple[Fault, ...]) -> None:
+        if faults == entry.faults:
+            return
+        if faults:
+            self._put(key, replace(entry, faults=faults))
+        else:
+            self._forget(key)
+
+    def _put(self, key: Key, entry: Entry) -> None:
+        self.entries[key] = entry
+        self.unwritten.add(key)
+
+    def _forget(self, key: Key) -> None:
+        self.entries.pop(key, None)
+        self.unwritten.add(key)
+
+    def _age(self, key: Key) -> tuple[bool, float]:
+        entry = self.entries[key]
+        return entry.gone is None, entry.faults[-1].at
+
+
+def told(entries: Mapping[Key, Entry]) -> Iterator[tuple[Entry, Fault]]:
+    """The first of each fault of each container, for who tells people."""
+    for entry in entries.values():
+        firsts: dict[object, Fault] = {}
+        for each in entry.faults:
+            firsts.setdefault((each.kind, each.code, each.gpu, each.whose), each)
+        for fault in firsts.values():
+            yield entry, fault
+
+
+def _pod(container: Container) -> dict[str, str]:
+    pod = container.pod
+    if pod is None:
+        return {}
+    return {
+        "namespace": pod.namespace, "name": pod.name, "uid": pod.uid, "container": container.name,
+    }  # fmt: skip
+
+
+def _same(one: Fault, other: Fault) -> bool:
+    """Whether two faults differ in nothing but their time, and what has to be done."""
+    return replace(one, at=0.0, name="", action="") == replace(other, at=0.0, name="", action="")
+
+
+def _with(faults: tuple[Fault, ...], fault: Fault) -> tuple[Fault, ...]:
+    if fault.kind == GPU_MEMORY:
+        faults = tuple(each for each in faults if each.kind != GPU_MEMORY)
+    elif fault.kind == XID and fault.whose == Whose.DEVICE:
+        faults = tuple(
+            each
+            for each in faults
+            if each.kind != GPU_LOST or each.gpu != fault.gpu or abs(each.at - fault.at) > TOGETHER
+        )
+    alike = [each for each in faults if _same(each, fault)]
+    kept = [each for each in faults if each not in alike[1:]]
+    kept = sorted((*kept, fault), key=lambda each: each.at)
+    if len(kept) > MOST:
+        first, *others = kept
+        kept = [first, *sorted(by_weight(others)[: MOST - 1], key=lambda each: each.at)]
+    return tuple(kept)
+
+
+def _heeded(fault: Fault, gpu: str, action: Action, since: float) -> Fault:
+    if fault.gpu != gpu or fault.at < since or fault.kind not in {XID, GPU_LOST}:
+        return fault
+    if fault.kind == GPU_LOST:
+        return replace(fault, action=action or fault.action)
+    whose, needed = heed(about(fault.code), action)
+    if whose == Whose.DEVICE:
+        return replace(fault, whose=whose, action=needed, sure=True)
+    is_others = fault.whose == Whose.NEIGHBOUR
+    return fault if is_others else replace(fault, action=needed)

@@ -1,0 +1,157 @@
+"""Which containers a fault hits, and whose fault it is for each of them.
+
+Rules for an Xid
+- A number that is no reason for anybody's end (:attr:`shim.causes.xids.Xid.ends`) hits nobody, nor
+  does a line that says that it is not fatal (:func:`shim.causes.xids.is_nonfatal`).
+- A fault of the device hits everybody who holds it, or did so a moment ago. One that was contained
+  in an application (94) hits the one whose process is named, if one is.
+- A fault of an application hits the container of its process. To the others on the same device it
+  was a neighbour's. Whether it has reached them is not sure, unless they share an MPS server, which
+  ends all of its clients.
+- If nobody knows whose process it was, it is likely that of the only holder; of several it is
+  unclear.
+- A process in no container is everybody's neighbour.
+- The driver's own recovery action comes before the table (:func:`shim.causes.xids.heed`): a device
+  that has to be reset has failed, whatever the number says.
+
+Nobody is told of another container: neither its name, nor its process.
+
+Source: NVIDIA's Xid catalogue; "Multi-Process Service", error containment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from integration.node.faults.fault_attribution import Blame, How
+from integration.node.faults.xids import Scope
+from integration.node.holders.values import Holding
+from shim.causes.record import Fault, Whose
+from shim.causes.xids import Action, heed, is_nonfatal
+
+if TYPE_CHECKING:
+    from integration.containers.bundles import Container
+    from integration.node.faults.policy import Verdict
+    from integration.nvml.values import GpuEvent
+
+XID: Final = "xid"
+GPU_LOST: Final = "gpu-lost"
+DRIVER_LOST: Final = "driver-lost"
+MPS: Final = "mps"
+
+_KNOWN: Final = frozenset({How.PROCESS, How.ENDED})
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A fault that a container had to do with."""
+
+    container: Container  # which
+    fault: Fault  # as that one is told of it
+
+
+def hits_of(
+    event: GpuEvent,
+    verdict: Verdict,
+    whose: Blame,
+    holders: Iterable[Holding],
+    *,
+    at: float,
+    action: Action | None = None,
+    mps: Iterable[str] = (),
+) -> tuple[Hit, ...]:
+    """Whom an Xid hits.
+
+    Args:
+        verdict: what it means.
+        whose: whose process it was.
+        holders: who holds the devices that it is of.
+        at: when it was, in seconds since the epoch.
+        action: the driver's recovery action; None if it names none.
+        mps: UUIDs of GPUs whose containers share an MPS server.
+    """
+    xid = verdict.xid
+    if event.kind != XID or xid is None or not xid.ends or is_nonfatal(event.xid, event.text):
+        return ()
+    blamed, needed = heed(xid, action)
+    own = whose.container
+    fault = Fault(
+        at,
+        XID,
+        xid.number,
+        xid.meaning,
+        gpu=verdict.gpu or event.bus_id,
+        whose=blamed,
+        sure=verdict.certain,
+        action=needed,
+    )
+    held = {each.container.bundle: each for each in holders} if verdict.gpu else {}
+    others = [each for bundle, each in held.items() if own is None or bundle != own.bundle]
+    mine = held.get(own.bundle) if own is not None else None
+    found = []
+    if own is not None:
+        sure = verdict.certain and whose.how in _KNOWN
+        pid = event.pid if whose.how in _KNOWN else 0
+        told = replace(fault, pid=pid, mig=_part(mine, verdict))
+        found.append(Hit(own, told if blamed == Whose.DEVICE else replace(told, sure=sure)))
+    if blamed == Whose.DEVICE:
+        is_contained = xid.scope == Scope.INSTANCE and action is None and whose.how in _KNOWN
+        them = () if is_contained else others
+        return (*found, *(_hit(each, fault, verdict) for each in them))
+    if own is None and whose.how != How.OUTSIDE:
+        sure_of_none = replace(fault, sure=False)
+        if len(others) > 1:
+            sure_of_none = replace(sure_of_none, whose=Whose.UNCLEAR)
+        return tuple(_hit(each, sure_of_none, verdict) for each in others)
+    shared = verdict.gpu in mps and whose.how in {*_KNOWN, How.OUTSIDE}
+    theirs = replace(
+        fault, whose=Whose.NEIGHBOUR, sure=shared and verdict.certain, action=Action.NOTHING
+    )
+    return (*found, *(_hit(each, theirs, verdict) for each in others))
+
+
+def lost(
+    kind: str,
+    name: str,
+    holders: Iterable[Holding],
+    *,
+    at: float,
+    gpu: str = "",
+    whose: Whose = Whose.DEVICE,
+    action: str = "",
+    sure: bool = True,
+) -> tuple[Hit, ...]:
+    """Whom it hits that something is gone that all of them use: a GPU, the driver, an MPS server.
+
+    Args:
+        kind: :data:`GPU_LOST`, :data:`DRIVER_LOST` or :data:`MPS`.
+        name: what is gone, for people.
+        holders: who uses it.
+        at: when that was seen, in seconds since the epoch.
+        gpu: UUID; "" for that of the first device of each.
+    """
+    held = {each.container.bundle: each for each in holders}
+    return tuple(
+        Hit(
+            each.container,
+            Fault(
+                at, kind, name=name, gpu=gpu or (*each.gpus, "")[0], whose=whose, sure=sure,
+                action=action,
+            ),
+        )
+        for each in held.values()
+    )  # fmt: skip
+
+
+def _hit(holding: Holding, fault: Fault, verdict: Verdict) -> Hit:
+    return Hit(holding.container, replace(fault, mig=_part(holding, verdict)))
+
+
+def _part(holding: Holding | None, verdict: Verdict) -> str:
+    """The MIG device of a holder that was hit; "" if it is a whole GPU, or is not known."""
+    if holding is None:
+        return ""
+    parts = [each for each in holding.devices if each in verdict.devices and each != verdict.gpu]
+    return parts[0] if len(parts) == 1 else ""

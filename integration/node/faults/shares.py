@@ -1,0 +1,102 @@
+"""How much of a GPU's memory a container has by the shares of its resource claims.
+
+Rules
+- The kubelet knows which claims a container has, and the driver how large their shares are. The
+  container's own variables count for nothing.
+- The kubelet's record of claims names the pods of each claim, by their UIDs. Its pod-resources API
+  may name the containers as well; then only the claims of that container count.
+- If one of the two is missing, the other decides. If both are, no share is a limit.
+- Each share counts once.
+
+Source: kubelet pkg/kubelet/cm/dra/state; Kubernetes, pkg/kubelet/apis/podresources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.node.kubelet import read_claims
+from integration.json_documents import parse_json
+
+if TYPE_CHECKING:
+    from hooks.config import Config
+    from integration.containers.bundles import Container
+    from integration.kubelet.values import Claimed
+    from integration.node.values.claims import Claim
+
+__all__ = ["PodClaims", "pod_claims", "share_limits"]
+
+PodClaims = Mapping[str, frozenset[str]]
+"""The UIDs of a pod's claims, by the pod's UID."""
+
+_MEBI: Final = 20
+
+
+def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
+    """Read which claims each pod has.
+
+    Args:
+        config: where the kubelet's root is.
+
+    Returns:
+        The claims, None if the kubelet's record cannot be read; and why, for people.
+    """
+    record = read_claims(config)
+    if record.fault:
+        return None, f"{record.path}: {record.fault}"
+    found: dict[str, set[str]] = {}
+    try:
+        data: Any = parse_json(parse_json(record.content)["Data"])
+        for claim in data["ClaimInfoStateList"] or ():
+            for pod in claim["PodUIDs"] or ():
+                found.setdefault(str(pod), set()).add(str(claim["ClaimUID"]))
+    except (ValueError, KeyError, TypeError) as error:
+        return None, f"{record.path}: not as a kubelet writes it ({error})"
+    return {pod: frozenset(claims) for pod, claims in found.items()}, ""
+
+
+def share_limits(
+    containers: Iterable[Container],
+    claims: Iterable[Claim],
+    of_pods: PodClaims | None,
+    named: Iterable[Claimed] | None,
+) -> dict[str, dict[str, int]]:
+    """Return the memory that each container has by shares.
+
+    Args:
+        claims: those that the driver has prepared.
+        of_pods: the kubelet's record; None if it cannot be read.
+        named: the answer of the pod-resources API; None if there is none.
+
+    Returns:
+        Bytes by the UUID of the device, by the container's bundle.
+    """
+    sized = [claim for claim in claims if any(device.memory for device in claim.devices)]
+    by_container: dict[tuple[str, str, str], set[tuple[str, str]]] = {}
+    for each in named or ():
+        by_container.setdefault(each.container, set()).add((each.namespace, each.name))
+    found: dict[str, dict[str, int]] = {}
+    for container in containers if sized else ():
+        pod = container.pod
+        if pod is None or container.sandbox:
+            continue
+        names = by_container.get((pod.namespace, pod.name, container.name))
+        if of_pods is None and names is None:
+            continue
+        theirs = [
+            claim
+            for claim in sized
+            if (of_pods is None or claim.uid in of_pods.get(pod.uid, ()))
+            and (names is None or (claim.namespace, claim.name) in names)
+        ]
+        shares = {
+            (device.uuid, device.share): device.memory << _MEBI
+            for claim in theirs
+            for device in claim.devices
+            if device.share and not device.admin
+        }
+        for (uuid, _), size in shares.items():
+            of_device = found.setdefault(container.bundle, {})
+            of_device[uuid] = of_device.get(uuid, 0) + size
+    return found

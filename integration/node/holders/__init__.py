@@ -1,0 +1,1 @@
+"""Which container holds and uses which device, as values."""

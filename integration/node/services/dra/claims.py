@@ -1,0 +1,358 @@
+"""What a claim has been given and asks for, and whether it can have it here. Pure.
+
+============================================  =============  ====================================
+apiVersion of an opaque configuration         kind           for
+============================================  =============  ====================================
+resource.nvidia.com/v1beta1                   GpuConfig      whole GPUs, as NVIDIA's driver has it
+resource.nvidia.com/v1beta1                   MigDevice-     MIG devices, likewise
+                                              Config
+gpu.containerd-shim-nvidia/v1beta1            DeviceSharing  either; the same in fewer words
+============================================  =============  ====================================
+
+Rules
+- The scheduler has chosen; the claim's ``status.allocation`` says what. Results of other drivers
+  are theirs.
+- The claim has to be the one that the kubelet means: its UID decides, not its name.
+- A device that another claim has, or is a part of what it has, is not given again: the scheduler's
+  races do give one twice. ``adminAccess`` is no possession: who only looks after a device takes
+  nothing from others. Of shares of one device, their sum counts (:mod:`.sharing`); what is made for
+  a claim has none.
+- What a person has taken out of service is not given. Who has it, keeps it.
+- A configuration of another driver is none of ours. One that is not of a driver is an error. All
+  that is ours is read strictly, also what is not used: a key that is not known is an error, for it
+  would be a setting that is lost. VfioDeviceConfig is refused: no GPU goes to a virtual machine.
+- For a device, of the configurations that name its request the last one counts; what a claim says
+  comes after what its class says. One that names no requests is for all devices of its kind; one
+  that names a request for devices of another kind is an error.
+- 0 percent of the threads stands for the daemon's default, which is all: it takes no 0 itself.
+
+Source: Kubernetes, resource.k8s.io/v1 ResourceClaim; dynamic-resource-allocation/kubeletplugin;
+kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from hooks.node.drained import DRIVER
+from integration.agent_errors import (
+    ClaimConfigUnknown,
+    ClaimedDeviceMissing,
+    DeviceDrained,
+    DeviceTaken,
+    ResourceClaimUnusable,
+)
+from integration.node.services.dra.sharing import (
+    MPS,
+    OURS,
+    Configuration,
+    Result,
+    Wish,
+    configured,
+    consumed,
+)
+from integration.node.values.claims import (
+    ALL,
+    GPU,
+    INTERVALS,
+    MEBI,
+    MIG,
+    Claim,
+    ClaimDevice,
+    Sharing,
+    parse_quantity,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    _Reader = Callable[[object, str], Any]
+
+    from hooks.node.drained import Drain
+    from integration.node.services.dra.devices import Device
+    from integration.node.values.claims import Reference
+
+__all__ = ["read_all", "read_claim", "refuse_drained", "refuse_taken"]
+
+
+def read_claim(
+    found: Mapping[str, Any],
+    reference: Reference,
+    driver: str,
+    pool: str,
+    devices: Mapping[str, Device],
+) -> Claim:
+    """What a claim is to have of us.
+
+    Raises:
+        ResourceClaimUnusable: it is another claim, or has no allocation.
+        ClaimedDeviceMissing: this node does not have one of its devices.
+        ClaimConfigUnknown: it is configured in a way that we do not know, or that cannot be.
+    """
+    asked = f"the {reference}"
+    uid = (found.get("metadata") or {}).get("uid")
+    if uid != reference.uid:
+        raise ResourceClaimUnusable(
+            asked, found=f"it is {uid} by now, and {reference.uid} is meant"
+        )
+    allocation = ((found.get("status") or {}).get("allocation") or {}).get("devices") or {}
+    results = [each for each in allocation.get("results") or () if each.get("driver") == driver]
+    if not results:
+        raise ResourceClaimUnusable(asked, found=f"nothing of {driver} is allocated to it")
+    configurations = read_all(allocation.get("config") or (), driver, asked)
+    allocated = []
+    for each in results:
+        device = _device(each, pool, devices, asked)
+        allocated.append(Result(str(each.get("request")), device, devices[device.device]))
+    return Claim(
+        reference.uid,
+        reference.namespace,
+        reference.name,
+        configured(reference.uid, allocated, configurations, asked),
+    )
+
+
+def _device(
+    result: Mapping[str, Any], pool: str, devices: Mapping[str, Device], asked: str
+) -> ClaimDevice:
+    name = str(result.get("device"))
+    device = devices.get(name)
+    if device is None or device.lost or result.get("pool") != pool:
+        why = "it does not answer, or has no node" if device is not None else "it is not here"
+        if result.get("pool") != pool:
+            why = f"it is of the pool {result.get('pool')}, and this is {pool}"
+        raise ClaimedDeviceMissing(
+            f"the device {name} of {asked}", found=why,
+            do="have the pod made anew, and see `nvshim list` on the node",
+        )  # fmt: skip
+    share, memory, shares = consumed(result)
+    if share and device.part is not None:
+        raise ResourceClaimUnusable(
+            f"a share of the device {name} for {asked}",
+            found="it is made for one claim, which has all of it",
+        )
+    return ClaimDevice(
+        # "gpu/any" is the subrequest "any": the kubelet knows the request.
+        str(result.get("request")).partition("/")[0],
+        pool,
+        name,
+        device.uuid,
+        device.gpu,
+        admin=result.get("adminAccess") is True,
+        share=share,
+        memory=memory,
+        shares=shares,
+    )
+
+
+def refuse_drained(claim: Claim, drains: Iterable[Drain]) -> None:
+    """See that nothing of what a claim is to have is out of service.
+
+    Raises:
+        DeviceDrained: something is.
+    """
+    marks = {drain.device: drain for drain in drains}
+    for device in claim.devices:
+        drain = marks.get(device.uuid) or marks.get(device.gpu) or marks.get(DRIVER)
+        if drain is not None:
+            raise DeviceDrained(
+                f"the device {device.device} of {claim}",
+                found=f"is out of service {drain.why}",
+                do="have the pod made anew; it gets another device, or another node",
+            )
+
+
+def refuse_taken(
+    claim: Claim, others: Iterable[Claim], plugin_gave: Mapping[str, str] | None = None
+) -> None:
+    """See that nobody else has what a claim is to have.
+
+    Args:
+        plugin_gave: who has been given what by a device plugin, by the device's UUID.
+
+    Raises:
+        DeviceTaken: somebody has.
+    """
+    taken = [
+        (device.uuid, device.gpu, str(other), bool(device.share))
+        for other in others
+        if other.uid != claim.uid
+        for device in other.devices
+        if not device.admin
+    ]
+    taken += [(uuid, uuid, who, False) for uuid, who in (plugin_gave or {}).items()]
+    for device in claim.devices:
+        if device.admin:
+            continue
+        for uuid, gpu, who, is_share in taken:
+            if is_share and device.share and uuid == device.uuid:
+                continue
+            if device.uuid in {uuid, gpu} or uuid == device.gpu:
+                raise DeviceTaken(f"the device {device.device} of {claim}", found=f"{who} has it")
+
+
+_NVIDIA: Final = "resource.nvidia.com/v1beta1"
+
+_FROM_CLASS: Final = "FromClass"
+
+
+class _Wrong(Exception):
+    """What is wrong with a configuration, in words."""
+
+
+def read_all(
+    entries: Iterable[Mapping[str, Any]], driver: str, asked: str
+) -> tuple[Configuration, ...]:
+    """The configurations that are ours, those of the class first.
+
+    Args:
+        entries: of the claim's allocation.
+
+    Raises:
+        ClaimConfigUnknown: one of them means nothing to us, or cannot be.
+    """
+    found = []
+    for each in sorted(entries, key=lambda each: each.get("source") != _FROM_CLASS):
+        where = "its DeviceClass" if each.get("source") == _FROM_CLASS else "the claim"
+        opaque = each.get("opaque")
+        if not isinstance(opaque, dict):
+            raise ClaimConfigUnknown(
+                f"a configuration of {asked}", found="it is none of a driver's (opaque)"
+            )
+        if opaque.get("driver") != driver:
+            continue
+        try:
+            kind, devices, wish = _read(opaque.get("parameters"))
+        except _Wrong as error:
+            raise ClaimConfigUnknown(
+                f"a configuration of {asked}",
+                found=str(error),
+                do=f"change or remove it in {where}",
+            ) from error
+        requests = frozenset(map(str, each.get("requests") or ()))
+        found.append(Configuration(kind, devices, requests, wish))
+    return tuple(found)
+
+
+# -- how they are read ---------------------------------------------------------------------------
+
+
+def _read(parameters: object) -> tuple[str, frozenset[str], Wish]:
+    tree = _object(parameters, "parameters")
+    kind, version = str(tree.get("kind")), str(tree.get("apiVersion"))
+    if kind == "VfioDeviceConfig":
+        raise _Wrong("VfioDeviceConfig asks for a GPU to be passed through, which is not done here")
+    reader = _READERS.get((version, kind))
+    if reader is None:
+        known = ", ".join(f"{name} of {of}" for of, name in _READERS)
+        raise _Wrong(f"{kind} of {version} is not known; known are {known}")
+    devices, read = reader
+    rest = {key: value for key, value in tree.items() if key not in {"kind", "apiVersion"}}
+    return kind, devices, read(rest, kind)
+
+
+def _fields(value: object, at: str, known: Mapping[str, tuple[_Reader, Any]]) -> list[Any]:
+    """The fields of an object: of each how it is read, and what it is if it is not there."""
+    tree = _object(value, at)
+    for key in tree:
+        if key not in known:
+            raise _Wrong(f"{at}.{key} is not known; known are {', '.join(known)}")
+    return [
+        default if tree.get(key) is None else read(tree[key], f"{at}.{key}")
+        for key, (read, default) in known.items()
+    ]
+
+
+def _gpu_config(tree: object, at: str) -> Wish:
+    wish: Wish
+    (wish,) = _fields(tree, at, {"sharing": (_sharing, Wish())})
+    return wish
+
+
+def _mig_config(tree: object, at: str) -> Wish:
+    wish = _gpu_config(tree, at)
+    if wish.sharing.time_slice:
+        raise _Wrong(f"{at}.sharing.strategy is TimeSlicing, which a MIG device cannot have")
+    return wish
+
+
+def _sharing(tree: object, at: str) -> Any:
+    strategy = _object(tree, at).get("strategy")
+    if strategy not in ("TimeSlicing", "MPS"):  # it may be a list
+        raise _Wrong(f"{at}.strategy is {strategy!r}, and not TimeSlicing or MPS")
+    known: dict[str, tuple[_Reader, Any]] = {"strategy": (lambda *_: None, None)}
+    if strategy == "MPS":
+        mps = partial(_mps, words=_NVIDIAS)
+        return _fields(tree, at, {**known, "mpsConfig": (mps, Wish(Sharing(daemon=MPS)))})[1]
+    _, interval = _fields(tree, at, {**known, "timeSlicingConfig": (_slicing, INTERVALS[0])})
+    return Wish(Sharing(interval))
+
+
+def _slicing(tree: object, at: str) -> str:
+    (interval,) = _fields(tree, at, {"interval": (_interval, INTERVALS[0])})
+    return str(interval)
+
+
+def _device_sharing(tree: object, at: str) -> Wish:
+    mps_reader = partial(_mps, words=_WORDS)
+    mps, interval = _fields(tree, at, {"mps": (mps_reader, None), "timeSlice": (_interval, "")})
+    if mps and interval:
+        raise _Wrong(f"{at} has timeSlice and mps, of which one excludes the other")
+    return mps or Wish(Sharing(interval))
+
+
+def _mps(tree: object, at: str, words: Sequence[str]) -> Wish:
+    readers: Sequence[tuple[_Reader, Any]]
+    readers = ((_percent, ALL), (_mebibytes, 0), (_limits, {}), (_flag, False))
+    found = dict(zip(words, readers, strict=True))
+    threads, memory, memory_of, multi_user = _fields(tree, at, found)
+    return Wish(Sharing("", MPS, threads or ALL, memory, multi_user), memory_of)
+
+
+def _percent(value: object, at: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ALL:
+        raise _Wrong(f"{at} is {value!r}, and not a whole number from 0 to {ALL}")
+    return value
+
+
+def _flag(value: object, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong(f"{at} is {value!r}, and not true or false")
+    return value
+
+
+def _interval(value: object, at: str) -> str:
+    if value not in INTERVALS:
+        raise _Wrong(f"{at} is {value!r}, and not one of {', '.join(INTERVALS)}")
+    return str(value)
+
+
+def _mebibytes(value: object, at: str) -> int:
+    size = parse_quantity(value)
+    if size is None or size < MEBI:
+        raise _Wrong(f"{at} is {value!r}, and not a quantity of at least 1Mi, such as 10Gi")
+    return size // MEBI
+
+
+def _limits(value: object, at: str) -> dict[str, int]:
+    return {key: _mebibytes(size, f"{at}.{key}") for key, size in _object(value, at).items()}
+
+
+def _object(value: object, at: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _Wrong(f"{at} is {value!r}, and not an object")
+    return value
+
+
+_WORDS: Final = ("threadPercentage", "memoryLimit", "memoryLimitOf", "multiUser")
+_NVIDIAS: Final = (
+    "defaultActiveThreadPercentage", "defaultPinnedDeviceMemoryLimit",
+    "defaultPerDevicePinnedMemoryLimit", "multiUser",
+)  # fmt: skip
+_READERS: Final[Mapping[tuple[str, str], tuple[frozenset[str], Callable[[object, str], Wish]]]] = {
+    (_NVIDIA, "GpuConfig"): (frozenset({GPU}), _gpu_config),
+    (_NVIDIA, "MigDeviceConfig"): (frozenset({MIG}), _mig_config),
+    (OURS, "DeviceSharing"): (frozenset({GPU, MIG}), _device_sharing),
+}
+"""Who reads a configuration, and for which devices it is, by its version and kind."""

@@ -1,0 +1,404 @@
+"""The node's devices as the scheduler is told of them. Pure.
+
+====================================  ========================================================
+attribute                             what
+====================================  ========================================================
+gpu.nvidia.com/type                   ``gpu`` or ``mig``
+gpu.nvidia.com/uuid, productName,     of the device; ``brand``, ``architecture`` and
+brand, architecture                   ``cudaComputeCapability`` if NVML has told them
+gpu.nvidia.com/cudaComputeCapability  versions, as semantic versioning writes them: driver
+driverVersion, cudaDriverVersion      580.65.06 is 580.65.6
+gpu.nvidia.com/parentUUID, profile    of a MIG device
+resource.kubernetes.io/pciBusID,      of the GPU; ``numaNode`` is standard from Kubernetes 1.37
+pcieRoot, numaNode
+gpu.nvidia.com/addressingMode         how a GPU sees the host's memory, if NVML has told
+index, minor                          of the GPU, as nvidia-smi and /dev/nvidiaN have them
+nvlinkPeers                           the indices of the GPUs to which a GPU has NVLinks ("0,1,3")
+nvlinkGroup                           the same number for all GPUs that NVLinks connect
+health                                ``healthy``, ``suspect``, ``unhealthy`` or ``recovering``
+====================================  ========================================================
+
+The first ones have the names and types of NVIDIA's driver, with its domain whatever ours is called,
+so that a selector such as ``device.attributes['gpu.nvidia.com'].type == 'gpu'`` means the same. The
+last are ours, in the domain of our driver. The capacity is ``gpu.nvidia.com/memory``, and of MIG
+devices what :data:`~integration.node.services.dra.mig_layout.CAPACITIES` lists and
+``memorySliceN``, which are NVIDIA's names too.
+
+Rules
+- A device is called by its UUID, so that no other has its name when one is gone.
+- A GPU in MIG mode is not published, only its MIG devices: those that are there, and with
+  ``--dra-mig`` those that could be made of what is left (:mod:`.parts`). One whose mode is switched
+  for claims is published, and what it could be cut into, whichever its mode is just now.
+- One that is made for a claim has the same name, attributes and capacity before, meanwhile and
+  after. It has no UUID until then; its name stands for it.
+- A device with as many attributes and capacities as the API takes has no ``memorySliceN``. A list
+  of peers that is longer than an attribute may be is left out.
+- What has no UUID, or one that another has too, or is excluded by the configuration, is no device.
+- One that a device plugin has given is left out, and comes back by itself.
+
+A device that no new pod should get has taints, which go by themselves, or is left out:
+
+=================================  ================  ===========================================
+taint                              value             of a device
+=================================  ================  ===========================================
+DRIVER/unhealthy                   ``xid-79``, or    that is not healthy, until it has proven that
+                                   the reason        it is (see device_health.device_state)
+DRIVER/lost                        ``no-answer``     that does not answer, or has no node
+DRIVER/out-of-service              since when, why   that a person has taken out of service
+=================================  ================  ===========================================
+
+Their effect is NoSchedule. Pods that have the device are evicted (NoExecute) only where a setting
+says so. A device that is suspect has none: an attribute says it, and it is still given.
+
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, deviceinfo.go, and the words of go-nvlib that it
+publishes; Kubernetes, resource.k8s.io/v1, DeviceTaint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from integration.node.services.dra.mig_layout import (
+    Counters,
+    GpuParts,
+    Part,
+    Parts,
+    all_of,
+    can_switch,
+    capacity_of,
+    possible,
+)
+from integration.node.values.claims import name_of, quantity
+from integration.node.values.health import State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from hooks.node.gpus import Gpu, MigDevice
+    from hooks.node.inventory import Inventory
+    from integration.node.device_health.device_state import Condition
+
+__all__ = [
+    "EFFECTS", "MOST_FACTS", "NVIDIA", "SLICE", "Device", "Place", "Taint", "devices_of",
+    "publishable",
+]  # fmt: skip
+
+NVIDIA: Final = "gpu.nvidia.com"
+"""The domain of the attributes that NVIDIA's driver has, and that driver's name."""
+
+SLICE: Final = f"{NVIDIA}/memorySlice"
+"""How the names begin of the capacity that says where a MIG device is."""
+
+MOST_FACTS: Final = 32
+"""Attributes and capacities that a device may have."""
+
+EFFECTS: Final[Mapping[str, str]] = {"taint": "NoSchedule", "evict": "NoExecute", "omit": ""}
+"""The effect of taints by what a setting says of devices that are not well; "" for no taints."""
+
+_LONGEST_VALUE: Final = 63
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
+
+_STANDARD: Final = "resource.kubernetes.io"
+_LONGEST_TEXT: Final = 64
+_WORDS: Final = 3
+
+_WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
+
+_BRANDS: Final = {
+    "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
+    "titan": "Titan", "nvidiartx": "NvidiaRTX", "nvidia": "Nvidia", "quadrortx": "QuadroRTX",
+    "geforcertx": "GeForceRTX", "titanrtx": "TitanRTX", "nvidiavapps": "NvidiaVApps",
+    "nvidiavpc": "NvidiaVPC", "nvidiavcs": "NvidiaVCS", "nvidiavws": "NvidiaVWS",
+    "nvidiavgaming": "NvidiaCloudGaming", "unknown": "Unknown",
+}  # fmt: skip
+# By the compute capability from which on a GPU is of it; the last that fits counts.
+_ARCHITECTURES: Final = (
+    ((3, 0), "Kepler"), ((5, 0), "Maxwell"), ((6, 0), "Pascal"), ((7, 0), "Volta"),
+    ((7, 5), "Turing"), ((8, 0), "Ampere"), ((8, 9), "Ada Lovelace"), ((9, 0), "Hopper"),
+    ((10, 0), "Blackwell"),
+)  # fmt: skip
+
+
+class Taint(NamedTuple):
+    """A taint, as the API has it."""
+
+    key: str
+    value: str
+    effect: str  # of EFFECTS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a GPU is in the machine."""
+
+    numa: int | None = None  # its NUMA node; None if the machine does not say
+    root: str = ""  # its PCI root ("pci0000:00"); "" likewise
+    peers: tuple[int, ...] = ()  # the indices of the GPUs to which it has NVLinks
+    # the least index of those that NVLinks connect it with, directly or not, and its own
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or a MIG device that claims may have."""
+
+    name: str  # as the API calls it
+    uuid: str  # of the device; its name if it has yet to be made
+    gpu: str  # UUID of the GPU that it is, or is a part of
+    # by their full names, as the API has them
+    attributes: Mapping[str, Mapping[str, str | int]] = field(hash=False)
+    capacity: Mapping[str, str] = field(hash=False)  # quantities, by their full names
+    lost: bool = False  # whether it does not answer, or has no node
+    drained: str = ""  # since when and why it is out of service; "" if it is in service
+    part: Part | None = None  # where it is, or would be, on its GPU, if it is made for claims
+    # what it takes of its GPU, likewise, or as a whole GPU that could be cut instead
+    counters: Counters | None = field(default=None, hash=False)
+    shares: int = 0  # how many claims may have a part of it; 0 if one has all of it
+    taints: tuple[Taint, ...] = ()  # why no new pod is to get it
+
+    @property
+    def can_be_given(self) -> bool:
+        """Whether a claim may get it, if nobody has it."""
+        return not self.lost and not self.drained
+
+
+def devices_of(
+    inventory: Inventory,
+    places: Mapping[str, Place] | None = None,
+    parts: Parts | None = None,
+    made: Mapping[Part, str] | None = None,
+    *,
+    on_demand: bool = False,
+    switches: bool = False,
+    switched: Collection[str] = (),
+) -> tuple[Device, ...]:
+    """The devices that claims may have, GPUs first.
+
+    Args:
+        places: of the GPUs, by PCI address, as far as they are known.
+        made: what was made for claims, or is being made: its UUID, "" if it has none yet.
+        switches: whether MIG mode may be switched for that.
+        switched: UUIDs of the GPUs that are in MIG mode for claims.
+    """
+    node = _Node(
+        inventory, places or {}, parts or Parts(), made or {}, on_demand, switches,
+        frozenset(switched),
+    )  # fmt: skip
+    found = [*node.gpus(), *node.there(), *node.possible()]
+    times = Counter(each.uuid for each in found)
+    return tuple(each for each in found if each.uuid and times[each.uuid] == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What is known of the node, as :func:`devices_of` has it."""
+
+    inventory: Inventory
+    places: Mapping[str, Place]
+    parts: Parts
+    made: Mapping[Part, str]
+    on_demand: bool
+    switches: bool
+    switched: frozenset[str]
+
+    def gpus(self) -> Iterator[Device]:
+        """The GPUs that are whole, or may be."""
+        for gpu in self.inventory.gpus:
+            is_either = self._is_either(gpu)
+            if gpu.excluded or (gpu.mig and not is_either):
+                continue
+            place = self.places.get(gpu.bus_id, Place())
+            attributes = {
+                f"{NVIDIA}/type": _text("gpu"),
+                f"{NVIDIA}/uuid": _text(gpu.uuid),
+                **self._common(gpu),
+            }
+            peers = ",".join(map(str, place.peers))
+            if 0 < len(peers) <= _LONGEST_TEXT:
+                attributes["nvlinkPeers"] = _text(peers)
+            if place.group is not None:
+                attributes["nvlinkGroup"] = {"int": place.group}
+            memory = {f"{NVIDIA}/memory": quantity(gpu.memory)} if gpu.memory else {}
+            counters = all_of(gpu.minor, self.parts.gpus[gpu.uuid]) if is_either else None
+            yield Device(
+                name_of(gpu.uuid), gpu.uuid, gpu.uuid, attributes, memory, self._is_lost(gpu),
+                self._drained(gpu), None, counters,
+            )  # fmt: skip
+
+    def there(self) -> Iterator[Device]:
+        """The MIG devices that are there and were not made for claims."""
+        ours = {(part.gpu, part.profile, part.start) for part in self.made}
+        by_index = {gpu.index: gpu for gpu in self.inventory.gpus}
+        for mig in self.inventory.mig_devices:
+            gpu = by_index.get(mig.gpu)
+            if gpu is None or gpu.excluded or not gpu.uuid or mig.uuid in self.made.values():
+                continue
+            instance = self.parts.instance(mig.uuid)
+            if instance is None and (self.on_demand or self.made):
+                continue  # it may be one that is just being made, or undone
+            if instance and (gpu.uuid, instance.profile, instance.start) in ours:
+                continue
+            attributes = {f"{NVIDIA}/uuid": _text(mig.uuid), **self._of_part(mig.profile, gpu)}
+            capacity = _capacity(self.parts.figures.get(mig.uuid, ()))
+            slices = range(instance.start, instance.start + instance.size) if instance else range(0)
+            # Health is an attribute, too.
+            if len(attributes) + len(capacity) + len(slices) < MOST_FACTS:
+                capacity |= {f"{SLICE}{n}": "1" for n in slices}
+            yield Device(
+                name_of(mig.uuid), mig.uuid, gpu.uuid, attributes, capacity, self._is_lost(gpu),
+                self._drained(mig),
+            )  # fmt: skip
+
+    def possible(self) -> Iterator[Device]:
+        """The MIG devices that were made for claims, or could be."""
+        by_name = {part.name: uuid for part, uuid in self.made.items()}
+        there = {mig.uuid: mig for mig in self.inventory.mig_devices}
+        for gpu in self.inventory.gpus:
+            cut = self.parts.gpus.get(gpu.uuid)
+            if gpu.excluded or cut is None or not (gpu.mig or self._is_either(gpu)):
+                continue
+            for part, profile, counters in possible(gpu.uuid, gpu.minor, cut, self.made):
+                name = part.name
+                if self.on_demand or name in by_name:
+                    uuid = by_name.get(name) or name
+                    yield Device(
+                        name, uuid, gpu.uuid, self._of_part(profile.name, gpu),
+                        _capacity(profile.figures), self._is_lost(gpu),
+                        # A person takes out of service what is there by its own UUID.
+                        self._drained(there.get(uuid, gpu)), part, counters,
+                    )  # fmt: skip
+
+    def _is_either(self, gpu: Gpu) -> bool:
+        """Whether claims may have a GPU as a whole or in parts."""
+        cut = self.parts.gpus.get(gpu.uuid, GpuParts())
+        ours = {(part.profile, part.start) for part in self.made if part.gpu == gpu.uuid}
+        if any((each.profile, each.start) not in ours for each in cut.instances):
+            return False  # a person has cut it
+        if gpu.uuid in self.switched:
+            return bool(cut.profiles)
+        return self.switches and not gpu.mig and can_switch(gpu.compute_capability, cut)
+
+    def _is_lost(self, gpu: Gpu) -> bool:
+        return bool(gpu.lost) or gpu.path not in self.inventory.nodes.usable
+
+    def _drained(self, device: Gpu | MigDevice) -> str:
+        return device.drained or self.inventory.drained
+
+    def _of_part(self, profile: str, gpu: Gpu) -> dict[str, Mapping[str, str | int]]:
+        """What a MIG device has, be it there or not."""
+        return {
+            f"{NVIDIA}/type": _text("mig"),
+            f"{NVIDIA}/parentUUID": _text(gpu.uuid),
+            **({f"{NVIDIA}/profile": _text(profile)} if profile else {}),
+            **self._common(gpu),
+        }
+
+    def _common(self, gpu: Gpu) -> dict[str, Mapping[str, str | int]]:
+        """What a MIG device has of its GPU."""
+        place = self.places.get(gpu.bus_id, Place())
+        texts = {
+            f"{NVIDIA}/brand": _BRANDS.get(gpu.brand, ""),
+            f"{NVIDIA}/architecture": _architecture(gpu.compute_capability),
+            f"{NVIDIA}/addressingMode": self.parts.addressing.get(gpu.uuid, ""),
+            f"{_STANDARD}/pcieRoot": place.root,
+        }
+        versions = {
+            "cudaComputeCapability": gpu.compute_capability,
+            "cudaDriverVersion": self.inventory.cuda_version,
+            "driverVersion": self.inventory.driver.version,
+        }
+        told = {name: semantic_version(text) for name, text in versions.items()}
+        return {
+            f"{NVIDIA}/productName": _text(gpu.model),
+            f"{_STANDARD}/pciBusID": _text(gpu.bus_id),
+            "index": {"int": gpu.index},
+            "minor": {"int": gpu.minor},
+            **{name: _text(text) for name, text in texts.items() if text},
+            **{f"{NVIDIA}/{name}": {"version": each} for name, each in told.items() if each},
+            **({} if place.numa is None else {f"{_STANDARD}/numaNode": {"int": place.numa}}),
+        }
+
+
+def _taints_of(
+    conditions: Iterable[Condition],
+    driver: str,
+    effect: str,
+    *,
+    lost: bool = False,
+    drained: str = "",
+) -> tuple[Taint, ...]:
+    """Why a device is to be given to no new pod.
+
+    Args:
+        conditions: what is thought of it, and of its GPU.
+        lost: whether it does not answer, or has no node.
+        drained: since when and why it is out of service; "" if it is in service.
+    """
+    bad = next((each for each in conditions if not each.state.is_given), None)
+    why = {}
+    if bad is not None:
+        why["unhealthy"] = f"xid-{bad.xid}" if bad.xid else bad.reason
+    if lost:
+        why["lost"] = "no-answer"
+    if drained:
+        why["out-of-service"] = drained
+    return tuple(Taint(f"{driver}/{key}", _value(text), effect) for key, text in why.items())
+
+
+def _value(text: str) -> str:
+    """A text as the value of a label may be."""
+    return _UNFIT.sub("-", text)[:_LONGEST_VALUE].strip("-._")
+
+
+def publishable(
+    devices: Iterable[Device],
+    health: Mapping[str, Condition],
+    plugin_gave: Collection[str] = (),
+    driver: str = "",
+    effect: str = "",
+) -> tuple[Device, ...]:
+    """What of the devices is published, with what is thought of each.
+
+    Args:
+        health: by UUID; what is not in it is healthy.
+        plugin_gave: UUIDs that a device plugin has given to a pod.
+        effect: of the taints of what is not to be given; "" to leave it out.
+    """
+    found = []
+    for device in devices:
+        known = [health[uuid] for uuid in (device.uuid, device.gpu) if uuid in health]
+        taints = _taints_of(known, driver, effect, lost=device.lost, drained=device.drained)
+        if (effect or not taints) and not {device.uuid, device.gpu}.intersection(plugin_gave):
+            states = {condition.state for condition in known}
+            word = next((state for state in _WORST_FIRST if state in states), State.HEALTHY)
+            attributes = {**device.attributes, "health": _text(word.value)}
+            found.append(replace(device, attributes=attributes, taints=taints))
+    return tuple(found)
+
+
+def _capacity(figures: Iterable[int]) -> dict[str, str]:
+    named = capacity_of(figures) if figures else {}
+    return {f"{NVIDIA}/{name}": value for name, value in named.items()}
+
+
+def semantic_version(text: str) -> str:
+    """A version as semantic versioning writes it ("580.65.06" → "580.65.6"); "" if it is none."""
+    words = text.split(".")
+    if not all(word.isascii() and word.isdecimal() for word in words) or len(words) > _WORDS:
+        return ""
+    return ".".join(str(int(word)) for word in [*words, "0", "0"][:_WORDS])
+
+
+def _architecture(capability: str) -> str:
+    major, _, minor = capability.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        return ""
+    fitting = [name for first, name in _ARCHITECTURES if first <= (int(major), int(minor))]
+    return fitting[-1] if fitting else ""
+
+
+def _text(text: str) -> Mapping[str, str | int]:
+    return {"string": text[:_LONGEST_TEXT]}

@@ -1,0 +1,450 @@
+"""Keeping the node's ResourceSlices as they should be, whoever else changes them.
+
+Rules
+- What is there is listed, and then watched: a kubelet that begins deletes every slice of its node,
+  and does so at about the time that it says that the driver is registered. So the watch decides
+  when to publish, and nothing else.
+- A watch that ends is resumed. If the server knows its version no more (410), or a write met
+  another one (409, 404), all is listed anew. A list or a Node that is not there is a fault.
+- Slices that the server takes for wrong (a 422 that names fields) are sent again after some
+  minutes, or when they are others. A denial by an admission policy or a webhook has any status,
+  also 422: it is retried as any refusal is.
+- Where somebody else changes what we publish each time, it is written a few times at once, so that
+  what a kubelet deletes is there again, and after that now and then.
+- What a server keeps of what it was sent may be less. That is noted of each slice.
+- Devices are published with taints if the server keeps them, and are left out if not. That is tried
+  before (``dryRun``): a device that lost its taint would be given in the meantime.
+- Devices that exclude each other by counters are published as the server takes them: in slices of
+  their own, beside the devices, or not at all, which is a fault. That is tried in turn, with each
+  version of the API; it is learned again with the version.
+- What a server keeps is learned from its answer to a write, or from a field that it takes for
+  wrong, and from nothing else.
+- The newest version of the API that the server has and we speak is spoken.
+- An answer that is not as an API server's is silence: it may come from a proxy. Each object is
+  checked where it arrives. An error of our own code is a fault of ours. Neither ends the driver,
+  which the kubelet goes on calling.
+- While it is not known what the node has, what was published stays.
+- They stay when the agent ends. Where it does not come back the kubelet deletes them.
+
+Source: Kubernetes API concepts; kubelet pkg/kubelet/cm/dra/plugin (30 s without a connection).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import anyio
+
+from api.errors import describe_bug
+from integration.agent_errors import (
+    ApiServerRefused,
+    ApiServerSilent,
+    CountersMissing,
+    DraFailed,
+    SlicesRefused,
+)
+from integration.backoff import Backoff
+from integration.detached import aside
+from integration.node.services.dra.slices import (
+    GROUP,
+    VERSIONS,
+    Counting,
+    Owner,
+    changes,
+    content_of,
+    contents,
+    key_of,
+    lost_counters,
+    with_times,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    from integration.apiserver.client import ApiServer, Watch
+    from integration.node.service import Context
+    from integration.node.services.dra.devices import Device
+    from integration.node.services.dra.slices import Write
+
+__all__ = ["Publisher", "claim_path", "class_path"]
+
+_BAD_REQUEST, _NOT_FOUND, _CONFLICT, _GONE = 400, 404, 409, 410
+_LIST_AGAIN: Final = frozenset({_NOT_FOUND, _CONFLICT, _GONE})
+_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 300.0
+# Seconds after which slices that were taken for wrong are sent again.
+_WRONG_PAUSE: Final = 300.0
+# The same is written so often in so many seconds, and no more.
+_WRITES: Final = 5
+_WINDOW: Final = 30.0
+_STRANGE: Final = (KeyError, TypeError, ValueError, AttributeError)
+
+
+def claim_path(version: str, namespace: str, name: str) -> str:
+    """Where the API server has a claim."""
+    where = f"/apis/{GROUP}/{version}/namespaces/{quote(namespace, safe='')}"
+    return f"{where}/resourceclaims/{quote(name, safe='')}"
+
+
+def class_path(version: str, name: str) -> str:
+    """Where the API server has a DeviceClass."""
+    return f"/apis/{GROUP}/{version}/deviceclasses/{quote(name, safe='')}"
+
+
+class _Uncounted(Exception):
+    """The server keeps no counters of what it was sent."""
+
+
+class Publisher:
+    """Publishes what it is told to.
+
+    Args:
+        before: called with the path of slices before any is written.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        api: ApiServer,
+        driver: str,
+        node: str,
+        fault: Callable[[str, str], None],
+        *,
+        before: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._say = context.say
+        self._api = api
+        self._driver = driver
+        self._node = node
+        self._fault = fault
+        self._before = before
+        self._version = ""
+        self._wanted: tuple[Device, ...] | None = None
+        self._there: dict[str, dict[str, Any]] = {}
+        # No name comes twice. A slice may be gone before the answer to its write is heard.
+        self._gone: set[str] = set()
+        self._kept: dict[str, Any] = {}
+        self._refused: tuple[tuple[Device, ...], float] = (), 0.0
+        self._written: tuple[Device, ...] | None = None
+        self._rewritten: deque[float] = deque(maxlen=_WRITES)
+        self._tainting: bool | None = None
+        self._counting, self._uncounted = Counting.APART, ""
+        self._owner = Owner(driver, node, "")
+        self._wake = anyio.Event()
+
+    def want(self, devices: tuple[Device, ...] | None) -> None:
+        """Say what is to be published from now on; None if that is not known."""
+        if devices != self._wanted:
+            self._wanted = devices
+            self._news()
+
+    async def version(self) -> str:
+        """The version of the API that is spoken.
+
+        Raises:
+            ApiServerSilent: the server does not answer.
+            ApiServerRefused: it says no; 404 if it has no such API at all.
+        """
+        if not self._version:
+            group = await self._call("GET", f"/apis/{GROUP}")
+            with _understood("the versions of the API"):
+                has = {str(each["version"]) for each in group.get("versions") or ()}
+            spoken = [each for each in VERSIONS if each in has]
+            if not spoken:
+                raise ApiServerRefused(
+                    f"to speak {GROUP} with the API server",
+                    found=f"it has {', '.join(sorted(has)) or 'no version of it'}",
+                    do=f"see that one of {', '.join(VERSIONS)} is served",
+                )
+            self._version = spoken[0]
+            self._counting = Counting.APART
+        return self._version
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        backoff = Backoff()
+        while True:
+            begun = time.monotonic()
+            try:
+                await self._keep()
+                pause = backoff.pause(time.monotonic() - begun)
+                pause = min(pause, _PAUSE) if self._there else pause
+            except (ApiServerRefused, ApiServerSilent) as error:
+                self._fault("slices", str(error))
+                self._version, self._tainting = "", None  # it may be another server by then
+                pause = backoff.pause(time.monotonic() - begun)
+                if isinstance(error, ApiServerRefused):
+                    pause = max(pause, min(error.retry_after, _LONGEST_PAUSE))
+            except Exception as error:  # noqa: BLE001 - the kubelet calls on, whatever it is
+                found = f"{type(error).__name__}: {error}"
+                self._fault("slices", str(DraFailed("to publish the devices", found=found)))
+                self._say("error", "publishing failed", bug=describe_bug(error))
+                pause = backoff.pause(time.monotonic() - begun)
+            await anyio.sleep(pause)
+
+    async def _keep(self) -> None:
+        """List, watch, and write whenever it is needed; until all has to be listed anew."""
+        version = await self.version()
+        path = f"/apis/{GROUP}/{version}/resourceslices"
+        if self._before is not None:
+            await self._before(path)
+        self._owner = Owner(self._driver, self._node, await self._node_uid(), version)
+        ours = {"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._node}"}
+        found = await self._call("GET", path, query=ours)
+        with _understood("the list of slices"):
+            self._there = {_name_of(each): each for each in found.get("items") or ()}
+            since = str(found["metadata"]["resourceVersion"])
+        self._gone = set()
+        failed: list[Exception] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def attempt(do: Callable[[], Any]) -> None:
+                try:
+                    await do()
+                except Exception as error:  # noqa: BLE001 - it is raised below
+                    failed.append(error)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(attempt, partial(self._watch, path, since, ours))
+            tasks.start_soon(attempt, partial(self._write, path))
+        if failed and not _is_outdated(failed[0]):
+            raise failed[0]
+
+    async def _watch(self, path: str, since: str, query: dict[str, str]) -> None:
+        """Hear what becomes of our slices, for as long as the server knows from when on."""
+        begun = -math.inf
+        while True:
+            # One that ends at once each time is not begun each moment.
+            await anyio.sleep(max(0.0, begun + _PAUSE - time.monotonic()))
+            begun = time.monotonic()
+            begin = partial(self._api.watch, path, since, query)
+            watch = await aside(begin, drop=lambda begun: begun.close())
+            try:
+                while (change := await _next(watch)) is not None:
+                    kind, found = change
+                    with _understood("a change of a slice"):
+                        since = str(found["metadata"]["resourceVersion"])
+                    self._hear(kind, found)
+            finally:
+                watch.close()
+
+    def _hear(self, kind: str, found: dict[str, Any]) -> None:
+        if kind == "BOOKMARK":
+            return
+        with _understood("a change of a slice"):
+            name = _name_of(found)
+        known = self._there.get(name)
+        if kind == "DELETED":
+            self._there.pop(name, None)
+            self._gone.add(name)
+        elif known is None or _number(found) >= _number(known):  # what we wrote is told late
+            self._there[name] = found
+        self._news()
+
+    async def _write(self, path: str) -> None:
+        """Make the writes that are needed, whenever there is a reason to look."""
+        while True:
+            wake = self._wake = anyio.Event()
+            wanted = self._wanted
+            if wanted is not None:
+                pause = self._refused_for(wanted) or await self._publish(path, wanted)
+                if pause is None:
+                    continue
+                if pause:
+                    with anyio.move_on_after(pause):
+                        while self._wanted == wanted:
+                            await self._wake.wait()
+                            self._wake = anyio.Event()
+                    continue
+            await wake.wait()
+
+    def _refused_for(self, wanted: tuple[Device, ...]) -> float:
+        """Return the seconds for which the server need not be asked: it takes this for wrong."""
+        refused, until = self._refused
+        return max(0.0, until - time.monotonic()) if wanted == refused else 0.0
+
+    async def _publish(self, path: str, wanted: tuple[Device, ...]) -> float | None:
+        """Make the writes that are needed.
+
+        Returns:
+            Seconds until they may be made; 0 if they were; None if they are others by now.
+        """
+        try:
+            pause = await self._write_due(path, wanted)
+        except _Uncounted:
+            self._count(Counting.NONE, "it does not keep them")
+            return None
+        except ApiServerRefused as error:
+            if not error.invalid:
+                raise
+            if self._counting is not Counting.NONE and error.is_about("counter"):
+                self._count(self._counting.next, error.found)
+                return None
+            self._refused = wanted, time.monotonic() + _WRONG_PAUSE
+            said = SlicesRefused("to publish the node's devices", found=error.found)
+            self._fault("slices", str(said))
+            return _WRONG_PAUSE
+        if not pause:
+            self._refused, self._written = ((), 0.0), wanted
+            self._fault("slices", "")
+            self._fault("counters", self._left_out(wanted))
+        return pause
+
+    async def _write_due(self, path: str, wanted: tuple[Device, ...]) -> float:
+        """Make the writes that are needed; returns seconds until they may be made, or 0."""
+        told = wanted
+        if not await self._keeps_taints(path, wanted):
+            told = tuple(each for each in wanted if not each.taints)
+        there = self._there.values()
+        found = contents(told, self._owner.version, self._counting)
+        lists = [with_times(content, there) for content in found]
+        self._kept = {key: self._kept[key] for key in map(key_of, lists) if key in self._kept}
+        due = changes(there, lists, self._owner, kept=self._kept)
+        if due and (pause := self._pause(wanted)):
+            self._say("warning", "somebody else changes the node's slices", again_in=pause)
+            return pause
+        if any(write.method == "POST" for write in due):
+            # Slices may be gone with their Node, of which there may be another.
+            self._owner = replace(self._owner, node_uid=await self._node_uid())
+            due = changes(there, lists, self._owner, kept=self._kept)
+        for write in due:
+            await self._make(path, write)
+        if due:
+            self._say("info", "published", devices=len(wanted), writes=len(due))
+        return 0.0
+
+    def _count(self, counting: Counting, why: str) -> None:
+        """Have counters be elsewhere from now on."""
+        self._counting, self._uncounted = counting, why
+        self._say("warning", "the API server takes no counters here", now=counting.value, why=why)
+
+    def _left_out(self, wanted: Iterable[Device]) -> str:
+        """Return why devices that could be made for claims are not published; "" if they are."""
+        if self._counting is not Counting.NONE or all(each.part is None for each in wanted):
+            return ""
+        found = f"{self._uncounted} (it speaks {GROUP}/{self._owner.version})"
+        return str(CountersMissing("to publish what GPUs can be cut into", found=found))
+
+    def _pause(self, wanted: tuple[Device, ...]) -> float:
+        """Seconds until what was written before may be written again; 0 for now."""
+        now = time.monotonic()
+        if wanted != self._written:
+            self._rewritten.clear()
+        elif len(self._rewritten) == _WRITES and now - self._rewritten[0] < _WINDOW:
+            return self._rewritten[0] + _WINDOW - now
+        else:
+            self._rewritten.append(now)
+        return 0.0
+
+    async def _keeps_taints(self, path: str, wanted: Iterable[Device]) -> bool:
+        """Whether the server keeps taints, if there are any. Nothing is made to find out."""
+        one = next((each for each in wanted if each.taints), None)
+        if one is None:
+            return True
+        if self._tainting is None:
+            # Without counters no part is published, so the device that is tried is none.
+            whole = replace(one, counters=None, part=None)
+            (create,) = changes((), contents((whole,), self._owner.version), self._owner)
+            try:
+                found = await self._call("POST", path, create.body, {"dryRun": "All"})
+            except ApiServerRefused as error:
+                if error.http == _BAD_REQUEST and error.denied_by:
+                    # A webhook that takes no dry run says nothing of taints.
+                    self._say("warning", "devices with taints are left out", why=str(error))
+                    return False
+                if not error.is_about("taint"):
+                    raise
+                self._tainting = False
+            else:
+                with _understood("a slice that was tried"):
+                    (device,) = found["spec"]["devices"]
+                    self._tainting = bool(device.get("basic", device).get("taints"))
+            if not self._tainting:
+                self._say("warning", "the API server keeps no taints: such devices are left out")
+        return self._tainting
+
+    async def _node_uid(self) -> str:
+        node = await self._call("GET", f"/api/v1/nodes/{quote(self._node, safe='')}")
+        with _understood("the Node"):
+            return str(node["metadata"]["uid"])
+
+    async def _make(self, path: str, write: Write) -> None:
+        """Make a write, and note what the server has made of it."""
+        where = f"{path}/{quote(write.name, safe='')}" if write.name else path
+        found = await self._call(write.method, where, write.body)
+        if write.method == "DELETE":
+            self._there.pop(write.name, None)
+            return
+        with _understood("a slice that was written"):
+            name, has = _name_of(found), content_of(found["spec"])
+        if name not in self._gone:
+            self._there[name] = found
+        sent = with_times(content_of(write.body["spec"]), (found,))
+        if lost_counters(sent, has):
+            raise _Uncounted
+        if has != sent and self._kept.get(key_of(sent)) != has:
+            self._kept[key_of(sent)] = has
+            self._say("warning", "the API server keeps less of the devices than it was sent")
+
+    async def _call(
+        self, method: str, path: str, body: Any = None, query: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        call = partial(self._api.call, method, path, body, query)
+        return await aside(call)
+
+    def _news(self) -> None:
+        self._wake.set()
+
+
+async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
+    """The next change. Once this is cancelled the thread that reads hears it."""
+    try:
+        return await aside(watch.next)
+    except BaseException:
+        watch.close()
+        raise
+
+
+@contextmanager
+def _understood(what: str) -> Iterator[None]:
+    """Read what the server has answered; ApiServerSilent if that is not as one answers."""
+    try:
+        yield
+    except _STRANGE as error:
+        raise ApiServerSilent(
+            f"to read {what}",
+            found=f"not what an API server answers ({type(error).__name__}: {error})",
+            do="see what answers at --api-server",
+        ) from error
+
+
+def _name_of(found: dict[str, Any]) -> str:
+    """Return the name of a slice, after a check of all that is read of it later."""
+    metadata, spec = found["metadata"], found["spec"]
+    pool = spec["pool"]
+    if not all(isinstance(pool[key], int) for key in ("generation", "resourceSliceCount")):
+        raise TypeError("a pool without numbers")
+    _ = pool["name"], [each.get("uid") for each in metadata.get("ownerReferences") or ()]
+    for device in spec.get("devices") or ():
+        for taint in device.get("basic", device).get("taints") or ():
+            _ = device["name"], taint["key"], taint["effect"]
+    return str(metadata["name"])
+
+
+def _is_outdated(error: Exception) -> bool:
+    """Return whether what was known of the slices is out of date, and that is all."""
+    is_answer = isinstance(error, ApiServerRefused) and error.http in _LIST_AGAIN
+    return is_answer and not getattr(error, "denied_by", "")
+
+
+def _number(found: dict[str, Any]) -> float:
+    """How late a version of an object is; the latest if the server counts in another way."""
+    version = str(found["metadata"].get("resourceVersion"))
+    return int(version) if version.isdecimal() else math.inf

@@ -1,0 +1,22 @@
+"""Dynamic resource allocation as a part of the agent: without ``--dra`` no more is loaded of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from integration.node.service import Context
+
+__all__ = ["run"]
+
+
+async def run(context: Context) -> None:
+    """Serve the kubelet and publish the node's devices, until cancelled."""
+    if not context.options.dra:
+        await anyio.sleep_forever()
+    # It loads gRPC and TLS.
+    from integration.node.services.dra.driver import drive  # noqa: PLC0415
+
+    await drive(context)

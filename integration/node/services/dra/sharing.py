@@ -1,0 +1,376 @@
+"""How claims share devices: by their configuration, or as each has a part of one. Pure.
+
+Rules of what is configured
+- The devices that one configuration has MPS for are clients of one daemon, as NVIDIA's driver has
+  it: ``claims/UID-HASH``, of the claim's UID and of which devices these are.
+- A place among the devices of a claim is by the index of their GPUs, from 0.
+- A MIG device has no time slice of its own, and CUDA sees one MIG device at most: a daemon has one,
+  or whole GPUs.
+- Who only looks after a device (``adminAccess``) changes nothing of it.
+- Clients find their daemon by the claim's CDI spec. A container that has devices of two daemons is
+  a client of the last one alone.
+
+Rules of shares (consumable capacity)
+- A device has as many as the agent is told (``--dra-shares``), no more than ``[sharing]`` of the
+  configuration lets containers have it, for the shim would refuse those that come after. One that
+  one container may have is not shared.
+- What takes from counters is not shared, as MIG devices do that are made for claims: schedulers of
+  Kubernetes 1.34 to 1.36 give such a device to no second claim (kubernetes 134100, 140433), or
+  forget what its claims take of its GPU and give that to others, too (139034).
+- A claim that does not say how much it wants gets one share, and as much of the memory. Of all else
+  that a MIG device has it gets nothing for itself, or none would be left for the next claim.
+- An allocation without a share's id is the whole GPU: so it is where the API server does not know
+  of shares (its gate DRAConsumableCapacity is off), and drops what we say of them.
+- The scheduler counts, and we count memory and shares again.
+- Who shares a device shares it in the same way: by MPS or not, and with one time slice. A claim
+  that says nothing of time slices agrees with any.
+- Shares of a device have one daemon, whichever claims they are of (``shares/UUID``): a device has
+  one server at most. It has no limits; those of a share are variables of its containers. One
+  configuration has MPS for shares of one device.
+
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, sharing.go; CDI specification; Kubernetes,
+resource.k8s.io/v1, CapacityRequestPolicy; KEP-5075, KEP-4815.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from hooks.cdi.spec import Edits, SpecMount
+from hooks.sharing import limit_of
+from integration.agent_errors import ClaimConfigUnknown, DeviceTaken, SharingConflict
+from integration.containers.shares import Share, variable_of
+from integration.node.mps.claim_daemons import CLAIMS, SHARES
+from integration.node.mps.paths import SHM, Places, shm
+from integration.node.mps.plan import ClaimDaemon
+from integration.node.options import DRA_DRIVER
+from integration.node.services.dra.devices import MOST_FACTS, NVIDIA, SLICE
+from integration.node.values.claims import ALL, GPU, MEBI, MIG, Sharing, parse_quantity, quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hooks.config import Config
+    from hooks.node.inventory import Inventory
+    from integration.node.services.dra.devices import Device
+    from integration.node.values.claims import Claim, ClaimDevice
+
+__all__ = [
+    "MPS", "OURS", "Configuration", "Result", "Wish", "configured", "consumed", "daemons_of",
+    "edits_of", "policy_of", "refuse_conflicts", "refuse_overfull", "with_shares",
+]  # fmt: skip
+
+_HASH: Final = 5
+_OPTIONS: Final = ("nosuid", "nodev", "bind")
+
+
+MPS: Final = "mps"
+"""In the place of the name of a daemon."""
+
+OURS: Final = f"{DRA_DRIVER}/v1beta1"
+"""The version of our own configurations."""
+
+
+class Wish(NamedTuple):
+    """How devices are to be shared, before it is known which these are."""
+
+    sharing: Sharing = Sharing()  # with MPS the daemon is :data:`MPS`
+    # MiB that a client of MPS may have of one device, by its UUID or its place among those of the
+    # claim
+    memory_of: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One entry that is ours."""
+
+    kind: str  # "GpuConfig"
+    devices: frozenset[str]  # the kinds of devices that it is for
+    requests: frozenset[str]  # those that it is for; none for all
+    wish: Wish
+
+
+class Result(NamedTuple):
+    """A device that was allocated to a claim."""
+
+    request: str  # the claim's, with its subrequest ("gpu/any")
+    device: ClaimDevice  # as the claim has it
+    known: Device  # as the node has it
+
+
+def configured(
+    uid: str, results: Sequence[Result], configurations: Sequence[Configuration], asked: str
+) -> tuple[ClaimDevice, ...]:
+    """The devices of a claim, each with how it is shared.
+
+    Raises:
+        ClaimConfigUnknown: what is asked for cannot be had of these devices.
+    """
+    groups: dict[int, list[Result]] = {}
+    for result in results:
+        kind = GPU if result.known.uuid == result.known.gpu else MIG
+        place = _chosen(configurations, result.request, kind, asked)
+        if place is not None and not result.device.admin:
+            groups.setdefault(place, []).append(result)
+    shared: dict[int, Sharing] = {}
+    for place, group in groups.items():
+        found = _of_group(uid, group, configurations[place], asked)
+        shared |= {id(result.device): sharing for result, sharing in found}
+    return tuple(
+        replace(each.device, sharing=shared.get(id(each.device), Sharing())) for each in results
+    )
+
+
+def _chosen(
+    configurations: Sequence[Configuration], request: str, kind: str, asked: str
+) -> int | None:
+    """Which configuration counts for a device: its place among all; None for none of them.
+
+    Args:
+        request: of the device, with its subrequest ("gpu/any").
+    """
+    names = {request, request.partition("/")[0]}
+    for place in reversed(range(len(configurations))):
+        each = configurations[place]
+        if each.requests and names.isdisjoint(each.requests):
+            continue
+        if kind in each.devices:
+            return place
+        if each.requests:
+            raise ClaimConfigUnknown(
+                f"a configuration of {asked}",
+                found=f"{each.kind} is not for the request {request}, which was given a device of "
+                f"the type {kind}",
+                do=f"use {OURS} DeviceSharing, or name other requests",
+            )
+    return None
+
+
+def _of_group(
+    uid: str, group: Sequence[Result], configuration: Configuration, asked: str
+) -> list[tuple[Result, Sharing]]:
+    wish, memory_of = configuration.wish
+    parts = [each.device.device for each in group if each.known.uuid != each.known.gpu]
+    if wish.time_slice and parts:
+        raise _wrong(
+            asked, f"{configuration.kind} asks for a time slice of {parts[0]}, a MIG device",
+            "ask for it of whole GPUs only",
+        )  # fmt: skip
+    if not wish.daemon:
+        return [(each, wish) for each in group]
+    several = len({each.device.uuid for each in group}) > 1
+    if parts and several:
+        raise _wrong(
+            asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, of "
+            f"which {parts[0]} is a MIG device",
+            "configure each request by an entry of its own: a daemon has one MIG device at most",
+        )  # fmt: skip
+    shares = [each.device for each in group if each.device.share]
+    if shares and several:
+        raise _wrong(
+            asked, f"{configuration.kind} asks for one MPS daemon for {len(group)} devices, of "
+            f"which {shares[0].device} is a share of a device",
+            "configure each request by an entry of its own",
+        )  # fmt: skip
+    ordered = sorted(group, key=lambda each: each.known.attributes.get("index", {}).get("int", 0))
+    limits = _limits([each.known.uuid for each in ordered], wish.memory, memory_of, asked)
+    # UUIDs of MIG devices of older drivers have slashes in them.
+    of_shares = shares and f"{SHARES}/{shares[0].uuid.replace('/', '-')}"
+    daemon = of_shares or _daemon(uid, ordered)
+    found = []
+    for each in ordered:
+        sizes = filter(None, (limits[each.known.uuid], each.device.memory))
+        found.append((each, replace(wish, daemon=daemon, memory=min(sizes, default=0))))
+    return found
+
+
+def _limits(
+    uuids: Sequence[str], memory: int, memory_of: Mapping[str, int], asked: str
+) -> dict[str, int]:
+    """MiB of each device; 0 for no limit."""
+    limits = dict.fromkeys(uuids, memory)
+    for key, size in memory_of.items():
+        uuid = key
+        if key.isascii() and key.isdecimal() and int(key) < len(uuids):
+            uuid = uuids[int(key)]
+        if uuid not in limits:
+            raise _wrong(
+                asked, f"it limits the memory of {key}, and has {', '.join(uuids)}",
+                f"name one of these, or a place from 0 to {len(uuids) - 1}",
+            )  # fmt: skip
+        limits[uuid] = size
+    return limits
+
+
+def _daemon(uid: str, group: Iterable[Result]) -> str:
+    # By name: a MIG device that has yet to be made has no UUID.
+    content = ",".join(sorted(each.device.device for each in group)).encode()
+    return f"{CLAIMS}/{uid}-{hashlib.sha256(content).hexdigest()[:_HASH]}"
+
+
+def _wrong(asked: str, found: str, do: str) -> ClaimConfigUnknown:
+    return ClaimConfigUnknown(f"a configuration of {asked}", found=found, do=do)
+
+
+def daemons_of(claims: Iterable[Claim]) -> Mapping[str, ClaimDaemon]:
+    """The MPS control daemons that claims need, by what they are called."""
+    found: dict[str, ClaimDaemon] = {}
+    for claim in claims:
+        for device in claim.devices:
+            how, is_share = device.sharing, bool(device.share)
+            if how.daemon:
+                threads = ALL if is_share else how.threads
+                known = found.get(how.daemon, ClaimDaemon({}, threads, how.multi_user))
+                limits = {**known.limits, device.uuid: 0 if is_share else how.memory}
+                found[how.daemon] = replace(known, limits=limits)
+    return found
+
+
+def edits_of(device: ClaimDevice, root: str) -> Edits:
+    """What containers get beside the device itself."""
+    how, env = device.sharing, []
+    if device.share:
+        env = [variable_of(Share(device.share, device.uuid, device.memory, device.shares))]
+    if not how.daemon:
+        return Edits(env=tuple(env))
+    places = Places(root, how.daemon)
+    env.append(f"CUDA_MPS_PIPE_DIRECTORY={places.container_pipe}")
+    if device.share and how.memory:
+        env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={how.memory}M")
+    if device.share and how.threads < ALL:
+        env.append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={how.threads}")
+    return Edits(
+        env=tuple(env),
+        mounts=(
+            SpecMount(places.pipe, places.container_pipe, ("ro", *_OPTIONS)),
+            SpecMount(shm(root), SHM, ("rw", *_OPTIONS)),
+        ),
+    )
+
+
+MOST: Final = 64
+_MEMORY: Final = f"{NVIDIA}/memory"
+_SHARES: Final = f"{NVIDIA}/shares"
+
+
+def with_shares(
+    devices: Iterable[Device], most: int, inventory: Inventory, config: Config
+) -> tuple[Device, ...]:
+    """The node's devices, of which those that can have shares have them.
+
+    Args:
+        most: shares of a device; 0 for none.
+    """
+    gpus = {gpu.uuid: gpu for gpu in inventory.gpus}
+    parts = {each.uuid: each for each in inventory.mig_devices}
+    found = []
+    for device in devices:
+        shares = 0
+        if most > 1 and device.counters is None and device.gpu in gpus:
+            limit = limit_of(config, gpus[device.gpu], parts.get(device.uuid))
+            shares = min(most, limit) if limit else most
+        found.append(_shared(device, shares) if shares > 1 else device)
+    return tuple(found)
+
+
+def _shared(device: Device, shares: int) -> Device:
+    capacity = {**device.capacity, _SHARES: str(shares)}
+    if len(device.attributes) + len(capacity) >= MOST_FACTS:  # its health comes on top
+        capacity = {name: has for name, has in capacity.items() if not name.startswith(SLICE)}
+    return replace(device, capacity=capacity, shares=shares)
+
+
+def policy_of(device: Device, name: str) -> dict[str, Any]:
+    """How much of a capacity a claim may ask for, as the API has it; nothing without shares."""
+    if not device.shares:
+        return {}
+    if name == _SHARES:
+        valid = {"min": "1", "max": str(device.shares), "step": "1"}
+        return {"requestPolicy": {"default": "1", "validRange": valid}}
+    if name != _MEMORY:
+        return {"requestPolicy": {"default": "0", "validRange": {"min": "0"}}}
+    total = parse_quantity(device.capacity[name]) or 0
+    default = quantity(total // device.shares // MEBI * MEBI)
+    valid = {"min": quantity(MEBI), "max": device.capacity[name], "step": quantity(MEBI)}
+    return {"requestPolicy": {"default": default, "validRange": valid}}
+
+
+def consumed(result: Mapping[str, Any]) -> tuple[str, int, int]:
+    """What part of a device an allocation is.
+
+    Returns:
+        The share's id, "" for the whole device; its MiB and shares, 0 for what is not said.
+    """
+    share = str(result.get("shareID") or "")
+    capacity = result.get("consumedCapacity")
+    if not share or not isinstance(capacity, dict):
+        return share, 0, 0
+    memory = parse_quantity(capacity.get(_MEMORY)) or 0
+    return share, memory // MEBI, parse_quantity(capacity.get(_SHARES)) or 0
+
+
+def refuse_overfull(claim: Claim, others: Iterable[Claim], devices: Mapping[str, Device]) -> None:
+    """See that claims have no more of a device than it has.
+
+    Args:
+        devices: of the node, by their names.
+
+    Raises:
+        DeviceTaken: it would be more.
+    """
+    theirs = [
+        (each, str(other)) for other in others if other.uid != claim.uid for each in other.devices
+    ]
+    for device in claim.devices:
+        known = devices.get(device.device)
+        if not device.share or device.admin or known is None:
+            continue
+        parts = [(each, str(claim)) for each in claim.devices if _shares(each, device)]
+        parts += [(each, who) for each, who in theirs if _shares(each, device)]
+        total = (parse_quantity(known.capacity.get(_MEMORY)) or 0) // MEBI
+        memory = sum(each.memory for each, _ in parts)
+        shares = sum(each.shares for each, _ in parts)
+        if (total and memory > total) or (known.shares and shares > known.shares):
+            # Sorted: a refusal that is repeated is the same event of the pod.
+            names = ", ".join(sorted({who for _, who in parts if who != str(claim)}))
+            raise DeviceTaken(
+                f"{device.shares} shares and {device.memory}Mi of {device.device} for {claim}",
+                found=f"with {names or 'its other shares'} it would be {shares} shares and "
+                f"{memory}Mi of {known.shares} and {total}Mi",
+            )
+
+
+def refuse_conflicts(claim: Claim, others: Iterable[Claim]) -> None:
+    """See that claims that share a device share it in the same way.
+
+    Raises:
+        SharingConflict: another one shares it in another way.
+    """
+    theirs = [(each, str(other)) for other in others for each in other.devices]
+    theirs += [(each, str(claim)) for each in claim.devices]
+    for device in claim.devices:
+        for other, who in theirs:
+            if device.share and _shares(other, device) and (why := _conflict(device, other)):
+                raise SharingConflict(
+                    f"the device {device.device} for {claim}", found=f"{who} shares it {why}"
+                )
+
+
+def _shares(other: ClaimDevice, device: ClaimDevice) -> bool:
+    """Whether another one is a share of the same device."""
+    return bool(other.share) and not other.admin and other.uuid == device.uuid
+
+
+def _conflict(device: ClaimDevice, other: ClaimDevice) -> str:
+    """In which other way another claim shares a device; "" if it is the same."""
+    mine, its = device.sharing, other.sharing
+    if bool(mine.daemon) != bool(its.daemon):
+        return "by MPS" if its.daemon else "without MPS"
+    if its.daemon and mine.multi_user != its.multi_user:
+        return f"with multiUser {'true' if its.multi_user else 'false'}"
+    if mine.time_slice and its.time_slice and mine.time_slice != its.time_slice:
+        return f"with the time slice {its.time_slice}"
+    return ""

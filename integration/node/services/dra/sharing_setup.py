@@ -1,0 +1,201 @@
+"""Has the node be as claims ask: time slices of GPUs, and MPS control daemons.
+
+Rules
+- Daemons are kept by the agent's part for MPS (:mod:`integration.node.mps`), which goes by the
+  board. A claim is ready when its daemons serve its devices; what keeps them from it is the error.
+- A claim is over when the daemons that nobody else needs have ended: the compute modes of their
+  GPUs are set back by then. Clients of theirs are waited for, and named.
+- A time slice is of the GPU, whoever is on it. So it is set when a claim begins, and set back when
+  the last claim that has set it has ended. What cannot be set back is tried again with the next
+  claim: it harms nobody but by its length.
+- What an agent before this one has set is set still, since it is of the same boot.
+
+Source: nvidia-smi(1), "compute-policy".
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from integration.agent_errors import MpsDaemonFailed, MpsNotReady, TimeSliceFailed
+from integration.detached import aside
+from integration.node.mps.clients import unready
+from integration.node.services.dra.sharing import daemons_of
+from integration.node.values.claims import INTERVALS
+from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
+from integration.timeouts import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from integration.node.service import Context, settings_of
+    from integration.node.values.claims import Claim
+
+__all__ = ["Applying"]
+
+_DEFAULT: Final = INTERVALS[0]
+
+# Together less than a kubelet waits for an answer, 45 s.
+_TO_SERVE: Final = 20.0 * PATIENCE
+_TO_END: Final = 15.0 * PATIENCE
+_TO_SET: Final = 10.0 * PATIENCE
+
+
+class Applying:
+    """Who does it; for several claims at once."""
+
+    def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
+        self._context = context
+        self._board = context.board
+        self._fault = fault
+        self._claims: dict[str, Claim] = {}
+        # GPUs whose time slice is another than the default, by UUID.
+        self._slices: dict[str, str] = {}
+        self._slicing = anyio.Lock()
+
+    @property
+    def mps_root(self) -> str:
+        """The host's directory of MPS; "" if it is not known yet."""
+        settings = settings_of(self._context)
+        return "" if settings is None else settings.mps_root
+
+    def begin(self, claims: Iterable[Claim]) -> None:
+        """Know what was applied by an agent before this one."""
+        self._claims = {claim.uid: claim for claim in claims}
+        self._slices = dict(_slices(self._claims.values()))
+        self._post()
+
+    async def apply(self, claim: Claim) -> None:
+        """Have everything be as a claim asks.
+
+        Raises:
+            TimeSliceFailed: a time slice cannot be set.
+            MpsNotReady: a daemon does not serve its devices.
+        """
+        self._claims[claim.uid] = claim
+        await self._set_slices(claim)
+        self._post()
+        for name, daemon in daemons_of([claim]).items():
+            await self._await_daemon(claim, name, tuple(daemon.limits))
+
+    async def release(self, uid: str) -> None:
+        """Take back what a claim alone has asked for; nothing if it asked for nothing.
+
+        Raises:
+            MpsDaemonFailed: a daemon has not ended. Then the claim still has all it had.
+        """
+        claim = self._claims.get(uid)
+        try:
+            await self._replace(uid, None)
+        except MpsDaemonFailed:
+            if claim is not None:
+                self._claims[uid] = claim
+            self._post()
+            raise
+
+    async def put_back(self, uid: str, before: Claim | None) -> None:
+        """Have a claim what it had before, since what it asks for now cannot be had.
+
+        Args:
+            before: None if it had nothing.
+        """
+        with suppress(MpsDaemonFailed):  # it goes by itself, with its clients
+            await self._replace(uid, before)
+
+    async def _replace(self, uid: str, now: Claim | None) -> None:
+        """Have a claim ask for something else, or for nothing any more."""
+        claim = self._claims.pop(uid, None)
+        if now is not None:
+            self._claims[uid] = now
+        if claim is None:
+            return
+        self._post()
+        for name in daemons_of([claim]).keys() - daemons_of(self._claims.values()).keys():
+            await self._await_end(claim, name)
+        await self._set_back()
+
+    def _post(self) -> None:
+        self._board.post(claim_daemons=daemons_of(self._claims.values()))
+
+    # MPS
+
+    async def _await_daemon(self, claim: Claim, name: str, uuids: tuple[str, ...]) -> None:
+        board, why = self._board, ""
+        with anyio.move_on_after(_TO_SERVE):
+            while True:
+                version = board.version("mps")
+                why, known = unready(name, uuids, board.mps), board.mps.get(name)
+                if not why:
+                    return
+                if known is not None and known.has_failed:
+                    break
+                await board.change("mps", since=version)
+        raise MpsNotReady(
+            f"to share {', '.join(uuids)} by MPS for {claim}",
+            found=why,
+            do="see `mps` in the node agent's faults; it is tried again",
+        )
+
+    async def _await_end(self, claim: Claim, name: str) -> None:
+        board = self._board
+        with anyio.move_on_after(_TO_END):
+            while True:
+                version = board.version("mps", "claim_daemons")
+                if name not in board.mps or name in daemons_of(self._claims.values()):
+                    return
+                await board.change("mps", "claim_daemons", since=version)
+        raise MpsDaemonFailed(
+            f"to end the MPS control daemon of {claim}",
+            found=board.mps[name].unready or "it has not ended yet",
+            do="end its clients; it is tried again",
+        )
+
+    # Time slices
+
+    async def _set_slices(self, claim: Claim) -> None:
+        async with self._slicing:
+            for uuid, interval in _slices([claim]).items():
+                if self._slices.get(uuid, _DEFAULT) != interval:
+                    await self._set(uuid, interval, str(claim))
+
+    async def _set_back(self) -> None:
+        failed = ""
+        async with self._slicing:
+            wanted = _slices(self._claims.values())
+            for uuid in [uuid for uuid in self._slices if uuid not in wanted]:
+                try:
+                    await self._set(uuid, _DEFAULT, "nobody")
+                except TimeSliceFailed as error:
+                    failed = str(error)
+        self._fault("time slices", failed)
+
+    async def _set(self, uuid: str, interval: str, whom: str) -> None:
+        inventory = self._board.seen.inventory
+        asked = f"the time slice {interval} of {uuid} for {whom}"
+        if inventory is None:
+            raise TimeSliceFailed(asked, found="there is no driver")
+        number = INTERVALS.index(interval)
+        arguments = ("compute-policy", "-i", uuid, f"--set-timeslice={number}")
+        run = partial(run_nvidia_smi, timeout=_TO_SET, ends_with_us=True)
+        try:
+            await aside(run, inventory.driver, self._context.config, arguments)
+        except SmiFailed as error:
+            raise TimeSliceFailed(asked, found=error.found, do=error.do) from error
+        if interval == _DEFAULT:
+            self._slices.pop(uuid, None)
+        else:
+            self._slices[uuid] = interval
+
+
+def _slices(claims: Iterable[Claim]) -> dict[str, str]:
+    """The time slices that claims ask for, but for the default, by the GPU's UUID."""
+    return {
+        device.gpu: device.sharing.time_slice
+        for claim in claims
+        for device in claim.devices
+        if device.sharing.time_slice not in {"", _DEFAULT}
+    }

@@ -1,0 +1,349 @@
+"""The part of the agent that says whether a device can be given to a container.
+
+::
+
+    events ──▶ judge ──▶ blame ──▶ book ──▶ board.health, board.xids, STATE/health.json, the log
+    looks  ──────────────────────▶  │
+    samples ◀── asked for when a device has something to prove, and every few minutes
+    requests of people ──────────▶  │
+
+Rules
+- Every error is said, with whose it is as far as that is known, and counted once. What the kernel's
+  log and NVML tell of the same error comes as one event
+  (:mod:`integration.node.services.monitor.merging`).
+- What becomes of a device is said when its state changes: why, by whom, and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from api.errors import one_line
+from hooks.config import Config
+from integration.detached import aside
+from integration.node.device_health import health_store as store
+from integration.node.device_health import requests
+from integration.node.device_health.device_state import Moment, Rules
+from integration.node.device_health.health_table import (
+    Book,
+    Place,
+    cleared,
+    fell,
+    heard,
+    judge,
+    next_sample,
+    places_of,
+    reports,
+    sampled,
+    saw,
+    watched,
+)
+from integration.node.faults.fault_attribution import Blame, blame
+from integration.node.faults.policy import Policy, Verdict, policy_of
+from integration.node.faults.xids import Severity
+from integration.node.state.store import Unsampled
+from integration.node.values.health import State
+from integration.nvml.values import GpuEvent, Sample
+from integration.watcher import ANY, Watcher
+
+if TYPE_CHECKING:
+    from integration.node.service import Context
+
+# Seconds between two samples while all is well, and at most while a device is away or unwatched.
+_SELDOM: Final = 300.0
+_OFTEN: Final = 5.0
+_MOST_TOTALS: Final = 4096
+_AGAIN: Final = 10.0  # until a file that could not be written is tried again
+
+_FILE: Final = "health.file"
+"""What the fault is called that the file cannot be written."""
+
+_KINDS: Final = frozenset({"xid", "ecc-double"})
+_LEVELS: Final = {
+    Severity.IGNORE: "info",
+    Severity.SUSPECT: "warning",
+    Severity.UNHEALTHY: "error",
+    Severity.FATAL: "error",
+}
+_LEVEL_OF_STATE: Final = {
+    State.HEALTHY: "info",
+    State.SUSPECT: "warning",
+    State.UNHEALTHY: "error",
+    State.RECOVERING: "info",
+}
+
+
+async def run(context: Context) -> None:
+    """Watch over the devices until cancelled.
+
+    Raises:
+        XidListWrong: a list of errors is none.
+    """
+    options = context.options
+    policy = policy_of(context.config, options.ignored_xids, options.heeded_xids)
+    if not policy.judged:
+        context.say("warning", "no device's health is judged", reason="DP_DISABLE_HEALTHCHECKS")
+        context.board.post(health={})
+        with suppress(OSError):  # what one before it has thought is not shown as of now
+            store.write(context.config, store.read(context.config).book, judged=False)
+        await anyio.sleep_forever()
+    await _Ward(context, policy).watch()
+
+
+def rules_of(config: Config) -> Rules:
+    """How patient one is, as the configuration says."""
+    return Rules(
+        suspects=config.health_suspects,
+        window=config.health_window,
+        patience=config.health_patience,
+        quiet=config.health_quiet,
+        longest=config.health_longest_quiet,
+    )
+
+
+def _now() -> Moment:
+    return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class _Ward:
+    """All devices, and what is done when something becomes of them."""
+
+    def __init__(self, context: Context, policy: Policy) -> None:
+        self._config = context.config
+        self._options = context.options
+        self._board = context.board
+        self._say = context.say
+        self._policy = policy
+        self._rules = rules_of(context.config)
+        self._totals = dict(context.board.xids)
+        self._sampled = -math.inf
+        self._known_lost: dict[str, str] = {}
+        self._saving = anyio.Lock()
+        self._changed = anyio.Event()
+        self._news = anyio.Event()
+        record = store.read(context.config)
+        if record.fault:
+            self._say("warning", record.fault)
+        self._book: Book = record.book
+        # That a GPU has gone was said when it went; it is not said again at each start.
+        known = reports(record.book)
+        self._board.post(health={uuid: known[uuid] for uuid in known.keys() & record.book.gone})
+        self._put(record.book)
+
+    async def watch(self) -> None:
+        """Go by everything that is told."""
+        with self._board.listen() as events:
+            self._look()
+            async with anyio.create_task_group() as tasks:
+                follow = partial(self._board.follow, at_once=True)
+                tasks.start_soon(follow, self._look, "seen")
+                tasks.start_soon(follow, self._watched, "unwatched")
+                tasks.start_soon(follow, self._lost, "lost")
+                tasks.start_soon(self._board.follow, self._sampled_by_others, "sample")
+                tasks.start_soon(self._ask)
+                tasks.start_soon(self._serve_requests)
+                tasks.start_soon(self._keep_file)
+                async for event in events:
+                    self._hear(event)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _hear(self, event: GpuEvent) -> None:
+        if event.kind not in _KINDS:
+            return
+        verdict = judge(self._book, event, self._policy)
+        whose = blame(event, verdict, self._board.ledger, self._board.lately)
+        verdict = replace(verdict, blamed=whose.titles)
+        self._put(heard(self._book, event, verdict, _now(), self._rules))
+        self._tell(event, verdict, whose)
+        self._count(event, verdict, whose)
+
+    def _count(self, event: GpuEvent, verdict: Verdict, whose: Blame) -> None:
+        if event.kind != "xid":
+            return
+        key = (verdict.gpu, event.xid, whose.titles[0] if whose.titles else "")
+        if key not in self._totals and len(self._totals) >= _MOST_TOTALS:
+            key = (verdict.gpu, event.xid, "")
+        self._totals[key] = self._totals.get(key, 0) + event.times
+        self._board.post(xids=dict(self._totals))
+
+    def _tell(self, event: GpuEvent, verdict: Verdict, whose: Blame) -> None:
+        fields: dict[str, Any] = {
+            "gpu": verdict.gpu or event.gpu or event.bus_id or "unknown",
+            "severity": verdict.severity.value,
+        }
+        if len(verdict.devices) == 1 and verdict.devices[0] != verdict.gpu:
+            fields["device"] = verdict.devices[0]
+        if verdict.severity != Severity.IGNORE:
+            fields["do"] = verdict.remedy.value
+        if whose.titles:
+            fields |= {"container": one_line(", ".join(whose.titles)), "known": whose.how.value}
+        if event.pid:
+            fields |= {"process": event.pid, "program": one_line(event.process)}
+        if event.times > 1:
+            fields["times"] = event.times
+        if not verdict.gpu:
+            fields["note"] = "no GPU of the node is that one; all are asked"
+        self._say(_LEVELS[verdict.severity], verdict.reason, source=event.source, **fields)
+
+    # -- looks and samples ---------------------------------------------------------------------
+
+    def _look(self) -> None:
+        seen, now = self._board.seen, _now()
+        load = store.load_of_driver(self._config)
+        inventory = seen.inventory
+        if inventory is None:
+            if not seen.faults:
+                return  # nobody has looked yet
+            book = saw(self._book, None, {}, now, self._rules, load=load, why=seen.faults[0])
+        else:
+            # An inventory that was kept knows nothing of a GPU that has answered since.
+            lost = {
+                gpu.uuid: gpu.lost
+                for gpu in inventory.gpus
+                if gpu.uuid and gpu.lost and self._answered(gpu.uuid) < inventory.taken
+            }
+            book = saw(
+                self._book,
+                places_of(inventory, self._there()),
+                lost,
+                now,
+                self._rules,
+                load=load,
+                complete=not inventory.nvml_failure,
+            )
+        self._put(watched(book, self._board.unwatched, now, self._rules))
+
+    def _answered(self, uuid: str) -> float:
+        """When a device that was lost answered again, in seconds since boot; 0 if it was not."""
+        known = self._book.conditions.get(uuid)
+        return 0.0 if known is None or known.lost else known.answers_since
+
+    def _there(self) -> dict[str, Place]:
+        """Where those are that were there at the last look."""
+        book = self._book
+        return {uuid: place for uuid, place in book.places.items() if uuid not in book.gone}
+
+    def _watched(self) -> None:
+        self._put(watched(self._book, self._board.unwatched, _now(), self._rules))
+
+    def _lost(self) -> None:
+        """That a GPU is lost is known at once; that it is back, samples have to prove."""
+        before, self._known_lost = self._known_lost, dict(self._board.lost)
+        lost = {gpu: why for gpu, why in self._known_lost.items() if gpu not in before}
+        self._put(fell(self._book, lost, _now(), self._rules))
+
+    def _sampled_by_others(self) -> None:
+        if self._board.sample is not None:
+            self._take(self._board.sample)
+
+    def _take(self, sample: Sample) -> None:
+        if sample.when <= self._sampled or isinstance(self._board.sampler, Unsampled):
+            return
+        if sample.failure and self._board.unasked:
+            return  # it is not asked on purpose: so long its devices are unwatched, and no worse
+        self._sampled = sample.when
+        self._put(sampled(self._book, sample, _now(), self._rules))
+
+    async def _ask(self) -> None:
+        """Have NVML asked when a device has something to prove, and every now and then."""
+        asked = -math.inf
+        while True:
+            await self._until_due(asked)
+            sampler = self._board.sampler
+            if isinstance(sampler, Unsampled):
+                version = self._board.version("sampler")
+                await self._board.change("sampler", since=version, timeout=self._options.poll)
+            else:
+                asked = _now().boot
+                self._take(await sampler.sample(max_age=0))
+
+    async def _until_due(self, asked: float) -> None:
+        """Wait until NVML is to be asked."""
+        while True:
+            often = min(self._options.poll, _OFTEN)
+            when = next_sample(self._book, asked, self._rules, often)
+            pause = min(when, asked + _SELDOM) - _now().boot
+            if pause <= 0:
+                return
+            with anyio.move_on_after(pause):
+                await self._news.wait()  # there may be less time, or more
+
+    # -- people --------------------------------------------------------------------------------
+
+    async def _serve_requests(self) -> None:
+        directory = requests.directory_of(self._config)
+        with suppress(OSError):  # then nobody can ask
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        unheard = ""
+        with Watcher(quiet=0) as watcher:
+            while True:
+                for name in requests.waiting(self._config):
+                    await self._clear(name)
+                await watcher.change({directory: ANY})
+                if watcher.deaf and watcher.deaf != unheard:
+                    self._say("warning", "requests are only looked for", reason=watcher.deaf)
+                unheard = watcher.deaf
+
+    async def _clear(self, name: str) -> None:
+        """Put a device back, and say so once that lasts."""
+        self._say("warning", "put back by hand", device=name)
+        self._put(cleared(self._book, [name], _now(), self._rules))
+        await self._save()
+        requests.taken(self._config, name)
+
+    # -- what is told --------------------------------------------------------------------------
+
+    def _put(self, book: Book) -> None:
+        """Go by a new book: tell the others, and say what has become of whom."""
+        before, self._book = self._board.health, book
+        now = reports(book)
+        worse = False
+        for uuid, health in now.items():
+            was = before[uuid].state if uuid in before else State.HEALTHY
+            if health.state == was:
+                continue
+            worse = worse or not health.state.is_given
+            fields: dict[str, Any] = {"device": uuid, "state": health.state.value, "was": was.value}
+            if health.reason:
+                fields["reason"] = one_line(health.reason)
+            if health.xid and health.state != State.HEALTHY:
+                fields["xid"] = health.xid
+            if health.blamed:
+                fields["containers"] = one_line(", ".join(health.blamed))
+            if health.remedy:
+                fields["do"] = health.remedy
+            self._say(_LEVEL_OF_STATE[health.state], f"a device is {health.state.value}", **fields)
+        self._board.post(health=now)
+        self._news.set()
+        self._news = anyio.Event()
+        if worse:  # what the inventory says of it may be old
+            self._board.want_look()
+        self._changed.set()
+
+    async def _keep_file(self) -> None:
+        while True:
+            # A disk that was full is tried again, though nothing has changed.
+            with anyio.move_on_after(_AGAIN if self._board.faults.get(_FILE) else math.inf):
+                await self._changed.wait()
+            self._changed = anyio.Event()
+            await self._save()
+
+    async def _save(self) -> None:
+        async with self._saving:
+            line = ""
+            try:
+                await aside(store.write, self._config, self._book)
+            except OSError as error:
+                line = f"{store.path_of(self._config)}: {error.strerror}"
+            if line and self._board.faults.get(_FILE) != line:
+                self._say("warning", "health cannot be kept over a restart", reason=line)
+            self._board.fault(_FILE, line)

@@ -1,0 +1,142 @@
+"""The monitor: a part of the agent (:mod:`integration.node.service`).
+
+::
+
+    events.py      child ──▶ NVML's events ─┐
+                                            ├─▶ merging.py ─▶ board.tell
+    kernel_log.py  /dev/kmsg ──▶ Xids ──────┘
+    sampling.py    child ◀──▶ whoever asks board.sampler
+    letting_go.py  a file at which both children end
+
+Without the kernel's log an Xid has no process, without NVML it has no MIG instance but the log's;
+either alone is enough to know of it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from integration.agent_errors import KernelLogUnusable
+from integration.containers.procfs import Procfs
+from integration.node.services.monitor import nvml_pause as letting_go
+from integration.node.services.monitor.events import Watch
+from integration.node.services.monitor.kernel_log import follow
+from integration.node.services.monitor.merging import Merger
+from integration.node.services.monitor.processes import Processes
+from integration.node.state.store import Board, Unsampled
+from integration.nvml.monitor_children import Children, library_of
+from integration.nvml.sampler import NvmlSampler
+from integration.nvml.snapshot import NodeSnapshot
+from integration.nvml.values import GpuEvent, Sample
+
+if TYPE_CHECKING:
+    from integration.node.service import Context
+
+_KERNEL_LOG: Final = "monitor.kernel-log"
+_SAMPLES: Final = "monitor.samples"
+
+
+async def run(context: Context) -> None:
+    """Watch the GPUs, until cancelled."""
+    board, children = context.board, Children(context.say, context.config.state)
+    teller = Teller(board, reads_log=bool(context.options.kernel_log))
+    to_answer = context.config.nvml_timeout
+    watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)
+
+    def look() -> NodeSnapshot:
+        return NodeSnapshot(faults=(board.unasked,)) if board.unasked else board.seen
+
+    def post(sample: Sample) -> None:
+        # A node without GPUs lacks nothing.
+        failed = sample.failure and library_of(look())
+        board.post(sample=sample)
+        context.fault(_SAMPLES, f"samples of NVML: {sample.failure}" if failed else "")
+
+    sampler = NvmlSampler(look, children, to_answer=to_answer, post=post)
+    board.post(sampler=sampler)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(letting_go.follow, context)  # before any child
+            tasks.start_soon(teller.keep)
+            tasks.start_soon(watch.keep)
+            tasks.start_soon(sampler.serve)
+            tasks.start_soon(board.follow, sampler.look_again, "seen", "let_go", "nvml_closed")
+            tasks.start_soon(_read_log, context, teller)
+    finally:
+        board.post(sampler=Unsampled(), unwatched={}, lost={}, let_go="")
+        for fault in ("monitor.events", _KERNEL_LOG, letting_go.FAULT, _SAMPLES):
+            board.fault(fault, "")
+
+
+async def _read_log(context: Context, teller: Teller) -> None:
+    """Hear the kernel, if that can be had; otherwise say so once."""
+    path, board = context.options.kernel_log, context.board
+    if not path:
+        return
+    try:
+        await follow(path, lambda event: teller.add(_with_uuid(event, board.seen)))
+        line = f"the kernel's log {path} has ended"
+    except KernelLogUnusable as error:
+        line = str(error)
+    context.fault(_KERNEL_LOG, line, level="warning")
+    teller.reads_log = False
+
+
+def _with_uuid(event: GpuEvent, seen: NodeSnapshot) -> GpuEvent:
+    """An event of the kernel's log, whose GPU is found by its address."""
+    gpus = seen.inventory.gpus if seen.inventory is not None else ()
+    prefix = f"{event.bus_id}."
+    uuid = next((gpu.uuid for gpu in gpus if gpu.bus_id.startswith(prefix)), "")
+    return replace(event, gpu=uuid)
+
+
+class Teller:
+    """Tells the board what both sources say, when it is time.
+
+    Args:
+        reads_log: whether the kernel's log is read.
+    """
+
+    def __init__(self, board: Board, *, reads_log: bool = True) -> None:
+        self.reads_log = reads_log
+        self._board = board
+        self._processes = Processes(Procfs())
+        self._merger = Merger()
+        self._news = anyio.Event()
+
+    def add(self, event: GpuEvent) -> None:
+        """Take in what happened; what can be told at once is."""
+        if event.pid and not event.cgroups:
+            event = replace(event, cgroups=self._processes.cgroups_of(event.pid, event.when))
+        self._merger.add(event, time.monotonic(), is_whole=self._is_whole(event))
+        self._tell()
+        self._news.set()
+
+    def _is_whole(self, event: GpuEvent) -> bool:
+        """Whether the other source knows nothing more of an event."""
+        if event.source == "nvml":
+            return not self.reads_log
+        if event.gpu_instance is not None:
+            return True
+        # NVML names the instance that older drivers' lines do not.
+        inventory = self._board.seen.inventory
+        gpus = () if inventory is None else inventory.gpus
+        return any(gpu.uuid == event.gpu and not gpu.mig for gpu in gpus)
+
+    async def keep(self) -> None:
+        """Tell what was held back, until cancelled."""
+        while True:
+            self._news = anyio.Event()
+            wake = self._merger.wake()
+            pause = float("inf") if wake is None else max(0.0, wake - time.monotonic())
+            with anyio.move_on_after(pause):
+                await self._news.wait()
+            self._tell()
+
+    def _tell(self) -> None:
+        for event in self._merger.due(time.monotonic()):
+            self._board.tell(event)

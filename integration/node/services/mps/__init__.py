@@ -1,0 +1,1 @@
+"""The service that runs MPS control daemons for shared resources and claims."""

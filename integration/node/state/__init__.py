@@ -1,0 +1,1 @@
+"""What the services of the agent tell each other, as immutable values in a typed store."""

@@ -1,0 +1,1 @@
+"""Values that several services of the agent share: claims, resources, counters."""

@@ -1,0 +1,59 @@
+"""What the agent last saw of this node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hooks.node.gpus import by_name
+
+if TYPE_CHECKING:
+    from hooks.node.inventory import Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """What the node was like at one look."""
+
+    inventory: Inventory | None = None  # what the node has; None if that could not be told
+    faults: tuple[str, ...] = ()  # what is wrong, a line each
+    spec: str = ""  # the path of the CDI spec; "" if there is none
+    written: bool = False  # whether the spec was written or removed this time
+
+    @property
+    def driver(self) -> str:
+        """Its version; "" if there is none."""
+        return "" if self.inventory is None else self.inventory.driver.version
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs."""
+        inventory = self.inventory
+        return () if inventory is None else tuple(gpu.uuid for gpu in inventory.gpus)
+
+    @property
+    def mig_devices(self) -> tuple[str, ...]:
+        """UUIDs of the MIG devices."""
+        inventory = self.inventory
+        return () if inventory is None else tuple(each.uuid for each in inventory.mig_devices)
+
+    @property
+    def drained(self) -> dict[str, str]:
+        """Since when and why each GPU and MIG device that is out of service is so, by UUID."""
+        inventory = self.inventory
+        if inventory is None:
+            return {}
+        whole = inventory.drained and f"with the driver, {inventory.drained}"
+        devices = by_name(inventory.mig_devices, inventory.gpus).items()
+        return {name: why for name, each in devices if (why := each.drained or whole)}
+
+    def as_document(self) -> dict[str, Any]:
+        """For the agent's status file and its log."""
+        return {
+            "driver": self.driver,
+            "gpus": list(self.gpus),
+            "migDevices": list(self.mig_devices),
+            "cdiSpec": self.spec,
+            "outOfService": self.drained,
+            "faults": list(self.faults),
+        }
