@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hooks.node.gpus import by_name
+from hooks.sharing import by_name
 
 if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
