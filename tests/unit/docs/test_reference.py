@@ -142,7 +142,7 @@ def test_every_annotation_that_the_code_reads_is_in_the_table() -> None:
     known = {name.removesuffix("*") for name in _named(_section("Annotations"))}
     read = {
         text
-        for module in modules((*DECIDING, "integration/node/services/causes"))
+        for module in modules((*DECIDING, "integration/node/faults"))
         for _, text in texts(module)
         if ANNOTATION.fullmatch(text)
     }
