@@ -1,16 +1,16 @@
-"""Which container an error is of.
+"""Attribute an error of a GPU to a container.
 
-Rules, the first that tells
-1. The process that the kernel's log names: of the container whose id its cgroup has in its path.
-   That was read when the log was (:mod:`integration.node.services.monitor.processes`). One that had
-   ended by then is looked for among those that were seen not long ago
-   (:mod:`integration.node.holders.recent_holders`).
-2. The only container that holds the MIG device that the error is of, or one of them.
-3. The only container that holds the GPU, or a part of it.
+The first rule that finds a container decides:
 
-Who held a device until a moment ago counts as a holder: errors are told late. Otherwise nobody
-knows. How it is known is said with it: that somebody alone holds a GPU that fell off the bus does
-not make it their fault.
+1. The kernel log names a process: the container whose id is in that process's cgroup path. The
+   monitor reads the cgroup together with the log line. If the process had already exited, it is
+   looked up among recently seen processes (:mod:`integration.node.holders.recent_holders`).
+2. Exactly one container holds a MIG device that the error names.
+3. Exactly one container holds the GPU or a part of it.
+
+A container that released the device a moment ago still counts as a holder, because errors arrive
+late. If no rule applies, the container is unknown. The result states which rule decided: being the
+only holder of a GPU that fell off the bus does not make the failure that container's fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class How(StrEnum):
-    """How it is known whose an error is."""
+    """The rule that attributed an error."""
 
     PROCESS = "by its process"
     ENDED = "by its process, which has ended"
@@ -41,48 +41,49 @@ class How(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
-    """Whose an error is."""
+class Attribution:
+    """The container that caused an error, and how that is known."""
 
-    container: Container | None = None  # whose; None if it is nobody's, or nobody knows
-    how: How = How.UNKNOWN  # how it is known
+    container: Container | None = None  # None if no container caused it, or it is unknown
+    how: How = How.UNKNOWN
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """What people call it; none if nobody knows."""
+        """The container's display name; empty if it is unknown."""
         return () if self.container is None else (self.container.title,)
 
 
-def blame(event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> Blame:
-    """Whose an error is."""
+def attribute(event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> Attribution:
+    """Return the container that an error is attributed to."""
     if event.pid:
         if event.cgroups:
             holders = [each.container for each in (*ledger.holdings, *ledger.stopped)]
             container = _in(event.cgroups, (*holders, *ledger.containers))
-            return Blame(container, How.PROCESS) if container else Blame(None, How.OUTSIDE)
+            how = How.PROCESS if container else How.OUTSIDE
+            return Attribution(container, how)
         container = lately.container_of(event.pid, event.when)
         if container is not None:
-            return Blame(container, How.ENDED)
+            return Attribution(container, How.ENDED)
     if not verdict.certain:
-        return Blame()
+        return Attribution()
     narrow = [uuid for uuid in verdict.devices if uuid != verdict.gpu]
     if verdict.gpu not in verdict.devices and (only := _only(lately, narrow, event.when)):
         return only
-    return _only(lately, [verdict.gpu], event.when) or Blame()
+    return _only(lately, [verdict.gpu], event.when) or Attribution()
 
 
-def _only(lately: Lately, uuids: Iterable[str], when: float) -> Blame | None:
-    """Who alone holds any of these devices; None if that is nobody, or are several."""
+def _only(lately: Lately, uuids: Iterable[str], when: float) -> Attribution | None:
+    """Return the single container that holds any of these devices; None for zero or several."""
     found = {
         held.container.bundle: held.container
         for uuid in uuids
         for held in lately.holders(uuid, when)
     }
-    return Blame(next(iter(found.values())), How.HOLDER) if len(found) == 1 else None
+    return Attribution(next(iter(found.values())), How.HOLDER) if len(found) == 1 else None
 
 
 def _in(cgroups: str, containers: Iterable[Container]) -> Container | None:
-    """The container that has a process, the outermost: those within are its own."""
+    """Return the outermost container of a process; nested ones belong to it."""
     paths = [path for _, path in cgroups_in(cgroups)]
     found = {
         own: each for each in containers for path in paths if (own := own_cgroup(path, each.id))

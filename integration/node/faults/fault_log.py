@@ -1,17 +1,17 @@
-"""What is kept of the faults of each container: few of many, and those that say most.
+"""The faults that hit each container: a small log that keeps the most useful entries.
 
 Rules
-- Of faults that differ in nothing but their time, the first and the latest are kept. How full GPU
-  memory is, is a state: only its latest is.
-- A container has :data:`~shim.causes.record.MOST` of them. Of more, the very first is kept and
-  those that say most (:func:`~shim.causes.record.by_weight`): no storm hides how it began, nor
-  what the device did.
-- That a GPU does not answer is not told beside the Xid that says why.
-- What the driver says later of its recovery changes what was said of the GPU a moment before.
-- A container that has gone is kept for :data:`KEPT` seconds: faults are told late, and people ask
-  later still. Another one by its name begins anew.
+- Of faults that differ only in time, the first and the latest are kept. Full GPU memory is a state:
+  only its latest report is kept.
+- A container keeps at most :data:`~shim.causes.record.MOST` faults: the very first, and those with
+  the highest weight (:func:`~shim.causes.record.by_weight`). So a storm of faults hides neither its
+  start nor a failure of the device.
+- "The GPU does not answer" is dropped when an Xid explains it.
+- When the driver names a recovery action later, recent faults of that GPU are updated.
+- A container that is gone is kept for :data:`KEPT` seconds, because faults arrive late and people
+  ask later still. A new container of the same name starts with an empty log.
 
-Pure but for what it remembers: times are given, and nothing is read or written.
+The log does no I/O; callers pass the time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GPU_MEMORY: Final = "gpu-memory"
 KEPT: Final = 600.0
 TOGETHER: Final = 30.0
-"""Seconds between what is told of the same failure of a GPU."""
+"""Seconds within which two reports belong to the same failure of a GPU."""
 
 _MOST_CONTAINERS: Final = 4096
 
@@ -40,22 +40,22 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of one container."""
+    """The log of one container."""
 
     faults: tuple[Fault, ...] = ()  # the oldest first
     # its pod's namespace, name and uid, and its name there; empty without a pod
     pod: Mapping[str, str] = field(default_factory=dict)
-    pid: int = 0  # its first process; 0 if that is not known. Another one is another container.
-    # when it was seen to be gone, in seconds since boot; None if it is there
+    pid: int = 0  # its init process; 0 if unknown. Another pid means another container.
+    # when it was first missing, in seconds since boot; None while it exists
     gone: float | None = None
 
 
-class Journal:
-    """All containers that faults have hit.
+class FaultLog:
+    """The containers that were hit by faults.
 
     Attributes:
         entries: by namespace and id.
-        unwritten: of which files are not as this is.
+        unwritten: containers whose file on disk is out of date.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Journal:
         self.unwritten: set[Key] = set()
 
     def add(self, hit: Hit) -> None:
-        """Take in a fault."""
+        """Add a fault."""
         container = hit.container
         key = container.namespace, container.id
         before = self.entries.get(key, Entry())
@@ -80,33 +80,33 @@ class Journal:
             self._forget(min(self.entries, key=self._age))
 
     def drop(self, kind: str, keys: Iterable[Key]) -> None:
-        """Take back what is not so any more, of some containers."""
+        """Remove the faults of one kind, which no longer apply, from some containers."""
         for key in keys:
             if (entry := self.entries.get(key)) is not None:
                 self._set(key, entry, tuple(f for f in entry.faults if f.kind != kind))
 
     def heed(self, gpu: str, action: Action, since: float) -> None:
-        """Go by what the driver says that a GPU needs.
+        """Update the faults of a GPU to the recovery action that the driver named.
 
         Args:
-            since: seconds since the epoch; faults that were before are another failure's.
+            since: seconds since the epoch; older faults belong to another failure.
         """
         for key, entry in tuple(self.entries.items()):
             self._set(key, entry, tuple(_heeded(f, gpu, action, since) for f in entry.faults))
 
     def has_failed(self, container: Container, gpu: str) -> bool:
-        """Whether a container was told already that a GPU has failed."""
+        """Whether the log already has a device failure of this GPU for a container."""
         entry = self.entries.get((container.namespace, container.id), Entry())
         is_same = not (entry.pid and container.pid) or entry.pid == container.pid
         return is_same and any(
             each.gpu == gpu and each.whose == Whose.DEVICE for each in entry.faults
         )
 
-    def look(self, containers: Iterable[Container], now: float) -> None:
-        """Forget who is gone for long, and those whose name another container has.
+    def expire(self, containers: Iterable[Container], now: float) -> None:
+        """Forget containers that are long gone, or whose name a new container has taken.
 
         Args:
-            containers: those that are there.
+            containers: those that exist now.
             now: seconds since boot.
         """
         there = {(each.namespace, each.id): each.pid for each in containers}
@@ -122,13 +122,13 @@ class Journal:
             else:
                 self.entries[key] = replace(entry, gone=None, pid=pid or entry.pid)
 
-    def next_look(self) -> float | None:
-        """When somebody is to be forgotten, in seconds since boot; None if nobody is gone."""
+    def next_expiry(self) -> float | None:
+        """When the next container expires, in seconds since boot; None if none is gone."""
         gone = [each.gone for each in self.entries.values() if each.gone is not None]
         return min(gone) + KEPT if gone else None
 
     def take_unwritten(self) -> dict[Key, Entry]:
-        """What is to be written; one without faults has to have no file."""
+        """Return the entries to write and clear the list; an empty entry deletes its file."""
         taken = {key: self.entries.get(key, Entry()) for key in self.unwritten}
         self.unwritten = set()
         return taken
@@ -154,8 +154,8 @@ class Journal:
         return entry.gone is None, entry.faults[-1].at
 
 
-def told(entries: Mapping[Key, Entry]) -> Iterator[tuple[Entry, Fault]]:
-    """The first of each fault of each container, for who tells people."""
+def first_faults(entries: Mapping[Key, Entry]) -> Iterator[tuple[Entry, Fault]]:
+    """Yield the first occurrence of each distinct fault of each container, for reports."""
     for entry in entries.values():
         firsts: dict[object, Fault] = {}
         for each in entry.faults:
@@ -174,7 +174,7 @@ def _pod(container: Container) -> dict[str, str]:
 
 
 def _same(one: Fault, other: Fault) -> bool:
-    """Whether two faults differ in nothing but their time, and what has to be done."""
+    """Whether two faults differ only in time and in the action they need."""
     return replace(one, at=0.0, name="", action="") == replace(other, at=0.0, name="", action="")
 
 
@@ -187,8 +187,8 @@ def _with(faults: tuple[Fault, ...], fault: Fault) -> tuple[Fault, ...]:
             for each in faults
             if each.kind != GPU_LOST or each.gpu != fault.gpu or abs(each.at - fault.at) > TOGETHER
         )
-    alike = [each for each in faults if _same(each, fault)]
-    kept = [each for each in faults if each not in alike[1:]]
+    repeats = [each for each in faults if _same(each, fault)]
+    kept = [each for each in faults if each not in repeats[1:]]
     kept = sorted((*kept, fault), key=lambda each: each.at)
     if len(kept) > MOST:
         first, *others = kept

@@ -1,20 +1,20 @@
-"""Which containers a fault hits, and whose fault it is for each of them.
+"""The containers that a fault hits, and who caused it from the view of each.
 
 Rules for an Xid
-- A number that is no reason for anybody's end (:attr:`shim.causes.xids.Xid.ends`) hits nobody, nor
-  does a line that says that it is not fatal (:func:`shim.causes.xids.is_nonfatal`).
-- A fault of the device hits everybody who holds it, or did so a moment ago. One that was contained
-  in an application (94) hits the one whose process is named, if one is.
-- A fault of an application hits the container of its process. To the others on the same device it
-  was a neighbour's. Whether it has reached them is not sure, unless they share an MPS server, which
-  ends all of its clients.
-- If nobody knows whose process it was, it is likely that of the only holder; of several it is
+- A number that never ends a process (:attr:`shim.causes.xids.Xid.ends`) hits no container; neither
+  does a line that says the error is not fatal (:func:`shim.causes.xids.is_nonfatal`).
+- A fault of the device hits every container that holds it, or held it a moment ago. An error that
+  was contained in one application (94) hits only the container of the named process, if known.
+- A fault of an application hits the container of its process. For other containers on the device it
+  is a neighbour's fault. It is uncertain whether it reached them, unless they share an MPS server,
+  which terminates all of its clients.
+- If the process is unknown, the only holder is the likely cause; with several holders the cause is
   unclear.
-- A process in no container is everybody's neighbour.
-- The driver's own recovery action comes before the table (:func:`shim.causes.xids.heed`): a device
-  that has to be reset has failed, whatever the number says.
+- A process outside any container is a neighbour of every container.
+- The driver's own recovery action overrides the table (:func:`shim.causes.xids.heed`): a device
+  that needs a reset has failed, whatever the number says.
 
-Nobody is told of another container: neither its name, nor its process.
+No container learns the name or the process of another one.
 
 Source: NVIDIA's Xid catalogue; "Multi-Process Service", error containment.
 """
@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from integration.node.faults.fault_attribution import Blame, How
+from integration.node.faults.fault_attribution import Attribution, How
 from integration.node.faults.xids import Scope
 from integration.node.holders.values import Holding
 from shim.causes.record import Fault, Whose
@@ -46,30 +46,30 @@ _KNOWN: Final = frozenset({How.PROCESS, How.ENDED})
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A fault that a container had to do with."""
+    """A fault as one container sees it."""
 
-    container: Container  # which
-    fault: Fault  # as that one is told of it
+    container: Container
+    fault: Fault
 
 
 def hits_of(
     event: GpuEvent,
     verdict: Verdict,
-    whose: Blame,
+    whose: Attribution,
     holders: Iterable[Holding],
     *,
     at: float,
     action: Action | None = None,
     mps: Iterable[str] = (),
 ) -> tuple[Hit, ...]:
-    """Whom an Xid hits.
+    """Return the containers that an Xid hits.
 
     Args:
-        verdict: what it means.
-        whose: whose process it was.
-        holders: who holds the devices that it is of.
-        at: when it was, in seconds since the epoch.
-        action: the driver's recovery action; None if it names none.
+        verdict: the meaning of the Xid on this node.
+        whose: the container that it is attributed to.
+        holders: the holders of the affected devices.
+        at: when it happened, in seconds since the epoch.
+        action: the driver's recovery action; None if it named none.
         mps: UUIDs of GPUs whose containers share an MPS server.
     """
     xid = verdict.xid
@@ -123,14 +123,14 @@ def lost(
     action: str = "",
     sure: bool = True,
 ) -> tuple[Hit, ...]:
-    """Whom it hits that something is gone that all of them use: a GPU, the driver, an MPS server.
+    """Return the containers hit by the loss of something shared: a GPU, the driver, an MPS server.
 
     Args:
         kind: :data:`GPU_LOST`, :data:`DRIVER_LOST` or :data:`MPS`.
-        name: what is gone, for people.
-        holders: who uses it.
-        at: when that was seen, in seconds since the epoch.
-        gpu: UUID; "" for that of the first device of each.
+        name: display name of what was lost.
+        holders: the containers that use it.
+        at: when the loss was seen, in seconds since the epoch.
+        gpu: UUID; "" for the first device of each holder.
     """
     held = {each.container.bundle: each for each in holders}
     return tuple(
@@ -150,7 +150,7 @@ def _hit(holding: Holding, fault: Fault, verdict: Verdict) -> Hit:
 
 
 def _part(holding: Holding | None, verdict: Verdict) -> str:
-    """The MIG device of a holder that was hit; "" if it is a whole GPU, or is not known."""
+    """Return the affected MIG device of a holder; "" for a whole GPU, or if unknown."""
     if holding is None:
         return ""
     parts = [each for each in holding.devices if each in verdict.devices and each != verdict.gpu]

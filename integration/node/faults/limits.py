@@ -1,19 +1,18 @@
-"""How much of a GPU's memory a container may use, and who uses more; and whose memory is full.
+"""GPU memory limits of containers, the containers over their limit, and devices that are full.
 
 Rules
-- The operator's limit (``gpu-memory`` in ``[guard]`` of config.toml) counts on devices that several
-  containers hold: who has a device alone takes nothing from anybody.
-- A pod's own limit (the annotation :data:`ANNOTATION`) counts on every device of its containers.
-  Where both do, the smaller one does: no pod can allow itself more.
-- A share that a resource claim has given a container counts on the GPU of which it is one; several
-  are added up (:mod:`.shares`).
-- What a container uses of a device is the sum of what NVML says of its processes there. Who does
-  not exceed the limit by what is known is not over it: a process of which NVML says nothing counts
-  for nothing.
-- A device's memory is full if less than :data:`FREE` of it is free. That an allocation was refused
-  for it cannot be seen, so this is never sure; and a refused one may have asked for more than that.
+- The operator's limit (``gpu-memory`` in ``[guard]`` of config.toml) applies to devices that
+  several containers hold: the only holder of a device takes memory from no other container.
+- A pod's own limit (the annotation :data:`ANNOTATION`) applies to every device of its containers.
+  If both apply, the smaller one counts, so no pod can raise its limit.
+- A share from a resource claim limits the container on the GPU of that share; several shares add up
+  (:mod:`.shares`).
+- A container's use of a device is the sum that NVML reports for its processes. A process that NVML
+  does not report counts as zero.
+- A device is full if less than :data:`FREE` of its memory is free. A refused allocation cannot be
+  seen, so a fault for full memory is never certain.
 
-Pure. Amounts are bytes.
+No I/O. Amounts are bytes.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ _WHOLE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much of a device one container may use."""
+    """How much of a device's memory one container may use."""
 
-    amount: int  # bytes, or percent
-    is_percent: bool = False  # whether it is the latter, of the device's memory
+    amount: int  # bytes, or percent of the device's memory
+    is_percent: bool = False
 
     def of(self, total: int | None) -> int | None:
-        """The limit in bytes; None if it cannot be known.
+        """Return the limit in bytes; None if unknown.
 
         Args:
-            total: the device's memory; None if that is not known.
+            total: the device's memory in bytes; None if unknown.
         """
         if not self.is_percent:
             return self.amount
@@ -62,7 +61,7 @@ class Limit:
 
 
 def parse_limit(text: str) -> Limit | None:
-    """A limit, as a file or an annotation has it; None if it is none."""
+    """Parse the limit in a file or annotation; None if it is invalid."""
     found = _LIMIT.fullmatch(text.strip())
     if found is None:
         return None
@@ -74,20 +73,20 @@ def parse_limit(text: str) -> Limit | None:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A container that uses more than it may."""
+    """A container over its limit."""
 
-    container: Container  # which
+    container: Container
     device: str  # UUID of the GPU or MIG device
-    gpu: str  # UUID of that one's GPU
-    used: int  # how much it uses
-    limit: int  # how much it may
+    gpu: str  # UUID of the device's GPU
+    used: int  # bytes
+    limit: int  # bytes
 
     def hit(self, at: float, done: str = "") -> Hit:
-        """What it is told.
+        """Return the fault to report to the container.
 
         Args:
-            at: when that was seen, in seconds since the epoch.
-            done: what was done about it; "" for nothing.
+            at: when it was seen, in seconds since the epoch.
+            done: the action taken; "" for none.
         """
         name = f"{gibibytes(self.used)} of GPU memory, over its limit of {gibibytes(self.limit)}"
         fault = Fault(
@@ -103,7 +102,7 @@ class Excess:
 
 
 def gibibytes(amount: int) -> str:
-    """An amount of memory for people."""
+    """Format an amount of memory for people."""
     return f"{amount / (1 << 30):.1f} GiB"
 
 
@@ -116,13 +115,13 @@ def excesses(
     *,
     shares: Mapping[str, Mapping[str, int]] | None = None,
 ) -> tuple[Excess, ...]:
-    """Who uses more memory than it may.
+    """Return the containers over their limit.
 
     Args:
-        uses: what each container uses, by that sample.
-        limit: the operator's; None for none.
-        own: pods' own limits, by the bundle of the container.
-        shares: bytes of the shares that it has of a device, by its bundle and the device's UUID.
+        uses: each container's use according to the sample.
+        limit: the operator's limit; None for none.
+        own: the pods' own limits, by the container's bundle.
+        shares: bytes of the container's shares, by its bundle and the device's UUID.
     """
     totals = {each.uuid: each.memory_total_bytes for each in _devices(sample)}
     gpus = _gpus(sample)
@@ -144,11 +143,11 @@ def excesses(
 
 
 def full_memory(sample: Sample, uses: Iterable[DeviceUse], at: float) -> tuple[Hit, ...]:
-    """Whose device has no memory left.
+    """Return the containers whose device has no memory left.
 
     Args:
-        uses: what each container uses, by that sample.
-        at: when it was so, in seconds since the epoch.
+        uses: each container's use according to the sample.
+        at: when the sample was taken, in seconds since the epoch.
     """
     full = {
         each.uuid: (each.memory_used_bytes, each.memory_total_bytes)
@@ -182,5 +181,5 @@ def _devices(sample: Sample) -> list[GpuSample | DeviceSample]:
 
 
 def _gpus(sample: Sample) -> dict[str, str]:
-    """The GPU of each MIG device."""
+    """Return the GPU of each MIG device, by UUID."""
     return {part.uuid: gpu.uuid for gpu in sample.gpus for part in gpu.mig}

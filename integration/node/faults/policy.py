@@ -1,20 +1,21 @@
-"""What an error of a GPU means on this node: how serious it is, whose it is, what a person can do.
+"""What a GPU error means on this node: its severity, the affected devices, and the remedy.
 
-Rules, the later stronger
+Sources of the severity; a later one overrides an earlier one:
+
 1. The catalogue (:mod:`integration.node.faults.xids`).
 2. The operator's table: ``xids`` in ``[health]`` of config.toml.
-3. ``DP_DISABLE_HEALTHCHECKS``, as NVIDIA's device plugin has it: numbers that are ignored, with
-   commas between them; "xids" ignores all numbers, "all" judges no device at all.
-4. ``DP_ENABLE_HEALTHCHECKS``, likewise: numbers that count in spite of all that, and "all". They
-   make a device unhealthy at least.
+3. ``DP_DISABLE_HEALTHCHECKS``, as in NVIDIA's device plugin: comma-separated numbers to ignore;
+   "xids" ignores all numbers, "all" turns health checks off.
+4. ``DP_ENABLE_HEALTHCHECKS``, the same way: numbers that always count, or "all". They make a device
+   at least unhealthy.
 
-Then, of what was told besides
-- A double-bit ECC error (48) with a contained one (94) shortly before or after it was contained:
-  then it needs no reset.
-- An error of NVLink (144 to 150) whose line says "Nonfatal" is ignored, unless 2 or 4 names it.
-- When the driver says what it needs to recover (154), its words count: a reset, a boot, nothing.
+Then the context of the error applies
+- A double-bit ECC error (48) close to a contained error (94) was contained: no reset is needed.
+- An NVLink error (144 to 150) whose line says "Nonfatal" is ignored, unless 2 or 4 names it.
+- If the driver names its recovery action (154), that decides: reset, reboot, or nothing.
 
-Unlike NVIDIA's, which leaves out what it does not understand, a word that is no number is an error.
+NVIDIA's plugin skips words that it does not understand; here a word that is not a number is an
+error.
 
 Source: internal/rm/health.go of NVIDIA's device plugin.
 """
@@ -43,21 +44,21 @@ _DIGITS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What errors mean on this node."""
+    """The severities of errors on this node."""
 
-    table: Mapping[int, Severity] = field(default_factory=dict)  # the operator's, by number
-    ignored: frozenset[int] = frozenset()  # numbers that mean nothing
-    heeded: frozenset[int] = frozenset()  # numbers that mean at least that a device is unhealthy
-    all_ignored: bool = False  # no number means anything, but those that are heeded
-    all_heeded: bool = False  # every number means at least that a device is unhealthy
-    judged: bool = True  # whether devices are judged at all
+    table: Mapping[int, Severity] = field(default_factory=dict)  # the operator's, by Xid
+    ignored: frozenset[int] = frozenset()  # Xids without effect
+    heeded: frozenset[int] = frozenset()  # Xids that make a device at least unhealthy
+    all_ignored: bool = False  # every Xid that is not heeded has no effect
+    all_heeded: bool = False  # every Xid makes a device at least unhealthy
+    judged: bool = True  # False turns health checks off
 
     def names(self, number: int) -> bool:
-        """Whether the operator has said that an error counts, or what it means."""
+        """Whether the operator configured the severity of an Xid, or that it counts."""
         return self.all_heeded or number in self.heeded or number in self.table
 
     def severity(self, number: int) -> Severity:
-        """What an error makes of a device."""
+        """Return the severity of an Xid."""
         usual = self.table.get(number) or about(number).severity
         if self.all_heeded or number in self.heeded:
             return max(usual, Severity.UNHEALTHY, key=lambda each: each.weight)
@@ -67,15 +68,15 @@ class Policy:
 
 
 def policy_of(config: Config, disabled: str, enabled: str) -> Policy:
-    """What errors mean on this node.
+    """Return the policy of this node.
 
     Args:
-        config: has the operator's table.
-        disabled: what :data:`DISABLE` says.
-        enabled: what :data:`ENABLE` says.
+        config: contains the operator's table.
+        disabled: the value of :data:`DISABLE`.
+        enabled: the value of :data:`ENABLE`.
 
     Raises:
-        XidListWrong: one of the two is no list of numbers.
+        XidListWrong: one of the two is not a list of numbers.
     """
     ignored, ignored_words = _numbers(DISABLE, disabled)
     heeded, heeded_words = _numbers(ENABLE, enabled)
@@ -93,7 +94,7 @@ def policy_of(config: Config, disabled: str, enabled: str) -> Policy:
 
 
 def _numbers(variable: str, text: str) -> tuple[frozenset[int], frozenset[str]]:
-    """The numbers of a list, and the words in it that stand for all of them."""
+    """Return the numbers of a list, and the words in it that stand for all numbers."""
     words = [word for each in text.lower().split(",") if (word := each.strip())]
     named = frozenset(words) & {_ALL, _XIDS}
     others = [word for word in words if word not in named]
@@ -105,7 +106,7 @@ def _numbers(variable: str, text: str) -> tuple[frozenset[int], frozenset[str]]:
     if wrong:
         raise XidListWrong(
             f"{variable}={text}",
-            found=f"{wrong[0]!r} is no number of an XID",
+            found=f"{wrong[0]!r} is not an XID number",
             do=f'write numbers with commas between them, "{_XIDS}" or "{_ALL}"',
         )
     return frozenset(int(word) for word in others), named
@@ -118,40 +119,40 @@ XID: Final = "xid"
 DBE: Final = 48
 
 TOGETHER: Final = 30.0
-"""Seconds between two errors that tell of the same."""
+"""Seconds within which two errors describe the same failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an event means."""
+    """The meaning of an event on this node."""
 
-    gpu: str  # UUID of the GPU that it is of; "" if nobody knows it
-    xid: Xid | None  # what is known of its number; None for an event without one
-    severity: Severity  # what it makes of those that it is of
-    devices: tuple[str, ...]  # UUIDs of those
-    certain: bool = True  # whether it is theirs; otherwise they are only those who might have it
+    gpu: str  # UUID of the affected GPU; "" if unknown
+    xid: Xid | None  # the catalogue's row; None for an event without a number
+    severity: Severity  # for the affected devices
+    devices: tuple[str, ...]  # UUIDs of the affected devices
+    certain: bool = True  # False: any one of the devices may be the affected one
     remedy: Remedy = Remedy.NOTHING  # what a person can do
-    over: bool = False  # whether the driver says that it needs nothing to recover any more
-    blamed: tuple[str, ...] = ()  # the containers that it is attributed to
+    over: bool = False  # whether the driver says that nothing is left to recover
+    blamed: tuple[str, ...] = ()  # display names of the containers it is attributed to
 
     @property
     def reason(self) -> str:
-        """Why a device is what it is, for people."""
+        """The reason for a device's state."""
         what = "a double-bit ECC error"
         if self.xid is not None:
             what = f"XID {self.xid.number}: {self.xid.meaning}"
         if self.certain:
             return what
-        return f"{what}, of {'another instance of it' if self.gpu else 'a GPU that is not known'}"
+        return f"{what}, of {'another instance of it' if self.gpu else 'an unknown GPU'}"
 
 
 def severity_of(
     event: GpuEvent, policy: Policy, contained: float | None
 ) -> tuple[Severity, Remedy, bool]:
-    """What an event makes of a device, what to do, and whether it says that all is well.
+    """Return an event's severity, its remedy, and whether it says that the GPU has recovered.
 
     Args:
-        contained: when the last contained error of its GPU was; None for never.
+        contained: when the last contained error of its GPU happened; None for never.
     """
     if event.kind == ECC_DOUBLE:  # its XID says whether it was contained
         return Severity.SUSPECT, Remedy.RESET_LATER, False

@@ -1,11 +1,11 @@
-"""How much of a GPU's memory a container has by the shares of its resource claims.
+"""GPU memory limits that follow from the shares in a container's resource claims.
 
 Rules
-- The kubelet knows which claims a container has, and the driver how large their shares are. The
-  container's own variables count for nothing.
-- The kubelet's record of claims names the pods of each claim, by their UIDs. Its pod-resources API
-  may name the containers as well; then only the claims of that container count.
-- If one of the two is missing, the other decides. If both are, no share is a limit.
+- The kubelet knows which claims a container has; the driver knows the size of their shares. The
+  container's own variables are ignored.
+- The kubelet's record of claims lists the pods of each claim by UID. Its pod-resources API may list
+  the containers as well; then only the claims of that container count.
+- If one of the two is missing, the other decides. If both are missing, no share limits anything.
 - Each share counts once.
 
 Source: kubelet pkg/kubelet/cm/dra/state; Kubernetes, pkg/kubelet/apis/podresources.
@@ -34,13 +34,13 @@ _MEBI: Final = 20
 
 
 def pod_claims(config: Config) -> tuple[PodClaims | None, str]:
-    """Read which claims each pod has.
+    """Read the claims of each pod from the kubelet's record.
 
     Args:
-        config: where the kubelet's root is.
+        config: says where the kubelet's root directory is.
 
     Returns:
-        The claims, None if the kubelet's record cannot be read; and why, for people.
+        The claims, or None and the reason if the record cannot be read.
     """
     record = read_claims(config)
     if record.fault:
@@ -62,15 +62,15 @@ def share_limits(
     of_pods: PodClaims | None,
     named: Iterable[Claimed] | None,
 ) -> dict[str, dict[str, int]]:
-    """Return the memory that each container has by shares.
+    """Return the memory limits of containers that have shares.
 
     Args:
-        claims: those that the driver has prepared.
+        claims: the claims that the driver has prepared.
         of_pods: the kubelet's record; None if it cannot be read.
-        named: the answer of the pod-resources API; None if there is none.
+        named: the answer of the pod-resources API; None without one.
 
     Returns:
-        Bytes by the UUID of the device, by the container's bundle.
+        By the container's bundle: bytes by the device's UUID.
     """
     sized = [claim for claim in claims if any(device.memory for device in claim.devices)]
     by_container: dict[tuple[str, str, str], set[tuple[str, str]]] = {}

@@ -1,23 +1,24 @@
-"""How serious each of the errors that NVIDIA's driver numbers (XIDs) is for a device.
+"""The severity of each XID, the numbered errors of NVIDIA's driver.
 
-What each means and whose it is, is the table of :mod:`shim.causes.xids`.
+:mod:`shim.causes.xids` has the meaning and the usual cause of each number.
 
 Rules
-- What NVIDIA's device plugin ignores is ignored, but for 109: its catalogue wants the GPU reset, so
-  one of it is noted, and several of it count.
-- What the catalogue ignores is ignored, but for what it has somebody look at when it goes on (92).
-- What ends with the application that made it (RESTART_APP) makes a device suspect. A fault of the
-  GPU shows by coming back: several in a while make it unhealthy. NVIDIA's plugin takes the GPU away
-  for ever at the first.
-- What the catalogue wants the GPU reset for is fatal: the device is not given until a reset, a
-  reload of the driver or a boot was seen. Where NVIDIA says that it may pass (119, 120), the device
-  has to prove itself instead, and where a workflow decides by registers that nobody told (74, 144
-  to 146, 149, 150) too. The line of an error of NVLink (144 to 150) may say that it is not fatal;
-  then it is ignored (:mod:`.policy`).
-- A number that is not here makes a device unhealthy, as NVIDIA's plugin does: it is of a driver
-  that is newer than this table, or of what is not expected of any. It can prove itself, too.
-- Of a GPU in MIG mode an error with an instance is that instance's, unless it is one of the whole
-  GPU (its scope), or is fatal.
+- Numbers that NVIDIA's device plugin ignores are ignored, except 109: the catalogue asks for a GPU
+  reset, so one occurrence is noted and several count.
+- Numbers that the catalogue ignores are ignored, except 92, which it asks to investigate if it
+  continues.
+- An error that is over when the application restarts (RESTART_APP) makes a device suspect. A defect
+  of the GPU shows by repetition: several errors within a window make it unhealthy. NVIDIA's plugin
+  removes the GPU for good after the first.
+- An error for which the catalogue asks for a GPU reset is fatal: the device is not allocated until
+  a reset, a driver reload or a reboot was seen. Where NVIDIA says it may be transient (119, 120),
+  or where the decision depends on registers that are not reported (74, 144 to 146, 149, 150), the
+  device is unhealthy until it stays quiet. An NVLink error (144 to 150) whose line says that it is
+  not fatal is ignored (:mod:`.policy`).
+- An unknown number makes a device unhealthy, as in NVIDIA's plugin: the driver is newer than this
+  table. The device becomes healthy again when it stays quiet.
+- On a GPU in MIG mode an error that names an instance affects that instance only, unless its scope
+  is the whole GPU or it is fatal.
 
 Source: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the
 Xid Catalog" and, for Volta and older, the list of the r535 document); nverror.h of the open kernel
@@ -35,7 +36,7 @@ from shim.causes import xids
 
 
 class Severity(StrEnum):
-    """What an error makes of a device."""
+    """The effect of an error on a device."""
 
     IGNORE = "ignore"
     SUSPECT = "suspect"
@@ -44,12 +45,12 @@ class Severity(StrEnum):
 
     @property
     def weight(self) -> int:
-        """How serious it is, to be compared."""
+        """The rank of the severity, for comparison."""
         return list(Severity).index(self)
 
 
 class Scope(StrEnum):
-    """What of a GPU in MIG mode an error is about that names an instance."""
+    """What an error that names a MIG instance affects."""
 
     GPU = "gpu"
     INSTANCE = "instance"
@@ -57,15 +58,14 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid(xids.Xid):
-    """One number."""
+    """One XID."""
 
-    # what it makes of a device. A number that the tables do not have makes it unhealthy.
-    severity: Severity = Severity.UNHEALTHY
-    scope: Scope = Scope.GPU  # what of a GPU in MIG mode it is about that names an instance
+    severity: Severity = Severity.UNHEALTHY  # that of an unknown number
+    scope: Scope = Scope.GPU  # what it affects if it names a MIG instance
 
 
-# Exceptions of engines that are there several times. NVIDIA's plugin ignores the first decoder's
-# (68), and no other.
+# Exceptions of engines that a GPU has several of. NVIDIA's plugin ignores only the first decoder's
+# (68).
 _ENGINES: Final = (
     39, 40, 41, 47, 65, 70, 71, 72, 73, 75, 76, 77, 82, 83, 84, 85, 86, 88, 89,
     *range(96, 106), *range(126, 136), 139, 142,
@@ -84,7 +84,7 @@ _NUMBERS: Final = {
     Severity.FATAL: (46, 48, 62, 64, 79, 95, 110, 136, 140, 143, 151, 156, 158, 167),
 }  # fmt: skip
 
-# Those of the instance that they name; all others are of the whole GPU.
+# These affect the instance that they name; all others affect the whole GPU.
 _OF_INSTANCES: Final = {
     8, 11, 13, 25, 31, 32, 37, 38, 42, 43, 44, 45, 60, 66, 67, 68, 69, 80, 94, 108, 109, 137, 141,
     152, 153, *_ENGINES,
@@ -103,9 +103,9 @@ XIDS: Final[Mapping[int, Xid]] = {
         (number, severity) for severity, numbers in _NUMBERS.items() for number in numbers
     )
 }
-"""Every number that is known."""
+"""Every known number."""
 
 
 def about(number: int) -> Xid:
-    """What is known of a number; of one that is not known, that it is not."""
+    """Return the row of a number; an unknown number has one too."""
     return XIDS.get(number) or _judged(xids.about(number), Severity.UNHEALTHY)

@@ -30,7 +30,7 @@ from urllib.parse import quote
 from integration.agent_errors import ApiServerRefused, ApiServerSilent, EventNotMade
 from integration.apiserver.client import ApiServer
 from integration.apiserver.status import is_away
-from integration.node.faults.fault_log import GPU_MEMORY, Entry, Key, told
+from integration.node.faults.fault_log import GPU_MEMORY, Entry, Key, first_faults
 from integration.node.faults.limits import MEMORY_LIMIT
 from integration.node.holders.values import Ledger
 from integration.node.reporter import keep_told
@@ -145,7 +145,7 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
         since: seconds since the epoch; what was before, another agent has told.
     """
     found: dict[Notice, Fault] = {}
-    for entry, fault in told(causes):
+    for entry, fault in first_faults(causes):
         pod = entry.pod
         if not pod or fault.kind == GPU_MEMORY or fault.at < since:
             continue

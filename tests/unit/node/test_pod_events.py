@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from hooks.config import Config
-from integration.node.faults.fault_log import GPU_MEMORY, Journal
+from integration.node.faults.fault_log import GPU_MEMORY, FaultLog
 from integration.node.faults.hits import Hit
 from integration.node.holders.values import Denied, Ledger
 from integration.node.options import Options
@@ -40,10 +40,10 @@ A: Final = holding("a", pid=7).container
 
 
 def said(*faults: Fault, since: float = 0.0) -> list[tuple[str, str]]:
-    journal = Journal()
+    fault_log = FaultLog()
     for each in faults:
-        journal.add(Hit(A, each))
-    found = set(notices_of_faults(journal.entries, since))
+        fault_log.add(Hit(A, each))
+    found = set(notices_of_faults(fault_log.entries, since))
     assert {(each.namespace, each.pod, each.pod_uid, each.container) for each in found} <= {
         ("research", "pod-a", "uid-a", "a")
     }
@@ -64,10 +64,10 @@ def test_each_fault_is_said_once_however_often_and_by_however_many_processes() -
 
 def test_the_same_fault_at_another_time_is_the_same_notice() -> None:
     """In a storm the first that is kept is not always the first that was."""
-    journals = [Journal(), Journal()]
-    for at, journal in enumerate(journals):
-        journal.add(Hit(A, lost(float(at))))
-    one, other = (list(notices_of_faults(each.entries, 0.0)) for each in journals)
+    fault_logs = [FaultLog(), FaultLog()]
+    for at, fault_log in enumerate(fault_logs):
+        fault_log.add(Hit(A, lost(float(at))))
+    one, other = (list(notices_of_faults(each.entries, 0.0)) for each in fault_logs)
     assert one == other
     assert one[0].message != other[0].message
 
@@ -162,9 +162,9 @@ async def test_a_fault_is_told_though_the_clock_was_set_back(
             board.post(ledger=Ledger(denied=(Denied("a", "a", "uid", "main", "why"),)))
             await until(lambda: names(api) == ["a"], "it goes")
             monkeypatch.setattr(time, "time", lambda: clock() - 3600)
-            journal = Journal()
-            journal.add(Hit(A, lost(time.time())))
-            board.post(causes=dict(journal.entries))
+            fault_log = FaultLog()
+            fault_log.add(Hit(A, lost(time.time())))
+            board.post(causes=dict(fault_log.entries))
             await until(lambda: names(api) == ["a", "pod-a"], "the fault is told")
 
 
@@ -189,24 +189,24 @@ def unclear(at: float) -> Fault:
 async def test_what_the_driver_says_later_of_a_fault_is_in_the_same_event(tmp_path: Path) -> None:
     with ApiServer(str(tmp_path / "account")) as api:
         async with telling(api) as (board, lines):
-            journal, at = Journal(), time.time()
-            journal.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
-            journal.add(Hit(A, unclear(at)))
-            board.post(causes=dict(journal.entries))
+            fault_log, at = FaultLog(), time.time()
+            fault_log.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
+            fault_log.add(Hit(A, unclear(at)))
+            board.post(causes=dict(fault_log.entries))
             await until(lambda: len(api.events) == 2, "both are told")
             for action, count, word in (
                 (Action.NOTHING, 2, ""),
                 (Action.BUS_RESET, 3, " The GPU needs a reset of its bus."),
             ):
-                journal.heed("GPU-0", action, at - 1)
-                board.post(causes=dict(journal.entries))
+                fault_log.heed("GPU-0", action, at - 1)
+                board.post(causes=dict(fault_log.entries))
                 await until(lambda c=count: [e["count"] for _, e in api.events] == [c] * 2, "said")  # type: ignore[misc]
                 for _, event in api.events:
                     assert event["message"].endswith((f"fault.{word}", f"fault that is.{word}"))
             assert {event["reason"] for _, event in api.events} == {"GPUFailure"}
             # Again the same is nothing to say.
-            journal.add(Hit(A, replace(lost(at + 1), action=Action.BUS_RESET)))
-            board.post(causes=dict(journal.entries))
+            fault_log.add(Hit(A, replace(lost(at + 1), action=Action.BUS_RESET)))
+            board.post(causes=dict(fault_log.entries))
             board.post(ledger=Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
             await until(lambda: len(api.events) == 3, "what comes after it is told")
             assert [event["count"] for _, event in api.events] == [3, 3, 1]
@@ -217,12 +217,12 @@ async def test_what_the_driver_says_later_of_a_fault_is_in_the_same_event(tmp_pa
 async def test_an_agent_that_may_change_no_event_makes_no_second_one(tmp_path: Path) -> None:
     with Unchanging(str(tmp_path / "account")) as api:
         async with telling(api) as (board, lines):
-            journal, at = Journal(), time.time()
-            journal.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
-            board.post(causes=dict(journal.entries))
+            fault_log, at = FaultLog(), time.time()
+            fault_log.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
+            board.post(causes=dict(fault_log.entries))
             await until(lambda: names(api) == ["pod-a"], "it is told")
-            journal.heed("GPU-0", Action.NOTHING, at - 1)
-            board.post(causes=dict(journal.entries))
+            fault_log.heed("GPU-0", Action.NOTHING, at - 1)
+            board.post(causes=dict(fault_log.entries))
             await until(lambda: api.refused == 1, "it is tried")
             board.post(ledger=Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
             await until(lambda: names(api) == ["pod-a", "z"], "what comes after it is told")

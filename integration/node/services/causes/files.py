@@ -22,7 +22,7 @@ import anyio
 from api.errors import NvshimError
 from integration.backoff import Backoff
 from integration.detached import aside
-from integration.node.faults.fault_log import Entry, Journal, Key
+from integration.node.faults.fault_log import Entry, FaultLog, Key
 from shim.causes import ended, record
 from shim.causes.sentence import relevant
 
@@ -69,13 +69,13 @@ class Files:
     """Who writes.
 
     Args:
-        journal: what is to be written.
+        fault_log: what is to be written.
     """
 
-    def __init__(self, context: Context, journal: Journal) -> None:
+    def __init__(self, context: Context, fault_log: FaultLog) -> None:
         self._context = context
         self._state = context.config.state
-        self._journal = journal
+        self._journal = fault_log
         self._news = anyio.Event()
 
     def changed(self) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    events ──▶ judge, blame ──▶ hits ──▶ journal ──▶ STATE/causes/NAMESPACE/ID.json: the shim
+    events ──▶ judge, blame ──▶ hits ──▶ fault_log ──▶ STATE/causes/NAMESPACE/ID.json: the shim
     lost GPUs, driver, MPS daemons ──▶     │    ╰──▶ board.causes: events on pods
     full GPU memory, limits ───────▶       ╰────────▶ counters: metrics
     what the driver needs to recover ──▶ changes what was told of the GPU
@@ -33,8 +33,8 @@ from integration.containers.procfs import Procfs
 from integration.detached import aside
 from integration.node.device_health import health_store as store
 from integration.node.device_health.health_table import Book, judge, places_of
-from integration.node.faults.fault_attribution import blame
-from integration.node.faults.fault_log import GPU_MEMORY, TOGETHER, Journal
+from integration.node.faults.fault_attribution import attribute
+from integration.node.faults.fault_log import GPU_MEMORY, TOGETHER, FaultLog
 from integration.node.faults.hits import DRIVER_LOST, GPU_LOST, MPS, XID, Hit, hits_of, lost
 from integration.node.faults.limits import full_memory
 from integration.node.faults.policy import Policy
@@ -65,7 +65,7 @@ async def run(context: Context) -> None:
     """Keep the causes of containers' ends, until cancelled."""
     with context.board.listen() as events:
         clerk = _Clerk(context)  # what is posted while files are read is news
-        clerk.journal.entries |= await aside(read_all, context.config.state)
+        clerk.fault_log.entries |= await aside(read_all, context.config.state)
         await clerk.keep(events)
 
 
@@ -82,8 +82,8 @@ class _Clerk:
 
     def __init__(self, context: Context) -> None:
         self._context, self._board = context, context.board
-        self.journal = Journal()
-        self._files = Files(context, self.journal)
+        self.fault_log = FaultLog()
+        self._files = Files(context, self.fault_log)
         self._recent: deque[_Recent] = deque(maxlen=_MOST_RECENT)
         # What the driver has said that GPUs need.
         self._needs: dict[str, Action] = {}
@@ -155,7 +155,7 @@ class _Clerk:
         """
         event, board = recent.event, self._board
         verdict = judge(self._book(), event, Policy())
-        whose = blame(event, verdict, board.ledger, board.lately)
+        whose = attribute(event, verdict, board.ledger, board.lately)
         holders = [
             each
             for uuid in dict.fromkeys((*verdict.devices, verdict.gpu))
@@ -175,7 +175,7 @@ class _Clerk:
             if bundle in recent.hit or not _was_there(hit.container, event.when, known=not later):
                 continue
             recent.hit.add(bundle)
-            is_known = self.journal.has_failed(hit.container, hit.fault.gpu)
+            is_known = self.fault_log.has_failed(hit.container, hit.fault.gpu)
             if event.xid == RECOVERY and is_known:
                 continue  # it says what to do about what was told already
             self._note(hit)
@@ -193,7 +193,7 @@ class _Clerk:
         return {uuid for each in self._board.mps.values() for uuid in each.devices}
 
     def _note(self, hit: Hit) -> None:
-        self.journal.add(hit)
+        self.fault_log.add(hit)
         fault = hit.fault
         self._board.counters.faulted(fault.kind, fault.code, fault.whose)
         if fault.kind == XID and fault.whose in {Whose.DEVICE, Whose.UNCLEAR}:
@@ -232,7 +232,7 @@ class _Clerk:
             self._needs.pop(gpu, None)
         elif gpu:
             self._needs[gpu] = action
-        self.journal.heed(gpu, action, since)
+        self.fault_log.heed(gpu, action, since)
 
     # -- what is gone --------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class _Clerk:
                 action=Action.RESET,
             )
             for hit in hits:
-                if not self.journal.has_failed(hit.container, gpu):
+                if not self.fault_log.has_failed(hit.container, gpu):
                     self._note(hit)
         self._tell()
 
@@ -300,9 +300,9 @@ class _Clerk:
         full = {(hit.container.namespace, hit.container.id) for hit in hits}
         there = {(each.namespace, each.id) for each in self._board.ledger.containers}
         # Of one that has gone it is known how it was last.
-        self.journal.drop(GPU_MEMORY, there - full)
+        self.fault_log.drop(GPU_MEMORY, there - full)
         for hit in hits:
-            self.journal.add(hit)
+            self.fault_log.add(hit)
         self._tell()
 
     def _limits(self) -> None:
@@ -322,23 +322,23 @@ class _Clerk:
             self._recent.popleft()
         for recent in self._recent:
             self._hit(recent, later=True)
-        self.journal.look(self._board.ledger.containers, at)
+        self.fault_log.expire(self._board.ledger.containers, at)
         self._tell()
 
     async def _forget(self) -> None:
         """Forget who is gone for long, until cancelled."""
         while True:
             version = self._board.version("ledger", "causes")
-            due = self.journal.next_look()
+            due = self.fault_log.next_expiry()
             pause = float("inf") if due is None else max(0.0, due - now()) + 1
             await self._board.change("ledger", "causes", since=version, timeout=pause)
             self._ledger()
 
     def _tell(self) -> None:
         """Have it written, and tell the others."""
-        if self.journal.unwritten:
+        if self.fault_log.unwritten:
             self._files.changed()
-            self._board.post(causes=dict(self.journal.entries))
+            self._board.post(causes=dict(self.fault_log.entries))
 
 
 def _was_there(container: Container, when: float, *, known: bool) -> bool:

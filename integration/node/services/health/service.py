@@ -46,7 +46,7 @@ from integration.node.device_health.health_table import (
     saw,
     watched,
 )
-from integration.node.faults.fault_attribution import Blame, blame
+from integration.node.faults.fault_attribution import Attribution, attribute
 from integration.node.faults.policy import Policy, Verdict, policy_of
 from integration.node.faults.xids import Severity
 from integration.node.state.store import Unsampled
@@ -160,13 +160,13 @@ class _Ward:
         if event.kind not in _KINDS:
             return
         verdict = judge(self._book, event, self._policy)
-        whose = blame(event, verdict, self._board.ledger, self._board.lately)
+        whose = attribute(event, verdict, self._board.ledger, self._board.lately)
         verdict = replace(verdict, blamed=whose.titles)
         self._put(heard(self._book, event, verdict, _now(), self._rules))
         self._tell(event, verdict, whose)
         self._count(event, verdict, whose)
 
-    def _count(self, event: GpuEvent, verdict: Verdict, whose: Blame) -> None:
+    def _count(self, event: GpuEvent, verdict: Verdict, whose: Attribution) -> None:
         if event.kind != "xid":
             return
         key = (verdict.gpu, event.xid, whose.titles[0] if whose.titles else "")
@@ -175,7 +175,7 @@ class _Ward:
         self._totals[key] = self._totals.get(key, 0) + event.times
         self._board.post(xids=dict(self._totals))
 
-    def _tell(self, event: GpuEvent, verdict: Verdict, whose: Blame) -> None:
+    def _tell(self, event: GpuEvent, verdict: Verdict, whose: Attribution) -> None:
         fields: dict[str, Any] = {
             "gpu": verdict.gpu or event.gpu or event.bus_id or "unknown",
             "severity": verdict.severity.value,

@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from hooks.config import Config
-from integration.node.faults import fault_log as journal
+from integration.node.faults import fault_log
 from integration.node.holders.values import DeviceUse, Ledger
 from integration.node.mps.clients import MpsDaemon
 from integration.node.options import Options
@@ -273,7 +273,7 @@ async def test_a_file_that_cannot_be_written_is_said_and_tried_again(config: Con
 async def test_files_of_containers_that_are_gone_are_removed(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "KEPT", 0.0)
+    monkeypatch.setattr(fault_log, "KEPT", 0.0)
     monkeypatch.setattr(component, "_SLACK", 0.0)
     write_causes(config.state, "k8s.io", "id-old", [Fault(1.0, "xid", 13)])
     Path(config.state, "causes/k8s.io/.hidden.tmp").write_text("of nobody")

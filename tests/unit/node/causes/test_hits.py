@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from integration.node.faults.fault_attribution import Blame, How
+from integration.node.faults.fault_attribution import Attribution, How
 from integration.node.faults.hits import GPU_LOST, Hit, hits_of, lost
 from integration.node.faults.policy import Verdict
 from integration.node.faults.xids import Severity, about
@@ -17,10 +17,10 @@ from tests.unit.node.causes.holders import event, holding
 
 A, B = holding("a", pid=7), holding("b", pid=8)
 BOTH: Final = (A, B)
-BY: Final = Blame(A.container, How.PROCESS)
-NOBODY: Final = Blame()
-ONLY: Final = Blame(A.container, How.HOLDER)
-OUTSIDE: Final = Blame(None, How.OUTSIDE)
+BY: Final = Attribution(A.container, How.PROCESS)
+NOBODY: Final = Attribution()
+ONLY: Final = Attribution(A.container, How.HOLDER)
+OUTSIDE: Final = Attribution(None, How.OUTSIDE)
 
 D, N, P, U = Whose.DEVICE, Whose.NEIGHBOUR, Whose.APPLICATION, Whose.UNCLEAR
 
@@ -29,7 +29,7 @@ def verdict(number: int, *devices: str, **more: Any) -> Verdict:
     return Verdict("GPU-0", about(number), Severity.SUSPECT, devices or ("GPU-0",), **more)
 
 
-def hit(number: int, whose: Blame, holders: Any = BOTH, **more: Any) -> tuple[Hit, ...]:
+def hit(number: int, whose: Attribution, holders: Any = BOTH, **more: Any) -> tuple[Hit, ...]:
     return hits_of(event(number, 7), verdict(number), whose, holders, at=5.0, **more)
 
 
@@ -60,13 +60,15 @@ def told(hits: tuple[Hit, ...]) -> dict[str, tuple[Whose, bool, int]]:
         (63, NOBODY, {}),
     ],
 )
-def test_whose_an_error_is_to_each_holder(number: int, whose: Blame, expected: object) -> None:
+def test_whose_an_error_is_to_each_holder(
+    number: int, whose: Attribution, expected: object
+) -> None:
     assert told(hit(number, whose)) == expected
 
 
 def test_the_only_holder_is_likely_to_blame_and_one_that_has_ended_is_known() -> None:
     assert told(hit(31, ONLY, (A,))) == {"a": (P, False, 0)}
-    assert told(hit(31, Blame(A.container, How.ENDED), (B,))) == {
+    assert told(hit(31, Attribution(A.container, How.ENDED), (B,))) == {
         "a": (P, True, 7), "b": (N, False, 0),
     }  # fmt: skip
 
@@ -106,7 +108,7 @@ def test_an_error_of_a_mig_device_is_told_with_it() -> None:
     part, whole = holding("part", "MIG-a"), holding("whole", "GPU-0")
     of_part = verdict(31, "MIG-a")
     hits = hits_of(
-        event(31, 7), of_part, Blame(part.container, How.PROCESS), (part, whole), at=5.0
+        event(31, 7), of_part, Attribution(part.container, How.PROCESS), (part, whole), at=5.0
     )  # fmt: skip
     assert [(h.container.name, h.fault.mig, h.fault.gpu) for h in hits] == [
         ("part", "MIG-a", "GPU-0"), ("whole", "", "GPU-0"),

@@ -74,7 +74,7 @@ def test_all_of_them_disabled_judges_no_device() -> None:
 
 @pytest.mark.parametrize("text", ["x", "79;31", "-1", "0", "79.0", "1" * 30, "²"])
 def test_a_list_that_is_none_is_an_error(text: str) -> None:
-    with pytest.raises(XidListWrong, match="is no number of an XID"):
+    with pytest.raises(XidListWrong, match="is not an XID number"):
         policy_of(Config(), text, "")
 
 

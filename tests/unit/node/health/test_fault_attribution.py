@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from integration.containers.bundles import Container, Pod
-from integration.node.faults.fault_attribution import How, blame
+from integration.node.faults.fault_attribution import How, attribute
 from integration.node.faults.policy import Verdict
 from integration.node.faults.xids import Severity, about
 from integration.node.holders.recent_holders import Lately
@@ -44,7 +44,7 @@ def kept(ledger: Ledger, when: float = 100.0) -> Lately:
 
 
 def whose(of: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> tuple[str, How]:
-    found = blame(of, verdict, ledger, lately)
+    found = attribute(of, verdict, ledger, lately)
     return (*found.titles, "")[0], found.how
 
 
