@@ -23,13 +23,17 @@ _CLOCKS: Final = {"monotonic": time.CLOCK_MONOTONIC, "boottime": time.CLOCK_BOOT
 _HOSTNAME: Final = ("node-" * 13)[:62] + "x"
 _LONG: Final = 90  # letters of a path: 17 are left for the address of a socket in it
 
-# The directory is $0. What is mounted goes with the mount namespace.
+# The directory is $0. What is mounted goes with the mount namespace, in which mounts are shared, as
+# systemd has them: unshare makes them private. The mounts are on /tmp, where addresses of sockets
+# have room.
+_SHARED: Final = "mount --make-rshared / && export TMPDIR=/tmp && "
 _IN_TMPDIR: Final = 'chmod 1777 "$0" && export TMPDIR="$0" && exec "$@"'
-_TMPFS: Final = f'mount -t tmpfs tmpfs "$0" && {_IN_TMPDIR}'
+_ON_TMP: Final = 'chmod 1777 /tmp && exec "$@"'
+_TMPFS: Final = f"{_SHARED}mount -t tmpfs tmpfs /tmp && {_ON_TMP}"
 _OVERLAY: Final = (
-    'mkdir -p "$0.lower" "$0.upper" "$0.work" && '
-    'mount -t overlay overlay -o "lowerdir=$0.lower,upperdir=$0.upper,workdir=$0.work" "$0" && '
-    f"{_IN_TMPDIR}"
+    f'{_SHARED}mkdir -p "$0.lower" "$0.upper" "$0.work" && '
+    'mount -t overlay overlay -o "lowerdir=$0.lower,upperdir=$0.upper,workdir=$0.work" /tmp && '
+    f"{_ON_TMP}"
 )
 
 

@@ -17,6 +17,7 @@ from integration.tree import Tree
 from tests.conftest import LOW_LEVEL, PARTS, RUNTIME
 from tests.harness.launcher import REPOSITORY
 from tests.harness.runtime import OURS
+from tests.tools.dist.payload import link_or_copy
 from tests.tools.gpu.bundle import build
 
 # It starts some forty containers. What it tells of them other tests tell; that a tree runs on a
@@ -85,7 +86,7 @@ def test_bundle_proves_what_it_can_on_a_machine_without_anything(
 
 def test_a_bundle_that_is_not_whole_says_so(bundle: str, tmp_path: Path) -> None:
     copy = str(tmp_path / "copy")
-    shutil.copytree(bundle, copy, symlinks=True, copy_function=os.link)
+    shutil.copytree(bundle, copy, symlinks=True, copy_function=link_or_copy)
     os.unlink(f"{copy}/image.tar")
     with open(f"{copy}/image.tar", "wb") as file:
         file.write(b"half of it")

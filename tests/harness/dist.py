@@ -18,6 +18,7 @@ from tests.tools.dist.build import build
 from tests.tools.dist.inputs import Inputs
 from tests.tools.dist.interpreter import Packages
 from tests.tools.dist.manifest import write_tree
+from tests.tools.dist.payload import link_or_copy
 
 CACHE: Final = os.path.join(REPOSITORY, ".cache", "dist")
 _TREES: Final = os.path.join(CACHE, "trees")
@@ -62,7 +63,7 @@ def copied(tree: Tree, path: str, *, revision: str = "") -> Tree:
         path: where the other is to lie.
         revision: make it one of another revision, so that it has another digest.
     """
-    shutil.copytree(tree.path, path, symlinks=True, copy_function=_link)
+    shutil.copytree(tree.path, path, symlinks=True, copy_function=link_or_copy)
     if not revision:
         return replace(tree, path=path)
     program = os.path.join(path, "bin", "containerd-shim-nvidia-v1.py")
@@ -75,13 +76,6 @@ def copied(tree: Tree, path: str, *, revision: str = "") -> Tree:
         path, version=tree.version, revision=revision, architecture=tree.architecture,
         python=tree.python,
     )  # fmt: skip
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def _write(path: str, text: str) -> None:

@@ -16,8 +16,10 @@ Source: systemctl(1); Debian Policy 6.5; the Fedora packaging guidelines, Script
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import shutil
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -162,11 +164,21 @@ def write(path: str, content: bytes, epoch: int, mode: int = 0o644) -> None:
     os.utime(path, (epoch, epoch))
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Make a hard link, or a copy where the file system of the target is another one."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
 def _link_tree(source: str, target: str) -> None:
     """Have a tree a second time, with its files once."""
     for above, directories, names in os.walk(source):
         to = os.path.join(target, os.path.relpath(above, source))
         os.makedirs(to)
         for name in names:
-            os.link(os.path.join(above, name), os.path.join(to, name), follow_symlinks=False)
+            link_or_copy(os.path.join(above, name), os.path.join(to, name))
         directories.sort()

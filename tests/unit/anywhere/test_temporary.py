@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shim import syscalls
+from tests.harness import temporary
 from tests.harness.temporary import usable_tmpdir
 
 
@@ -38,6 +39,7 @@ def test_one_with_a_long_name_is_exchanged_meanwhile(
 def test_one_on_an_overlay_is_exchanged_for_memory_which_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(temporary, "_LONGEST", 100)  # any name of its own is too long
     with tempfile.TemporaryDirectory(prefix="o-", dir="/tmp") as directory:
         for name in ("l", "u", "w", "t"):
             os.mkdir(f"{directory}/{name}")
