@@ -10,6 +10,7 @@
 ``wrappers.py``         how a command gets there: namespaces, mounts, limits, virtual machines
 ``__main__.py``         runs the rows, keeps their output and their counts, prints the table
 ``installed.py``        a machine on which the product is installed and in use
+``first.py``            the first process of a pid namespace
 ``root.py``             a Debian with nothing but what the README names
 ======================  ======================================================================
 

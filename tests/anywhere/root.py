@@ -26,6 +26,7 @@ from api.errors import NvshimError
 from integration.simulated.packages import locked
 from shim import syscalls
 from tests.anywhere import KEPT
+from tests.anywhere.first import be_first, exit_code
 from tests.tools import REPOSITORY
 from tests.tools.vm.guest import install
 
@@ -88,26 +89,12 @@ def _run(release: str, command: list[str], umask: int) -> int:
         syscalls.unshare(syscalls.CLONE_NEWPID)
         if (first := os.fork()) == 0:
             _enter(root, bound)
-            os._exit(_be_first(command))
-        os._exit(_status(os.waitpid(first, 0)[1]))
-    code = _status(os.waitpid(child, 0)[1])
+            os._exit(be_first(command, _environment()))
+        os._exit(exit_code(os.waitpid(first, 0)[1]))
+    code = exit_code(os.waitpid(child, 0)[1])
     if code == 0:
         shutil.rmtree(root, ignore_errors=True)
     return code
-
-
-def _be_first(command: list[str]) -> int:
-    """Be the first process: run the command, and reap orphans until that has ended."""
-    child = os.posix_spawnp(command[0], command, _environment())
-    while True:
-        pid, status = os.wait()
-        if pid == child:
-            return _status(status)
-
-
-def _status(status: int) -> int:
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
 
 
 def _carry(root: str) -> Iterator[str]:

@@ -26,12 +26,14 @@ _LONG: Final = 90  # letters of a path: 17 are left for the address of a socket 
 # The directory is $0. What is mounted goes with the mount namespace, in which mounts are shared, as
 # systemd has them: unshare makes them private. The mounts are on /tmp, where addresses of sockets
 # have room.
-_SHARED: Final = "mount --make-rshared / && export TMPDIR=/tmp && "
+_SHARE: Final = "mount --make-rshared / && "
+_SHARED: Final = f'{_SHARE}exec "$@"'
+_IN_TMP: Final = f"{_SHARE}export TMPDIR=/tmp && "
 _IN_TMPDIR: Final = 'chmod 1777 "$0" && export TMPDIR="$0" && exec "$@"'
 _ON_TMP: Final = 'chmod 1777 /tmp && exec "$@"'
-_TMPFS: Final = f"{_SHARED}mount -t tmpfs tmpfs /tmp && {_ON_TMP}"
+_TMPFS: Final = f"{_IN_TMP}mount -t tmpfs tmpfs /tmp && {_ON_TMP}"
 _OVERLAY: Final = (
-    f'{_SHARED}mkdir -p "$0.lower" "$0.upper" "$0.work" && '
+    f'{_IN_TMP}mkdir -p "$0.lower" "$0.upper" "$0.work" && '
     'mount -t overlay overlay -o "lowerdir=$0.lower,upperdir=$0.upper,workdir=$0.work" /tmp && '
     f"{_ON_TMP}"
 )
@@ -60,12 +62,12 @@ def hostname(_: str) -> list[str]:
 
 def tmpfs(directory: str) -> list[str]:
     """Run with TMPDIR in memory."""
-    return ["unshare", "--mount", "sh", "-c", _TMPFS, _made(directory, "t")]
+    return [*_mounting(), "sh", "-c", _TMPFS, _made(directory, "t")]
 
 
 def overlay(directory: str) -> list[str]:
     """Run with TMPDIR on an overlay, as in a container."""
-    return ["unshare", "--mount", "sh", "-c", _OVERLAY, _made(directory, "t")]
+    return [*_mounting(), "sh", "-c", _OVERLAY, _made(directory, "t")]
 
 
 def long_tmpdir(directory: str) -> list[str]:
@@ -101,7 +103,17 @@ def few_files(_: str, limit: int) -> list[str]:
 
 def installed(_: str) -> list[str]:
     """Run where the product is installed and in use."""
-    return ["unshare", "--mount", sys.executable, "-m", "tests.anywhere.installed", "--"]
+    return [
+        *_mounting(),
+        "sh",
+        "-c",
+        _SHARED,
+        "sh",
+        sys.executable,
+        "-m",
+        "tests.anywhere.installed",
+        "--",
+    ]
 
 
 def in_root(_: str, release: str, umask: str = "022") -> list[str]:
@@ -126,6 +138,12 @@ def clock_of_guest(directory: str, change: str) -> list[str]:
     """
     change_it = ["python3", "-m", "tests.anywhere.clock", change]
     return [*in_guest(directory, ["--guest=debian-12"]), *change_it]
+
+
+def _mounting() -> list[str]:
+    """Have a mount namespace that is the node's for all within: its first process is there too."""
+    namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]
+    return [*namespaces, sys.executable, "-m", "tests.anywhere.first", "--"]
 
 
 def _made(directory: str, name: str) -> str:

@@ -1,0 +1,34 @@
+"""``python -m tests.anywhere.first -- COMMAND…``: the first process of a pid namespace.
+
+It runs a command, reaps orphans until that has ended, and ends with its status.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+
+def be_first(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command, and reap orphans until it has ended.
+
+    Returns:
+        Its exit status; 128 and the signal if one ended it.
+    """
+    child = os.posix_spawnp(command[0], command, environment)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return exit_code(status)
+
+
+def exit_code(status: int) -> int:
+    """Return the status that a shell has of a process, of what wait(2) says."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    _, _, *words = sys.argv  # after the dashes
+    sys.exit(be_first(words, os.environ))
