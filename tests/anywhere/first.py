@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 
-def be_first(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def be_first(command: list[str], environment: Mapping[str, str]) -> int:
     """Run a command, and reap orphans until it has ended.
 
     Returns:

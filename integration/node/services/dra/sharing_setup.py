@@ -24,6 +24,7 @@ import anyio
 from integration.agent_errors import MpsDaemonFailed, MpsNotReady, TimeSliceFailed
 from integration.detached import aside
 from integration.node.mps.clients import unready
+from integration.node.service import settings_of
 from integration.node.services.dra.sharing import daemons_of
 from integration.node.values.claims import INTERVALS
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
@@ -32,7 +33,7 @@ from integration.timeouts import PATIENCE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from integration.node.service import Context, settings_of
+    from integration.node.service import Context
     from integration.node.values.claims import Claim
 
 __all__ = ["Applying"]
