@@ -165,7 +165,7 @@ def test_an_unhealthy_gpu_outlives_the_agent_and_is_reset_or_put_back_by_hand(
         status, rows = it.nvshim("health", "clear", uuid[:-3])
         assert (status, [row["uuid"] for row in rows]) == (0, [uuid])
         assert it.states() == ["healthy", "healthy"]
-        assert it.said("put back by hand")[0]["device"] == uuid
+        assert it.said("returned to service by hand")[0]["device"] == uuid
         for name in ("1", node.scenario.gpus[1].pci, "all"):
             it.xid(1, 95, "Uncontained ECC error")
             eventually(lambda: it.states() == ["healthy", "unhealthy"], "it fails again")

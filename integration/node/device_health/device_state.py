@@ -1,4 +1,4 @@
-"""What is thought of one device: a state machine, and what moves it.
+"""The health of one device: a state machine and its transitions.
 
 ::
 
@@ -9,25 +9,25 @@
       └──────────────────────── quiet ──────────────────────────┘
 
 Rules
-- One error that is suspect makes a device suspect, and it is still given; so many of them in a
-  window make it unhealthy. An error that is unhealthy or fatal does so at once, and so does a
-  device that does not answer.
-- While it recovers every error that counts is bad.
-- There is no way back but by proof. An unhealthy device that answers, of which nothing is pending,
-  is recovering; when it has answered without an error for the quiet time, it is healthy. What was
-  fatal needs a reset before: the device itself was lost and answers again, the driver was loaded
-  anew, or it counts from zero.
-- Each time that it fails again the quiet time doubles, up to a bound; after so long without a
-  failure it is the first again.
-- NVML that is silent makes a device suspect, and after a while unhealthy: nobody would hear of
-  what happens to it. One whose events cannot be had, but which answers, stays suspect.
-- What the driver itself says that a device needs to recover is obeyed, as with Xid 154: a reset or
-  more is a fatal error, and that it needs nothing any more is a reset.
-- What lasts (rows of memory that could not be remapped, or wait to be) counts when it begins. So
-  who puts such a device back by hand has it back.
-- A person may put a device back; one that is lost stays unhealthy.
+- One suspect error makes a device suspect; it is still allocated. Several within a window make it
+  unhealthy. An unhealthy or fatal error does so at once, and so does a device that stops answering.
+- While a device recovers, every error that counts makes it unhealthy again.
+- A device becomes healthy again only by evidence. An unhealthy device that answers and has nothing
+  pending is recovering; after answering without an error for the quiet time it is healthy. After a
+  fatal error it needs a reset first: the device was lost and answers again, the driver was
+  reloaded, or its counters restarted.
+- Every repeated failure doubles the quiet time, up to a bound. After that long without a failure
+  the quiet time starts from its first value.
+- A silent NVML makes a device suspect, and unhealthy after a while, because its errors would go
+  unnoticed. A device that answers but delivers no events stays suspect.
+- The driver's own recovery action decides, as with Xid 154: a reset or more counts as a fatal
+  error, and "nothing left to recover" counts as a reset.
+- A lasting defect (memory rows that are pending a remap, or could not be remapped) counts once,
+  when it appears. So a person can return such a device to service.
+- A person may return a device to service, except one that is lost.
 
-All is pure: the time is given, and what holds a device back is in its :class:`Condition`.
+The module does no I/O and reads no clock; callers pass the time. All state is in
+:class:`Condition`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from integration.node.values.health import State
 
 
 class Cause(StrEnum):
-    """What moves a device from one state to another."""
+    """The causes of transitions."""
 
     SUSPECT = "suspect"
     BAD = "bad"
@@ -64,11 +64,11 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], State]] = {
     (State.RECOVERING, Cause.QUIET): State.HEALTHY,
     (State.RECOVERING, Cause.CLEAR): State.HEALTHY,
 }
-"""Where each cause leads; a device stays where it is for every other."""
+"""The next state by state and cause; other causes change nothing."""
 
 
 class Need(IntEnum):
-    """What an unhealthy device has to show before it can be healthy."""
+    """What an unhealthy device needs before it can be healthy."""
 
     NOTHING = 0
     PROOF = 1
@@ -76,7 +76,7 @@ class Need(IntEnum):
 
 
 class Moment(NamedTuple):
-    """A time: ``boot`` in seconds since boot, which is reckoned with; ``epoch`` for people."""
+    """A time: ``boot`` in seconds since boot, for arithmetic; ``epoch`` for display."""
 
     boot: float
     epoch: float
@@ -84,112 +84,111 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How patient one is; times in seconds."""
+    """Thresholds; times in seconds."""
 
-    suspects: int = 3  # so many errors in a window make a suspect device unhealthy
-    window: float = 600.0  # how long it is
+    suspects: int = 3  # this many errors within the window make a suspect device unhealthy
+    window: float = 600.0
     patience: float = 30.0  # how long NVML may be silent
-    quiet: float = 20.0  # how long a device has to answer without an error
-    longest: float = 3600.0  # up to what that doubles
+    quiet: float = 20.0  # how long a device must answer without an error
+    longest: float = 3600.0  # upper bound of the doubled quiet time
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is known of one device; times in seconds since boot."""
+    """The health of one device; times in seconds since boot."""
 
-    state: State = State.HEALTHY  # what is thought of it
-    since: float = 0.0  # when it came to be so, in seconds since the epoch
-    reason: str = ""  # why, for people
-    xid: int = 0  # the last that counted; 0 for none
-    # whether an error of the device alone, and not of all of its GPU, made it what it is
-    own: bool = False
+    state: State = State.HEALTHY
+    since: float = 0.0  # when the state began, in seconds since the epoch
+    reason: str = ""  # why, for display
+    xid: int = 0  # the last Xid that counted; 0 for none
+    own: bool = False  # whether an error of this device alone, not of its whole GPU, set the state
     remedy: str = ""  # what a person can do
-    blamed: tuple[str, ...] = ()  # the containers that its reason is attributed to
-    need: Need = Need.NOTHING  # what it has to show
-    errors: tuple[float, ...] = ()  # when errors counted, in the window
-    last_error: float = 0.0  # when there was the last, or the last silence
-    answers_since: float = 0.0  # since when it recovers
-    silent_since: float | None = None  # since when NVML is silent; None if it is not
-    lost: str = ""  # why it does not answer; "" if it does
-    was_away: bool = False  # whether it was itself what did not answer, since it answered last
-    unwatched: str = ""  # why its events cannot be had; "" if they can
-    pending: bool = False  # whether rows of its memory wait to be remapped
-    failed: bool = False  # whether rows could not be remapped
-    asks: str = ""  # what the driver says that it needs to recover; "" for nothing
-    falls: int = 0  # how often it failed, one time after the other
-    fell: float = 0.0  # when it did so last
+    blamed: tuple[str, ...] = ()  # containers that the reason is attributed to
+    need: Need = Need.NOTHING
+    errors: tuple[float, ...] = ()  # when errors counted, within the window
+    last_error: float = 0.0  # the last error or silence
+    answers_since: float = 0.0  # when recovery started
+    silent_since: float | None = None  # when NVML became silent; None if it answers
+    lost: str = ""  # why the device does not answer; "" if it does
+    was_away: bool = False  # whether the device itself, not NVML, stopped answering
+    unwatched: str = ""  # why there are no events for it; "" if there are
+    pending: bool = False  # whether memory rows are pending a remap
+    failed: bool = False  # whether memory rows could not be remapped
+    asks: str = ""  # the recovery action that the driver names; "" for none
+    falls: int = 0  # number of failures in a row
+    fell: float = 0.0  # the last failure
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """An error of it."""
+    """An error of the device."""
 
-    severity: Severity  # what it makes of a device
-    reason: str  # for people
-    xid: int = 0  # its number; 0 for none
+    severity: Severity
+    reason: str  # for display
+    xid: int = 0  # 0 for none
     remedy: str = ""  # what a person can do
-    blamed: tuple[str, ...] = ()  # the containers that it is attributed to
-    counts: bool = True  # whether several of it make a suspect device unhealthy
-    times: int = 1  # how many of it there were
-    is_its_own: bool = False  # whether it is of a MIG device, and not of all of its GPU
+    blamed: tuple[str, ...] = ()  # containers that it is attributed to
+    counts: bool = True  # whether repetition makes a suspect device unhealthy
+    times: int = 1  # number of occurrences
+    is_its_own: bool = False  # whether it affects one MIG device only, not the whole GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Contained:
-    """What was told of a memory error proves that it was contained: no reset is needed for it."""
+    """Evidence that a memory error was contained: it needs no reset."""
 
     xid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It does not answer, while others do, or is not there."""
+    """The device is missing, or does not answer while others do."""
 
-    why: str  # for people
-    remedy: str = "reset the GPU, or reboot the node"  # what a person can do
-    # whether the device itself was gone, so that whatever brings it back is a reset
+    why: str  # for display
+    remedy: str = "reset the GPU, or reboot the node"
+    # whether the device itself was gone, so that its return implies a reset
     is_its_own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """It answers, and says so much of its memory."""
+    """NVML answered, with this memory state."""
 
-    pending: bool = False  # whether rows of it wait to be remapped
-    failed: bool = False  # whether rows could not be
-    # what the driver says that the device needs to recover; "" for nothing, None if it does not say
+    pending: bool = False  # whether memory rows are pending a remap
+    failed: bool = False  # whether memory rows could not be remapped
+    # the recovery action that the driver names; "" for none, None if it names nothing
     asks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """NVML does not answer, for any device."""
+    """NVML answers for no device."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Its events can be had, or not: that is why."""
+    """Whether the device delivers events; if not, why."""
 
     why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """It was reset, or its driver loaded anew."""
+    """The device was reset, or the driver was reloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """A person puts it back."""
+    """A person returns the device to service."""
 
 
 Signal: TypeAlias = Error | Contained | Lost | Answer | Silence | Watch | Reset | Clear
 
 
 def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Condition:
-    """What is thought of a device after something was heard of it."""
+    """Return the condition of a device after a signal."""
     match signal:
         case Error():
             return _after_error(condition, signal, now, rules)
@@ -218,7 +217,7 @@ def step(condition: Condition, signal: Signal, now: Moment, rules: Rules) -> Con
 
 
 _OF_ROWS: Final = "reset the GPU; if it comes back, have it replaced"
-_ASKED: Final = "the driver says that it has to be recovered"
+_ASKED: Final = "the driver asks for a recovery"
 _OF_PENDING: Final = "reset the GPU when it is free (nvidia-smi --gpu-reset)"
 
 
@@ -227,7 +226,7 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
         return condition
     recent = [when for when in condition.errors if now.boot - when < rules.window]
     if error.counts:
-        # Of a storm as many are kept as can matter.
+        # Of a storm, keep only as many as the threshold needs.
         recent += [now.boot] * min(error.times, rules.suspects)
     errors = tuple(recent[-rules.suspects :])
     own = condition.own or error.is_its_own
@@ -249,7 +248,7 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
 def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rules) -> Condition:
     known = replace(condition, lost="", was_away=False, silent_since=None)
     if condition.was_away:
-        # Whatever brought it back is the reset that it needed.
+        # Its return is the reset that it needed.
         known = step(known, Reset(), now, rules)
     if answer.asks is not None and answer.asks != known.asks:
         known = replace(known, asks=answer.asks)
@@ -260,15 +259,15 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
     failed, pending = answer.failed and not known.failed, answer.pending and not known.pending
     known = replace(known, failed=answer.failed, pending=answer.pending)
     if failed:
-        reason = "rows of its memory could not be remapped"
+        reason = "memory rows could not be remapped"
         known = replace(known, last_error=now.boot)
         return _bad(known, Need.RESET, reason, now, rules, remedy=_OF_ROWS)
     if pending:
-        known = _suspected(known, "rows of its memory wait to be remapped", now, _OF_PENDING)
+        known = _suspected(known, "memory rows are pending a remap", now, _OF_PENDING)
     if known.state == State.UNHEALTHY and known.need < Need.RESET and not answer.pending:
         state = TRANSITIONS[known.state, Cause.ANSWERS]
         return replace(known, state=state, since=now.epoch, answers_since=now.boot)
-    if not known.pending and now.boot >= due(known, rules):  # it has proven what it had to
+    if not known.pending and now.boot >= due(known, rules):
         healthy = replace(
             known,
             state=TRANSITIONS[known.state, Cause.QUIET],
@@ -287,7 +286,7 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
 
 
 def due(condition: Condition, rules: Rules) -> float:
-    """When it has to be asked for what it may have become by then.
+    """Return when the state may change by time alone, so that the device must be sampled.
 
     Returns:
         Seconds since boot; infinite if time alone changes nothing.
@@ -318,7 +317,7 @@ def _after_silence(condition: Condition, why: str, now: Moment, rules: Rules) ->
         return known
     if now.boot - since >= rules.patience:
         return _bad(known, Need.PROOF, reason, now, rules)
-    return _suspected(known, reason, now)  # one that recovers waits until there is an answer
+    return _suspected(known, reason, now)  # a recovering device waits for an answer
 
 
 def _after_clear(condition: Condition, now: Moment) -> Condition:
@@ -328,7 +327,7 @@ def _after_clear(condition: Condition, now: Moment) -> Condition:
         condition,
         state=TRANSITIONS[condition.state, Cause.CLEAR],
         since=now.epoch,
-        reason="put back by hand",
+        reason="returned to service by hand",
         own=False,
         remedy="",
         blamed=(),
@@ -341,7 +340,7 @@ def _after_clear(condition: Condition, now: Moment) -> Condition:
 
 def _suspected(condition: Condition, reason: str, now: Moment, remedy: str = "") -> Condition:
     state = condition.state
-    if state == State.SUSPECT:  # what came last is the reason
+    if state == State.SUSPECT:  # the latest reason counts
         return replace(condition, reason=reason, remedy=remedy)
     if state != State.HEALTHY:
         return condition
@@ -359,13 +358,13 @@ def _bad(
     of: Error | None = None,
     remedy: str = "",
 ) -> Condition:
-    """It is not given any more, or still not."""
+    """Make the device unhealthy, or keep it so for a stronger reason."""
     was = condition.state
     known = replace(condition, need=max(condition.need, need))
     if was == State.UNHEALTHY and need < condition.need:
-        return known  # of two reasons the one that is harder to be rid of
+        return known  # keep the reason that is harder to resolve
     if of is not None:
-        # A device that comes to be so now owes nothing to whom it suspected before.
+        # A device that fails now does not keep the containers it suspected before.
         before = condition.blamed if was == State.UNHEALTHY else ()
         known = replace(known, xid=of.xid or known.xid, blamed=_with(before, of.blamed))
     elif was != State.UNHEALTHY:

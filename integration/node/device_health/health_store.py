@@ -1,13 +1,11 @@
-"""What is thought of the devices, in a file: ``STATE/health.json``.
+"""The health table on disk: ``STATE/health.json``.
 
 Rules
-- It is replaced as a whole, whenever something of it differs; ``nvshim list`` and ``nvshim health``
-  read it, and the agent when it begins anew. So an unhealthy device is not made healthy by
-  restarting the agent.
-- It counts for the boot that it was written in. When the driver was loaded anew meanwhile, that is
-  a reset for each device.
-- Only who may write it could have lied, which is root. Still, what of it makes no sense is left
-  out, and said: a damaged file keeps nobody from watching.
+- The file is replaced whole when it changes. ``nvshim list`` and ``nvshim health`` read it, and so
+  does the agent at start: restarting the agent does not make a device healthy.
+- It is valid for the boot that wrote it. A driver reload since then is a reset for every device.
+- Only root can write it. Entries that are invalid are skipped and reported, so that a damaged file
+  does not stop the health checks.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from hooks.node.witness import read_text
 from integration.files import read_file, replace_file
 from integration.json_documents import parse_json
 from integration.node.device_health.device_state import Condition, Need
-from integration.node.device_health.health_table import Book, Place
+from integration.node.device_health.health_table import HealthTable, Place
 from integration.node.values.health import State
 
 if TYPE_CHECKING:
@@ -35,26 +33,26 @@ _MODE: Final = 0o600  # it names containers
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the file says."""
+    """The content of the file."""
 
-    book: Book  # what was known; empty if it is of another boot, or unusable
-    fault: str = ""  # what is wrong with it; "" for nothing
+    table: HealthTable  # empty if the file is from another boot, or unusable
+    fault: str = ""  # what is wrong with the file; "" for nothing
 
 
 def path_of(config: Config) -> str:
-    """Where the file is."""
+    """Return the path of the file."""
     return os.path.join(config.state, _NAME)
 
 
 def boot_id(config: Config) -> str:
-    """Which boot this is; "" if that is not known."""
+    """Return the id of this boot; "" if unknown."""
     return (read_text(f"{config.proc}/sys/kernel/random/boot_id") or "").strip()
 
 
 def load_of_driver(config: Config) -> str:
-    """Which loading of the driver this is; "" if it is not loaded.
+    """Return an id of this load of the driver; "" if it is not loaded.
 
-    The directory of a module in sysfs is made when it is loaded, with a number of its own.
+    Sysfs creates a module's directory, with a new inode number, whenever the module is loaded.
     """
     module = f"{config.sys}/module/nvidia"
     try:
@@ -65,27 +63,27 @@ def load_of_driver(config: Config) -> str:
     return f"{version or 'unknown'}:{number}"
 
 
-def write(config: Config, book: Book, *, judged: bool = True) -> None:
+def write(config: Config, table: HealthTable, *, judged: bool = True) -> None:
     """Write the file.
 
     Args:
-        judged: whether anybody judges devices: otherwise it is only kept for an agent that does.
+        judged: False if health checks are off; the file is then kept for a later agent only.
 
     Raises:
-        OSError: it cannot be written; what was there is untouched.
+        OSError: the file cannot be written; the old one is untouched.
     """
     document = {
         "format": _FORMAT,
         "boot": boot_id(config),
-        "load": book.load,
+        "load": table.load,
         "judged": judged,
         "devices": [
             {
-                **asdict(book.places[uuid]),
-                "gone": uuid in book.gone,
+                **asdict(table.places[uuid]),
+                "gone": uuid in table.gone,
                 **asdict(condition),
             }
-            for uuid, condition in book.conditions.items()
+            for uuid, condition in table.conditions.items()
         ],
     }
     content = json.dumps(document, indent=1).encode() + b"\n"
@@ -95,7 +93,7 @@ def write(config: Config, book: Book, *, judged: bool = True) -> None:
 
 
 def read_devices(config: Config) -> list[dict[str, Any]] | None:
-    """What the file says of each device, as it is written; None if it says nothing of this boot."""
+    """Return the raw entry of each device; None if the file is not from this boot."""
     document, _ = _read_document(config)
     devices = document.get("devices")
     if document.get("judged") is not True or not isinstance(devices, list):
@@ -104,38 +102,38 @@ def read_devices(config: Config) -> list[dict[str, Any]] | None:
 
 
 def read(config: Config) -> Record:
-    """What an agent before this one knew."""
+    """Read the table that an earlier agent wrote."""
     document, fault = _read_document(config)
     if not document:
-        return Record(Book(), fault)
+        return Record(HealthTable(), fault)
     devices = document.get("devices")
     devices = devices if isinstance(devices, list) else [None]
     known = _entries(devices)
-    book = Book(
+    table = HealthTable(
         places={place.uuid: place for _, place, _ in known},
         conditions={place.uuid: condition for _, place, condition in known},
         gone=frozenset(place.uuid for entry, place, _ in known if entry["gone"]),
         load=load if isinstance(load := document.get("load"), str) else "",
     )
-    if len(book.places) != len(devices):
-        wrong = len(devices) - len(book.places)
-        fault = f"{path_of(config)}: {wrong} of its entries make no sense"
-    return Record(book, fault)
+    if len(table.places) != len(devices):
+        wrong = len(devices) - len(table.places)
+        fault = f"{path_of(config)}: {wrong} of its entries are invalid"
+    return Record(table, fault)
 
 
 def _read_document(config: Config) -> tuple[dict[str, Any], str]:
-    """The file, empty if it says nothing of this boot; and what is wrong with it."""
+    """Return the document, empty if it is not from this boot, and what is wrong with it."""
     path = path_of(config)
     try:
         content = read_file(path)
         document: Any = parse_json(content) if content is not None else None
     except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is damaged"
-        return {}, f"{path}: {what}; what it said of devices is not known any more"
+        what = error.strerror if isinstance(error, OSError) else "damaged"
+        return {}, f"{path}: {what}; the earlier health of devices is lost"
     if document is None:
         return {}, ""
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        return {}, f"{path}: it is of another version; what it said is not known"
+        return {}, f"{path}: written by another version; the earlier health of devices is lost"
     return (document if document.get("boot") == boot_id(config) else {}), ""
 
 
@@ -143,7 +141,7 @@ def _read_document(config: Config) -> tuple[dict[str, Any], str]:
 
 
 def _entries(devices: list[Any]) -> list[tuple[dict[str, Any], Place, Condition]]:
-    """Those that make sense."""
+    """Return the valid entries."""
     read = ((each, _place(each), _condition(each)) for each in devices)
     return [(each, place, known) for each, place, known in read if place and known]
 
@@ -156,7 +154,7 @@ def _place(entry: Any) -> Place | None:
         return None
     try:
         uuid, gpu, bus_id = (_string(entry.get(key)) for key in ("uuid", "gpu", "bus_id"))
-        profile = _string(entry.get("profile", ""))  # agents before this one did not write it
+        profile = _string(entry.get("profile", ""))  # missing in older files
     except ValueError:
         return None
     return Place(uuid, gpu, bus_id, instances[0], instances[1], profile) if uuid else None
@@ -175,13 +173,13 @@ def _condition(entry: Any) -> Condition | None:
         )
     except ValueError:
         return None
-    # Whatever was written: what is given needs nothing, and what is not needs a proof.
+    # An allocated device needs nothing; one that is not allocated needs evidence.
     if known.state.is_given == (known.need > Need.NOTHING) or (known.lost and known.state.is_given):
         return None
     return known
 
 
-# What files of agents before this one do not have.
+# Fields that older files do not have.
 _NEWER: Final = frozenset({"asks", "own"})
 
 _FAR: Final = 1e12
@@ -221,4 +219,4 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "State": lambda value: State(_string(value)),
     "Need": lambda value: Need(_checked(value, _is_count(value))),
 }
-"""How a field of each type is read; raises ValueError for what is none."""
+"""Readers by the type of the field; they raise ValueError for an invalid value."""

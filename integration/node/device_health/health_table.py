@@ -1,22 +1,22 @@
-"""What is thought of all devices of a node, and what of it an event, a look or a sample changes.
+"""The health of all devices of a node, and how events, inventories and samples change it.
 
 Rules
-- An error of a GPU in MIG mode is of the devices of the instance that it names. One without an
-  instance, one of the whole GPU and a fatal one are of the GPU and all its MIG devices. (NVIDIA's
-  plugin keeps one MIG device for each GPU, and watches that one alone.)
-- An error of an instance that is not there any more, or of a GPU that nobody knows, is nobody's:
-  those who might have it are suspect if it is serious, and are asked; it counts against none.
-- A GPU that NVML cannot open, that it does not count, or that the node has no more, is lost, and
-  its MIG devices with it. So is every device when the driver is gone. Without NVML, MIG devices are
-  not known, so none is gone.
-- A MIG device that is gone while its GPU is there and answers was removed on purpose: by a person,
-  or after the claim that it was made for. It is forgotten. Only its own errors are remembered for a
-  while, for the device that is made in its place, which may have its UUID or another.
-- A MIG device that is new has the condition of its GPU, as far as that is not to be given.
-- That the driver was loaded anew, and that counters of a GPU went back, is a reset. That the
-  driver's files were away for a while, or that NVML has counted too few, is none.
+- On a GPU in MIG mode an error affects the devices of the instance that it names. An error without
+  an instance, of the whole GPU, or fatal affects the GPU and all of its MIG devices. (NVIDIA's
+  plugin watches only one MIG device of each GPU.)
+- An error of an instance that no longer exists, or of an unknown GPU, cannot be assigned. If it is
+  serious, the possible devices become suspect and are sampled; it counts against none of them.
+- A GPU that NVML cannot open or does not list, or that the node no longer has, is lost together
+  with its MIG devices. So is every device when the driver is gone. Without NVML the MIG devices are
+  unknown, so none of them is considered gone.
+- A MIG device that is gone while its GPU answers was removed on purpose, by a person or after its
+  claim. The table forgets it, except for its own errors: they are kept for a while, for the device
+  that is created in its place, with the same UUID or another.
+- A new MIG device inherits the condition of its GPU if the GPU is not allocated.
+- A driver reload is a reset, and so are counters of a GPU that went back. Driver files that were
+  missing for a while are not; neither is a list of NVML that was too short.
 
-All is pure; :mod:`integration.node.device_health.device_state` knows one device.
+The module does no I/O; :mod:`integration.node.device_health.device_state` handles one device.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ if TYPE_CHECKING:
 
 _CONTAINED: Final = 94
 
-# NVML's word for no instance.
+# NVML's value for "no instance".
 _NO_INSTANCE: Final = 0xFFFFFFFF
-# So often NVML is asked while it is silent, before all are unhealthy; seconds between two at least.
+# Samples within the patience while NVML is silent, and the least seconds between two.
 _LOOKS: Final = 4
 _SOONEST: Final = 0.05
-# Joules that a counter may seem to go back by, since it is told in whole millijoules.
+# Joules that a counter may appear to go back: NVML rounds to millijoules.
 _TOLERANCE: Final = 1.0
 
-_GONE: Final = "the node has it no more"
-_UNCOUNTED: Final = "NVML does not count it"
+_GONE: Final = "the node no longer has it"
+_UNCOUNTED: Final = "NVML does not list it"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a device is."""
+    """The position of a device."""
 
-    uuid: str  # its own
+    uuid: str
     gpu: str  # UUID of the GPU that it is, or is a part of
-    bus_id: str = ""  # that one's PCI address
-    gpu_instance: int | None = None  # of a MIG device; None for a GPU
-    compute_instance: int | None = None  # likewise
-    profile: str = ""  # the shape of a MIG device ("1g.10gb"); "" if it is not known
+    bus_id: str = ""  # PCI address of the GPU
+    gpu_instance: int | None = None  # None for a whole GPU
+    compute_instance: int | None = None  # None for a whole GPU
+    profile: str = ""  # of a MIG device ("1g.10gb"); "" if unknown
 
     @property
     def is_gpu(self) -> bool:
@@ -82,9 +82,9 @@ class Place:
         return self.uuid == self.gpu
 
     def is_alike(self, other: Place) -> bool:
-        """Return whether another MIG device is, or was, the same part of the same GPU.
+        """Whether another MIG device is, or was, the same part of the same GPU.
 
-        The driver numbers instances by where they are on the GPU.
+        The driver numbers instances by their placement on the GPU.
         """
         ours, theirs = (
             (each.gpu, each.gpu_instance, each.compute_instance) for each in (self, other)
@@ -95,31 +95,30 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
-    """What is known of all devices."""
+class HealthTable:
+    """The health of all devices."""
 
-    places: Mapping[str, Place] = field(default_factory=dict)  # where each is or was, by UUID
-    # what is known of each, likewise
-    conditions: Mapping[str, Condition] = field(default_factory=dict)
-    gone: frozenset[str] = frozenset()  # those that are not there now
-    load: str = ""  # which loading of the driver it was ("" for none yet)
-    # what each GPU had counted: joules, and uncorrected errors
+    places: Mapping[str, Place] = field(default_factory=dict)  # current or last, by UUID
+    conditions: Mapping[str, Condition] = field(default_factory=dict)  # by UUID
+    gone: frozenset[str] = frozenset()  # UUIDs of devices that are missing now
+    load: str = ""  # id of the driver's load; "" for none yet
+    # counters of each GPU: joules and uncorrected errors
     counters: Mapping[str, tuple[float | None, int | None]] = field(default_factory=dict)
-    # when the last contained error of each GPU was
+    # time of the last contained error, by GPU
     contained: Mapping[str, float] = field(default_factory=dict)
 
     def of_gpu(self, gpu: str) -> tuple[str, ...]:
-        """A GPU and its MIG devices that are there.
+        """Return the UUIDs of a GPU and its present MIG devices.
 
         Args:
-            gpu: its UUID.
+            gpu: the GPU's UUID.
         """
         return tuple(
             uuid for uuid, it in self.places.items() if it.gpu == gpu and uuid not in self.gone
         )
 
     def gpu_of(self, event: GpuEvent) -> str:
-        """The UUID of the GPU that an event is of; "" if that is not known."""
+        """Return the UUID of the GPU that an event is about; "" if unknown."""
         if event.gpu in self.places:
             return self.places[event.gpu].gpu
         named = event.bus_id.lower()
@@ -134,17 +133,17 @@ class Book:
 
 
 def _bus(address: str) -> tuple[str, ...]:
-    """A PCI address without its function, of which the kernel's log says nothing."""
+    """Return a PCI address without its function, which the kernel log omits."""
     domain, _, rest = address.lower().partition(":")
     return (domain.lstrip("0"), rest.partition(".")[0])
 
 
 def places_of(inventory: Inventory, known: Mapping[str, Place]) -> dict[str, Place]:
-    """Where the devices of a node are.
+    """Return the positions of a node's devices.
 
     Args:
-        known: where they were. A GPU that nobody opens has no UUID in procfs, and without NVML
-            nobody knows it: then it is the one that was known at its address.
+        known: the earlier positions. A GPU that no process has open has no UUID in procfs; without
+            NVML it is taken for the GPU that was known at its address.
     """
     at = {place.bus_id: place for place in known.values() if place.is_gpu}
     gpus = {
@@ -167,18 +166,20 @@ def places_of(inventory: Inventory, known: Mapping[str, Place]) -> dict[str, Pla
     return {**whole, **parts}
 
 
-def _stepped(book: Book, uuids: Iterable[str], signal: Signal, now: Moment, rules: Rules) -> Book:
-    conditions = dict(book.conditions)
+def _stepped(
+    table: HealthTable, uuids: Iterable[str], signal: Signal, now: Moment, rules: Rules
+) -> HealthTable:
+    conditions = dict(table.conditions)
     for uuid in uuids:
         conditions[uuid] = step(conditions.get(uuid) or Condition(), signal, now, rules)
-    return replace(book, conditions=conditions)
+    return replace(table, conditions=conditions)
 
 
-# -- what is there -----------------------------------------------------------------------------
+# -- inventories -------------------------------------------------------------------------------
 
 
-def saw(
-    book: Book,
+def after_inventory(
+    table: HealthTable,
     places: Mapping[str, Place] | None,
     lost: Mapping[str, str],
     now: Moment,
@@ -187,127 +188,131 @@ def saw(
     load: str = "",
     complete: bool = True,
     why: str = "",
-) -> Book:
-    """After a look at the node.
+) -> HealthTable:
+    """Return the table after a new inventory.
 
     Args:
-        places: where devices are; None if the driver is gone.
-        lost: why a GPU cannot be opened, by its UUID.
-        load: which loading of the driver it is; "" if that is not known.
+        places: the positions of the devices; None if the driver is gone.
+        lost: why a GPU cannot be opened, by UUID.
+        load: id of the driver's load; "" if unknown.
         complete: whether all MIG devices are known.
-        why: the driver is gone.
+        why: the reason if the driver is gone.
     """
-    if load and book.load and load != book.load:
-        book = _stepped(book, book.conditions, Reset(), now, rules)
-        book = replace(book, counters={})
-    book = replace(book, load=load or book.load)
+    if load and table.load and load != table.load:
+        table = _stepped(table, table.conditions, Reset(), now, rules)
+        table = replace(table, counters={})
+    table = replace(table, load=load or table.load)
     if places is None:
-        there = [uuid for uuid in book.conditions if uuid not in book.gone]
+        there = [uuid for uuid in table.conditions if uuid not in table.gone]
         gone = Lost(f"the driver is gone: {why}", "install or load the driver", is_its_own=False)
-        return _stepped(book, there, gone, now, rules)
+        return _stepped(table, there, gone, now, rules)
     if complete:
-        book = _without_removed(book, places, lost)
-    book = _in_place(_gone(book, places, now, rules, complete=complete), places)
-    conditions = dict(book.conditions)
+        table = _without_removed(table, places, lost)
+    table = _in_place(_gone(table, places, now, rules, complete=complete), places)
+    conditions = dict(table.conditions)
     for uuid, place in places.items():
         if uuid not in conditions:
             of_gpu = conditions.get(place.gpu, Condition())
             conditions[uuid] = Condition() if of_gpu.state.is_given else of_gpu
-    kept = {uuid: book.places[uuid] for uuid in conditions if uuid not in places}
-    book = replace(
-        book, places={**kept, **places}, conditions=conditions, gone=book.gone - places.keys()
+    kept = {uuid: table.places[uuid] for uuid in conditions if uuid not in places}
+    table = replace(
+        table, places={**kept, **places}, conditions=conditions, gone=table.gone - places.keys()
     )
-    return fell(book, lost, now, rules)
+    return after_loss(table, lost, now, rules)
 
 
-def fell(book: Book, lost: Mapping[str, str], now: Moment, rules: Rules) -> Book:
-    """After GPUs were found lost.
+def after_loss(
+    table: HealthTable, lost: Mapping[str, str], now: Moment, rules: Rules
+) -> HealthTable:
+    """Return the table after GPUs were lost.
 
     Args:
-        lost: why each does not answer, by its UUID.
+        lost: why each does not answer, by UUID.
     """
     for gpu, reason in lost.items():
-        book = _stepped(book, book.of_gpu(gpu), Lost(reason), now, rules)
-    return book
+        table = _stepped(table, table.of_gpu(gpu), Lost(reason), now, rules)
+    return table
 
 
-def _without_removed(book: Book, places: Mapping[str, Place], lost: Mapping[str, str]) -> Book:
-    """Without the MIG devices that were removed on purpose, but for their own errors."""
+def _without_removed(
+    table: HealthTable, places: Mapping[str, Place], lost: Mapping[str, str]
+) -> HealthTable:
+    """Drop MIG devices that were removed on purpose, but keep their own errors."""
     removed = {
         uuid
-        for uuid, place in book.places.items()
-        if not (place.is_gpu or uuid in places or uuid in book.gone)
+        for uuid, place in table.places.items()
+        if not (place.is_gpu or uuid in places or uuid in table.gone)
         and place.gpu in places
-        and not (place.gpu in lost or book.conditions.get(place.gpu, Condition()).lost)
+        and not (place.gpu in lost or table.conditions.get(place.gpu, Condition()).lost)
     }
-    clean = {uuid for uuid in removed if not book.conditions[uuid].own}
-    return _forgotten(replace(book, gone=book.gone | removed), clean)
+    clean = {uuid for uuid in removed if not table.conditions[uuid].own}
+    return _forgotten(replace(table, gone=table.gone | removed), clean)
 
 
-def _in_place(book: Book, places: Mapping[str, Place]) -> Book:
-    """With what is known of MIG devices that are gone held against those in their place."""
+def _in_place(table: HealthTable, places: Mapping[str, Place]) -> HealthTable:
+    """Carry the errors of gone MIG devices over to the devices created in their place."""
     others = {
         uuid
-        for uuid in book.gone & places.keys()
-        if not (places[uuid].is_gpu or places[uuid].is_alike(book.places[uuid]))
+        for uuid in table.gone & places.keys()
+        if not (places[uuid].is_gpu or places[uuid].is_alike(table.places[uuid]))
     }
-    book = _forgotten(book, others)
+    table = _forgotten(table, others)
     for place in places.values():
-        if place.is_gpu or place.uuid in book.places:
+        if place.is_gpu or place.uuid in table.places:
             continue
-        for uuid in book.gone - places.keys():
-            if place.is_alike(book.places[uuid]):
-                known = {**book.conditions, place.uuid: book.conditions[uuid]}
-                there = {**book.places, place.uuid: place}
-                book = _forgotten(replace(book, places=there, conditions=known), {uuid})
+        for uuid in table.gone - places.keys():
+            if place.is_alike(table.places[uuid]):
+                known = {**table.conditions, place.uuid: table.conditions[uuid]}
+                there = {**table.places, place.uuid: place}
+                table = _forgotten(replace(table, places=there, conditions=known), {uuid})
                 break
-    return book
+    return table
 
 
-def _forgotten(book: Book, uuids: Collection[str]) -> Book:
+def _forgotten(table: HealthTable, uuids: Collection[str]) -> HealthTable:
     return replace(
-        book,
-        places={uuid: place for uuid, place in book.places.items() if uuid not in uuids},
-        conditions={uuid: each for uuid, each in book.conditions.items() if uuid not in uuids},
-        gone=book.gone.difference(uuids),
+        table,
+        places={uuid: place for uuid, place in table.places.items() if uuid not in uuids},
+        conditions={uuid: each for uuid, each in table.conditions.items() if uuid not in uuids},
+        gone=table.gone.difference(uuids),
     )
 
 
 def _gone(
-    book: Book, places: Mapping[str, Place], now: Moment, rules: Rules, *, complete: bool
-) -> Book:
-    """Without what is lost and not there any more, some time after it went."""
+    table: HealthTable, places: Mapping[str, Place], now: Moment, rules: Rules, *, complete: bool
+) -> HealthTable:
+    """Mark missing devices as lost, and forget those missing for long."""
     missing = [
         uuid
-        for uuid, place in book.places.items()
+        for uuid, place in table.places.items()
         if uuid not in places
-        and uuid not in book.gone
+        and uuid not in table.gone
         and (place.is_gpu or complete or place.gpu not in places)
     ]
-    book = _stepped(book, missing, Lost(_GONE, "look why it is gone"), now, rules)
-    book = replace(book, gone=book.gone.union(missing))
+    table = _stepped(table, missing, Lost(_GONE, "find out why it is gone"), now, rules)
+    table = replace(table, gone=table.gone.union(missing))
     old = {
         uuid
-        for uuid in book.gone - places.keys()
-        if now.boot - book.conditions[uuid].last_error > rules.longest
+        for uuid in table.gone - places.keys()
+        if now.boot - table.conditions[uuid].last_error > rules.longest
     }
-    return _forgotten(book, old)
+    return _forgotten(table, old)
 
 
-# -- what happens ------------------------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------
 
 
-def judge(book: Book, event: GpuEvent, policy: Policy) -> Verdict:
-    """What an event means."""
-    gpu = book.gpu_of(event)
+def judge(table: HealthTable, event: GpuEvent, policy: Policy) -> Verdict:
+    """Return the meaning of an event."""
+    gpu = table.gpu_of(event)
     xid = about(event.xid) if event.kind == XID else None
-    severity, remedy, over = severity_of(event, policy, book.contained.get(gpu))
+    severity, remedy, over = severity_of(event, policy, table.contained.get(gpu))
     if not gpu:
-        suspects = tuple(uuid for uuid in book.places if uuid not in book.gone)
+        suspects = tuple(uuid for uuid in table.places if uuid not in table.gone)
         serious = severity.weight >= Severity.UNHEALTHY.weight
         capped = Severity.SUSPECT if serious else Severity.IGNORE
         return Verdict("", xid, capped, suspects if serious else (), certain=False, remedy=remedy)
-    everything = book.of_gpu(gpu)
+    everything = table.of_gpu(gpu)
     instance = _instance(event.gpu_instance)
     whole = xid is None or xid.scope == Scope.GPU or severity == Severity.FATAL
     if whole or instance is None:
@@ -316,8 +321,8 @@ def judge(book: Book, event: GpuEvent, policy: Policy) -> Verdict:
     hit = tuple(
         uuid
         for uuid in everything
-        if book.places[uuid].gpu_instance == instance
-        and (part is None or book.places[uuid].compute_instance == part)
+        if table.places[uuid].gpu_instance == instance
+        and (part is None or table.places[uuid].compute_instance == part)
     )
     if hit:
         return Verdict(gpu, xid, severity, hit, remedy=remedy)
@@ -329,22 +334,24 @@ def _instance(number: int | None) -> int | None:
     return None if number is None or number >= _NO_INSTANCE else number
 
 
-def heard(book: Book, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rules) -> Book:
-    """After an event.
+def after_event(
+    table: HealthTable, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rules
+) -> HealthTable:
+    """Return the table after an event.
 
     Args:
-        verdict: what it means (:func:`judge`), and who is to blame.
+        verdict: its meaning (:func:`judge`), with the containers that it is attributed to.
     """
     if event.kind == XID and event.xid == _CONTAINED and verdict.gpu:
-        book = replace(book, contained={**book.contained, verdict.gpu: event.when})
+        table = replace(table, contained={**table.contained, verdict.gpu: event.when})
         recent = [
             uuid
-            for uuid in book.of_gpu(verdict.gpu)
-            if abs(now.boot - book.conditions[uuid].last_error) <= TOGETHER
+            for uuid in table.of_gpu(verdict.gpu)
+            if abs(now.boot - table.conditions[uuid].last_error) <= TOGETHER
         ]
-        book = _stepped(book, recent, Contained(DBE), now, rules)
+        table = _stepped(table, recent, Contained(DBE), now, rules)
     if verdict.over:
-        book = _stepped(book, verdict.devices, Reset(), now, rules)
+        table = _stepped(table, verdict.devices, Reset(), now, rules)
     error = Error(
         verdict.severity,
         verdict.reason,
@@ -355,80 +362,84 @@ def heard(book: Book, event: GpuEvent, verdict: Verdict, now: Moment, rules: Rul
         times=event.times,
         is_its_own=verdict.certain and verdict.gpu not in verdict.devices,
     )
-    return _stepped(book, verdict.devices, error, now, rules)
+    return _stepped(table, verdict.devices, error, now, rules)
 
 
-def watched(book: Book, unwatched: Mapping[str, str], now: Moment, rules: Rules) -> Book:
-    """After it became known which GPUs' events cannot be had.
+def after_watch(
+    table: HealthTable, unwatched: Mapping[str, str], now: Moment, rules: Rules
+) -> HealthTable:
+    """Return the table after a change of the GPUs that deliver no events.
 
     Args:
-        unwatched: why, by UUID of the GPU; "" stands for all.
+        unwatched: the reason by the GPU's UUID; "" stands for all GPUs.
     """
-    for uuid, place in book.places.items():
+    for uuid, place in table.places.items():
         why = unwatched.get(place.gpu) or unwatched.get("") or ""
-        if uuid in book.gone or book.conditions[uuid].unwatched == why:
+        if uuid in table.gone or table.conditions[uuid].unwatched == why:
             continue
-        book = _stepped(book, [uuid], Watch(why), now, rules)
-    return book
+        table = _stepped(table, [uuid], Watch(why), now, rules)
+    return table
 
 
-def cleared(book: Book, uuids: Iterable[str], now: Moment, rules: Rules) -> Book:
-    """After a person put devices back.
+def after_clear(table: HealthTable, uuids: Iterable[str], now: Moment, rules: Rules) -> HealthTable:
+    """Return the table after a person returned devices to service.
 
     Args:
-        uuids: of GPUs, whose MIG devices are put back as well, and of MIG devices.
+        uuids: of MIG devices, and of GPUs together with their MIG devices.
     """
-    meant = [each for uuid in uuids for each in (uuid, *book.of_gpu(uuid)) if each in book.places]
-    return _stepped(book, dict.fromkeys(meant), Clear(), now, rules)
+    meant = [each for uuid in uuids for each in (uuid, *table.of_gpu(uuid)) if each in table.places]
+    return _stepped(table, dict.fromkeys(meant), Clear(), now, rules)
 
 
-# -- what is said when they are asked ----------------------------------------------------------
+# -- samples -----------------------------------------------------------------------------------
 
 
-def sampled(book: Book, sample: Sample, now: Moment, rules: Rules) -> Book:
-    """After NVML was asked."""
-    there = [uuid for uuid in book.conditions if uuid not in book.gone]
+def after_sample(table: HealthTable, sample: Sample, now: Moment, rules: Rules) -> HealthTable:
+    """Return the table after a sample of NVML."""
+    there = [uuid for uuid in table.conditions if uuid not in table.gone]
     if sample.failure:
-        return _stepped(book, there, Silence(sample.failure), now, rules)
-    told = {gpu.uuid: gpu for gpu in sample.gpus}
+        return _stepped(table, there, Silence(sample.failure), now, rules)
+    answered = {gpu.uuid: gpu for gpu in sample.gpus}
     for uuid in there:
-        if not book.places[uuid].is_gpu:
+        if not table.places[uuid].is_gpu:
             continue
-        gpu = told.get(uuid)
+        gpu = answered.get(uuid)
         if gpu is not None:
-            book = _told(book, gpu, sample.when, now, rules)
-        elif uuid in sample.uncounted and not book.conditions[uuid].lost:
+            table = _after_answer(table, gpu, sample.when, now, rules)
+        elif uuid in sample.uncounted and not table.conditions[uuid].lost:
             uncounted = Lost(_UNCOUNTED, is_its_own=False)
-            book = _stepped(book, book.of_gpu(uuid), uncounted, now, rules)
-    return book
+            table = _stepped(table, table.of_gpu(uuid), uncounted, now, rules)
+    return table
 
 
-def _told(book: Book, gpu: GpuSample, when: float, now: Moment, rules: Rules) -> Book:
-    devices = book.of_gpu(gpu.uuid)
+def _after_answer(
+    table: HealthTable, gpu: GpuSample, when: float, now: Moment, rules: Rules
+) -> HealthTable:
+    devices = table.of_gpu(gpu.uuid)
     if gpu.lost:
-        return _stepped(book, devices, Lost(gpu.lost), now, rules)
+        return _stepped(table, devices, Lost(gpu.lost), now, rules)
     counted = (gpu.energy_joules, gpu.ecc_uncorrected)
-    if _went_back(book.counters.get(gpu.uuid, (None, None)), counted):
-        gone = [uuid for uuid in book.gone if book.places[uuid].gpu == gpu.uuid]
-        book = _stepped(book, [*devices, *gone], Reset(), now, rules)
-    book = replace(book, counters={**book.counters, gpu.uuid: counted})
+    if _went_back(table.counters.get(gpu.uuid, (None, None)), counted):
+        gone = [uuid for uuid in table.gone if table.places[uuid].gpu == gpu.uuid]
+        table = _stepped(table, [*devices, *gone], Reset(), now, rules)
+    table = replace(table, counters={**table.counters, gpu.uuid: counted})
     parts = {device.uuid for device in gpu.mig}
     answer = Answer(
         pending=bool(gpu.rows_pending),
         failed=bool(gpu.rows_failed),
         asks=_asked(gpu.recovery_action),
     )
-    # What was said before the last error proves nothing.
+    # An answer from before the last error proves nothing.
     proven = [
         uuid
         for uuid in devices
-        if (uuid == gpu.uuid or uuid in parts) and when > book.conditions[uuid].last_error
+        if (uuid == gpu.uuid or uuid in parts) and when > table.conditions[uuid].last_error
     ]
-    return _stepped(book, proven, answer, now, rules)
+    return _stepped(table, proven, answer, now, rules)
 
 
 def _asked(action: int | None) -> str | None:
-    """What NVML's recovery action has to be done with the device; what its users do is theirs."""
+    """Return the action on the device that NVML asks for; draining is not one."""
     named = None if action is None else RECOVERY_ACTIONS.get(action)
     return "" if named == Action.DRAIN else named
 
@@ -436,7 +447,7 @@ def _asked(action: int | None) -> str | None:
 def _went_back(
     before: tuple[float | None, int | None], now: tuple[float | None, int | None]
 ) -> bool:
-    """Whether a counter that only a reset takes back did go back."""
+    """Whether a counter went back, which only a reset does."""
     energy, errors = before
     joules, counted = now
     if energy is not None and joules is not None and joules < energy - _TOLERANCE:
@@ -444,37 +455,37 @@ def _went_back(
     return errors is not None and counted is not None and counted < errors
 
 
-def next_sample(book: Book, asked: float, rules: Rules, usual: float) -> float:
-    """When NVML is to be asked again.
+def next_sample(table: HealthTable, asked: float, rules: Rules, usual: float) -> float:
+    """Return when to sample NVML next.
 
     Args:
-        asked: when it was asked last.
-        usual: seconds between two times while something is not as it should be.
+        asked: the time of the last sample.
+        usual: seconds between samples while a device is not healthy.
 
     Returns:
-        Seconds since boot, as of ``asked``; infinite if nothing can become of asking.
+        Seconds since boot, like ``asked``; infinite if a sample would change nothing.
     """
     soonest = math.inf
-    for uuid, known in book.conditions.items():
-        if uuid in book.gone:
+    for uuid, known in table.conditions.items():
+        if uuid in table.gone:
             continue
         when = due(known, rules)
-        if when <= asked:  # it was asked then, and did not say enough
+        if when <= asked:  # the last sample did not decide
             when = asked + usual
         if known.silent_since is not None and known.state != State.UNHEALTHY:
-            # That it fails twice does not say that it was silent all the while.
+            # Two failures do not prove silence in between, so sample more often.
             when = min(when, asked + max(rules.patience / _LOOKS, _SOONEST))
-        # One of which nobody tells is asked, and one that is away: it may be back.
+        # Without events only samples show errors, and a lost device may be back.
         if known.unwatched or not known.state.is_given:
             when = min(when, asked + usual)
         soonest = min(soonest, when)
     return soonest
 
 
-def reports(book: Book) -> dict[str, Condition]:
-    """What others are told, by UUID: all that is there, and GPUs that are not any more."""
+def reports(table: HealthTable) -> dict[str, Condition]:
+    """Return what is reported, by UUID: present devices, and GPUs that are gone."""
     return {
         uuid: known
-        for uuid, known in book.conditions.items()
-        if uuid not in book.gone or book.places[uuid].is_gpu
+        for uuid, known in table.conditions.items()
+        if uuid not in table.gone or table.places[uuid].is_gpu
     }

@@ -1,6 +1,6 @@
-"""What the node agent thinks of the devices, as it says it in its file.
+"""The health of devices as the node agent's file reports it.
 
-It counts while an agent keeps the node: what one that is gone has thought says nothing of now.
+The file is valid only while an agent is running: without one, nobody notices changes.
 """
 
 from __future__ import annotations
@@ -23,31 +23,28 @@ _TO_ANSWER: Final = 10.0
 
 
 def read_health(config: Config) -> Mapping[str, Mapping[str, Any]] | None:
-    """What is thought of each device, by its UUID; None if nobody watches, or may tell."""
+    """Return the entry of each device by UUID; None without a running agent, or without access."""
     devices = read_devices(config)
-    if devices is None:
-        return None
-
-    if not is_ready(config):
+    if devices is None or not is_ready(config):
         return None
     return {each["uuid"]: each for each in devices if not each["gone"]}
 
 
 def health_rows(config: Config) -> list[dict[str, Any]]:
-    """What is thought of each device.
+    """Return the health of each device.
 
     Returns:
-        An object for each; the keys are an interface.
+        One object per device; the keys are a public interface.
 
     Raises:
-        HealthUnknown: nobody watches them, or the caller may not know.
+        HealthUnknown: no agent watches the devices, or the caller has no access.
     """
     known = read_health(config)
     if known is None:
         raise HealthUnknown(
             "the health of this node's devices",
-            found="no agent that watches them and is ready",
-            do="start nvshim node; ask as root, with the agent's configuration",
+            found="no agent is running and ready",
+            do="start nvshim node, and run this as root with the agent's configuration",
         )
     drains = {drain.device: drain.why for drain in read_drains(config)}
 
@@ -74,23 +71,23 @@ def health_rows(config: Config) -> list[dict[str, Any]]:
 
 
 def clear(config: Config, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Have devices put back.
+    """Return devices to service.
 
     Args:
-        config: where the node is.
+        config: the node's configuration.
         names: as for :func:`integration.devices.targets.targets_of`, also of devices that the node
-            does not have any more; of a GPU, its MIG devices are put back too.
+            no longer has. For a GPU, its MIG devices are returned as well.
 
     Returns:
-        Those that were meant, as :func:`health_rows` has them, after that.
+        The rows of these devices afterwards, as in :func:`health_rows`.
 
     Raises:
-        HealthUnknown: nobody watches them.
-        DeviceUnwatched: a name is no device's, or several devices'.
+        HealthUnknown: no agent watches the devices.
+        DeviceUnwatched: a name matches no device, or several.
         AgentSilent: the agent did not do it.
     """
     known = {row["uuid"]: row["bus_id"] for row in read_devices(config) or () if not row["gone"]}
-    health_rows(config)  # somebody watches them
+    health_rows(config)  # raises without a running agent
     meant = [uuid for name in names for uuid in _meant(name, known, config)]
     for uuid in dict.fromkeys(meant):
         requests.ask(config, uuid, _TO_ANSWER)
@@ -98,10 +95,10 @@ def clear(config: Config, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _meant(name: str, known: Mapping[str, str], config: Config) -> list[str]:
-    """The UUIDs of the devices that a name stands for.
+    """Return the UUIDs of the devices that a name matches.
 
     Args:
-        known: the PCI address of each device that is watched, by its UUID.
+        known: the PCI address of each watched device, by UUID.
     """
     low = name.lower()
     if exact := [uuid for uuid in known if uuid.lower() == low]:
@@ -109,16 +106,18 @@ def _meant(name: str, known: Mapping[str, str], config: Config) -> list[str]:
     found = [uuid for uuid in known if name and uuid.lower().startswith(low)]
     if len(found) == 1:
         return found
-    what = f"{len(found)} devices begin so"
+    what = f"{len(found)} devices match"
     if not found:
-        what = "no device that is watched"
+        what = "no watched device"
         try:
             targets = {each.device for each in targets_of([name], look_at_node(config))}
         except NvshimError as error:
             targets, what = set(), error.found
-        # A GPU that has fallen off the bus has no UUID, and is named by its address.
+        # A GPU that fell off the bus has no UUID; it is named by its PCI address.
         if meant := [uuid for uuid, bus_id in known.items() if {uuid, bus_id} & targets]:
             return meant
     raise DeviceUnwatched(
-        f"to put {name} back", found=what, do="name one that `nvshim list --health` shows"
+        f"to return {name} to service",
+        found=what,
+        do="use a name from `nvshim list --health`",
     )

@@ -1,8 +1,7 @@
-"""How a person has the agent put a device back: a file in ``STATE/health.d``.
+"""Requests to return a device to service: files in ``STATE/health.d``.
 
-The command makes an empty file that is named by the device, and the agent removes it when it has
-done what it says: so both need no more than a directory that they share, also across a pod's
-mount. The directory is root's alone.
+The command creates an empty file named after the device; the agent does it and removes the file.
+Both need only a shared directory, also across a pod's mount. Only root can use the directory.
 """
 
 from __future__ import annotations
@@ -21,21 +20,17 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", re.ASCII)
 _POLL: Final = 0.02
-# Seconds after which nobody waits for an answer any more.
+# Seconds after which the requesting command has given up.
 _STALE: Final = 60.0
 
 
 def directory_of(config: Config) -> str:
-    """Where requests are."""
+    """Return the directory of requests."""
     return os.path.join(config.state, "health.d")
 
 
 def waiting(config: Config) -> list[str]:
-    """The UUIDs that are asked for.
-
-    Args:
-        config: where requests are. One whose asker was killed is removed, and not told.
-    """
+    """Return the UUIDs of pending requests; remove stale ones, whose command was killed."""
     directory = directory_of(config)
     try:
         names = sorted(os.listdir(directory))
@@ -56,37 +51,39 @@ def waiting(config: Config) -> list[str]:
 
 
 def taken(config: Config, name: str) -> None:
-    """Say that what was asked has been done.
+    """Mark a request as done.
 
     Args:
-        name: as :func:`waiting` has it.
+        name: as returned by :func:`waiting`.
     """
     with suppress(OSError):
         os.unlink(_path(config, name))
 
 
 def _path(config: Config, name: str) -> str:
-    # UUIDs of MIG devices of older drivers have slashes in them.
+    # MIG UUIDs of older drivers contain slashes.
     return os.path.join(directory_of(config), quote(name, safe=""))
 
 
 def ask(config: Config, name: str, seconds: float) -> None:
-    """Ask the agent to put a device back, and wait until it has.
+    """Ask the agent to return a device to service, and wait until it has.
 
     Args:
         name: a UUID.
-        seconds: to wait at most.
+        seconds: how long to wait.
 
     Raises:
-        AgentSilent: it does not; what was asked is taken back.
+        AgentSilent: the agent did not do it in time; the request is withdrawn.
     """
     path = _path(config, name)
-    asked = f"to put {name} back"
+    asked = f"to return {name} to service"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     except OSError as error:
         raise AgentSilent(
-            asked, found=f"{path}: {error.strerror}", do="ask as root, of an agent that runs"
+            asked,
+            found=f"{path}: {error.strerror}",
+            do="run it as root, on a node with a running agent",
         ) from error
     deadline = time.monotonic() + seconds
     try:
@@ -95,9 +92,9 @@ def ask(config: Config, name: str, seconds: float) -> None:
                 raise AgentSilent(
                     asked,
                     found=f"the agent has not done it in {seconds:g} s",
-                    do="look at its log, and ask again",
+                    do="see the agent's log, then run the command again",
                 )
             time.sleep(_POLL)
     finally:
-        with suppress(OSError):  # also when whoever asks is interrupted
+        with suppress(OSError):  # also when the command is interrupted
             os.unlink(path)

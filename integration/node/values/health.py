@@ -1,4 +1,4 @@
-"""What is thought of a device, in a word."""
+"""The health state of a device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """What is thought of a device. Kubelets are told two of them: the first two are healthy."""
+    """The health state of a device. The kubelet sees the first two as healthy, the others not."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"

@@ -15,7 +15,7 @@ from integration.node.device_health import health_store as store
 from integration.node.device_health import report as health
 from integration.node.device_health import requests
 from integration.node.device_health.device_state import Moment, Rules
-from integration.node.device_health.health_table import Book, Place, heard, judge, saw
+from integration.node.device_health.health_table import HealthTable, Place, heard, judge, saw
 from integration.node.faults.policy import policy_of
 from integration.nvml.values import GpuEvent
 from tests.unit.hooks.fake_node import Node, uuid_of
@@ -23,14 +23,14 @@ from tests.unit.hooks.fake_node import Node, uuid_of
 MIG = "MIG-00000000-0000-4000-8000-000000000001"
 
 
-def keep(config: Config) -> Book:
+def keep(config: Config) -> HealthTable:
     """Write what an agent would: GPU 0 is ill, and so is its MIG device."""
     places = {
         uuid_of(0): Place(uuid_of(0), uuid_of(0)),
         MIG: Place(MIG, uuid_of(0), "", 1, 0),
         uuid_of(1): Place(uuid_of(1), uuid_of(1)),
     }
-    known = saw(Book(), places, {}, Moment(1, 100), Rules())
+    known = saw(HealthTable(), places, {}, Moment(1, 100), Rules())
     event = GpuEvent(2, "xid", uuid_of(0), xid=79)
     known = heard(
         known, event, judge(known, event, policy_of(config, "", "")), Moment(2, 2), Rules()

@@ -32,7 +32,7 @@ from hooks.node.inventory import Inventory
 from integration.containers.procfs import Procfs
 from integration.detached import aside
 from integration.node.device_health import health_store as store
-from integration.node.device_health.health_table import Book, judge, places_of
+from integration.node.device_health.health_table import HealthTable, judge, places_of
 from integration.node.faults.fault_attribution import attribute
 from integration.node.faults.fault_log import GPU_MEMORY, TOGETHER, FaultLog
 from integration.node.faults.hits import DRIVER_LOST, GPU_LOST, MPS, XID, Hit, hits_of, lost
@@ -93,7 +93,7 @@ class _Clerk:
         self._load = store.load_of_driver(context.config)
         self._failed = anyio.Event()
         self._places_of: Inventory | None = None
-        self._places = Book()
+        self._places = HealthTable()
 
     async def keep(self, events: MemoryObjectReceiveStream[GpuEvent]) -> None:
         """Go by everything that is told.
@@ -132,19 +132,21 @@ class _Clerk:
             action = recovery_asked(event.text)
             if action is None:
                 return
-            self._heed(self._book().gpu_of(event), action, epoch(event.when) - TOGETHER)
+            self._heed(self._table().gpu_of(event), action, epoch(event.when) - TOGETHER)
             if action in {Action.NOTHING, Action.DRAIN}:
                 return
         self._hit(recent)
         self._recent.append(recent)
         self._tell()
 
-    def _book(self) -> Book:
+    def _table(self) -> HealthTable:
         """Where devices are; of a storm's events for each look at the node once."""
         inventory = self._board.seen.inventory
         if inventory is not self._places_of:
             self._places_of = inventory
-            self._places = Book(places_of(inventory, {})) if inventory is not None else Book()
+            self._places = (
+                HealthTable(places_of(inventory, {})) if inventory is not None else HealthTable()
+            )
         return self._places
 
     def _hit(self, recent: _Recent, *, later: bool = False) -> None:
@@ -154,7 +156,7 @@ class _Clerk:
             later: whether containers are known by now that were not when it was heard.
         """
         event, board = recent.event, self._board
-        verdict = judge(self._book(), event, Policy())
+        verdict = judge(self._table(), event, Policy())
         whose = attribute(event, verdict, board.ledger, board.lately)
         holders = [
             each

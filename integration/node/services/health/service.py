@@ -2,7 +2,7 @@
 
 ::
 
-    events ──▶ judge ──▶ blame ──▶ book ──▶ board.health, board.xids, STATE/health.json, the log
+    events ──▶ judge ──▶ blame ──▶ table ──▶ board.health, board.xids, STATE/health.json, the log
     looks  ──────────────────────▶  │
     samples ◀── asked for when a device has something to prove, and every few minutes
     requests of people ──────────▶  │
@@ -33,18 +33,18 @@ from integration.node.device_health import health_store as store
 from integration.node.device_health import requests
 from integration.node.device_health.device_state import Moment, Rules
 from integration.node.device_health.health_table import (
-    Book,
+    HealthTable,
     Place,
-    cleared,
-    fell,
-    heard,
+    after_clear,
+    after_event,
+    after_inventory,
+    after_loss,
+    after_sample,
+    after_watch,
     judge,
     next_sample,
     places_of,
     reports,
-    sampled,
-    saw,
-    watched,
 )
 from integration.node.faults.fault_attribution import Attribution, attribute
 from integration.node.faults.policy import Policy, Verdict, policy_of
@@ -93,7 +93,7 @@ async def run(context: Context) -> None:
         context.say("warning", "no device's health is judged", reason="DP_DISABLE_HEALTHCHECKS")
         context.board.post(health={})
         with suppress(OSError):  # what one before it has thought is not shown as of now
-            store.write(context.config, store.read(context.config).book, judged=False)
+            store.write(context.config, store.read(context.config).table, judged=False)
         await anyio.sleep_forever()
     await _Ward(context, policy).watch()
 
@@ -132,11 +132,11 @@ class _Ward:
         record = store.read(context.config)
         if record.fault:
             self._say("warning", record.fault)
-        self._book: Book = record.book
+        self._table: HealthTable = record.table
         # That a GPU has gone was said when it went; it is not said again at each start.
-        known = reports(record.book)
-        self._board.post(health={uuid: known[uuid] for uuid in known.keys() & record.book.gone})
-        self._put(record.book)
+        known = reports(record.table)
+        self._board.post(health={uuid: known[uuid] for uuid in known.keys() & record.table.gone})
+        self._put(record.table)
 
     async def watch(self) -> None:
         """Go by everything that is told."""
@@ -159,10 +159,10 @@ class _Ward:
     def _hear(self, event: GpuEvent) -> None:
         if event.kind not in _KINDS:
             return
-        verdict = judge(self._book, event, self._policy)
+        verdict = judge(self._table, event, self._policy)
         whose = attribute(event, verdict, self._board.ledger, self._board.lately)
         verdict = replace(verdict, blamed=whose.titles)
-        self._put(heard(self._book, event, verdict, _now(), self._rules))
+        self._put(after_event(self._table, event, verdict, _now(), self._rules))
         self._tell(event, verdict, whose)
         self._count(event, verdict, whose)
 
@@ -203,7 +203,9 @@ class _Ward:
         if inventory is None:
             if not seen.faults:
                 return  # nobody has looked yet
-            book = saw(self._book, None, {}, now, self._rules, load=load, why=seen.faults[0])
+            table = after_inventory(
+                self._table, None, {}, now, self._rules, load=load, why=seen.faults[0]
+            )
         else:
             # An inventory that was kept knows nothing of a GPU that has answered since.
             lost = {
@@ -211,8 +213,8 @@ class _Ward:
                 for gpu in inventory.gpus
                 if gpu.uuid and gpu.lost and self._answered(gpu.uuid) < inventory.taken
             }
-            book = saw(
-                self._book,
+            table = after_inventory(
+                self._table,
                 places_of(inventory, self._there()),
                 lost,
                 now,
@@ -220,26 +222,26 @@ class _Ward:
                 load=load,
                 complete=not inventory.nvml_failure,
             )
-        self._put(watched(book, self._board.unwatched, now, self._rules))
+        self._put(after_watch(table, self._board.unwatched, now, self._rules))
 
     def _answered(self, uuid: str) -> float:
         """When a device that was lost answered again, in seconds since boot; 0 if it was not."""
-        known = self._book.conditions.get(uuid)
+        known = self._table.conditions.get(uuid)
         return 0.0 if known is None or known.lost else known.answers_since
 
     def _there(self) -> dict[str, Place]:
         """Where those are that were there at the last look."""
-        book = self._book
-        return {uuid: place for uuid, place in book.places.items() if uuid not in book.gone}
+        table = self._table
+        return {uuid: place for uuid, place in table.places.items() if uuid not in table.gone}
 
     def _watched(self) -> None:
-        self._put(watched(self._book, self._board.unwatched, _now(), self._rules))
+        self._put(after_watch(self._table, self._board.unwatched, _now(), self._rules))
 
     def _lost(self) -> None:
         """That a GPU is lost is known at once; that it is back, samples have to prove."""
         before, self._known_lost = self._known_lost, dict(self._board.lost)
         lost = {gpu: why for gpu, why in self._known_lost.items() if gpu not in before}
-        self._put(fell(self._book, lost, _now(), self._rules))
+        self._put(after_loss(self._table, lost, _now(), self._rules))
 
     def _sampled_by_others(self) -> None:
         if self._board.sample is not None:
@@ -251,7 +253,7 @@ class _Ward:
         if sample.failure and self._board.unasked:
             return  # it is not asked on purpose: so long its devices are unwatched, and no worse
         self._sampled = sample.when
-        self._put(sampled(self._book, sample, _now(), self._rules))
+        self._put(after_sample(self._table, sample, _now(), self._rules))
 
     async def _ask(self) -> None:
         """Have NVML asked when a device has something to prove, and every now and then."""
@@ -270,7 +272,7 @@ class _Ward:
         """Wait until NVML is to be asked."""
         while True:
             often = min(self._options.poll, _OFTEN)
-            when = next_sample(self._book, asked, self._rules, often)
+            when = next_sample(self._table, asked, self._rules, often)
             pause = min(when, asked + _SELDOM) - _now().boot
             if pause <= 0:
                 return
@@ -295,17 +297,17 @@ class _Ward:
 
     async def _clear(self, name: str) -> None:
         """Put a device back, and say so once that lasts."""
-        self._say("warning", "put back by hand", device=name)
-        self._put(cleared(self._book, [name], _now(), self._rules))
+        self._say("warning", "returned to service by hand", device=name)
+        self._put(after_clear(self._table, [name], _now(), self._rules))
         await self._save()
         requests.taken(self._config, name)
 
     # -- what is told --------------------------------------------------------------------------
 
-    def _put(self, book: Book) -> None:
-        """Go by a new book: tell the others, and say what has become of whom."""
-        before, self._book = self._board.health, book
-        now = reports(book)
+    def _put(self, table: HealthTable) -> None:
+        """Go by a new table: tell the others, and say what has become of whom."""
+        before, self._table = self._board.health, table
+        now = reports(table)
         worse = False
         for uuid, health in now.items():
             was = before[uuid].state if uuid in before else State.HEALTHY
@@ -341,7 +343,7 @@ class _Ward:
         async with self._saving:
             line = ""
             try:
-                await aside(store.write, self._config, self._book)
+                await aside(store.write, self._config, self._table)
             except OSError as error:
                 line = f"{store.path_of(self._config)}: {error.strerror}"
             if line and self._board.faults.get(_FILE) != line:

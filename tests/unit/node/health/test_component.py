@@ -258,7 +258,7 @@ async def test_a_damaged_file_is_said_and_written_anew(config: Config) -> None:
     store_path = anyio.Path(store.path_of(config))
     await store_path.write_text("{")
     async with agent(config) as it:
-        assert it.lines[0][1].startswith(f"{store.path_of(config)}: it is damaged")
+        assert it.lines[0][1].startswith(f"{store.path_of(config)}: damaged")
         await it.until(lambda: store.read_devices(config) is not None, "it is written")
 
 
@@ -268,7 +268,7 @@ async def test_a_person_puts_a_device_back(config: Config) -> None:
         await it.becomes("GPU-0", State.UNHEALTHY)
         await anyio.to_thread.run_sync(requests.ask, config, "GPU-0", 10)
         assert it.board.health["GPU-0"].state == State.HEALTHY
-        assert "put back by hand" in json.dumps(store.read_devices(config))
+        assert "returned to service by hand" in json.dumps(store.read_devices(config))
 
 
 async def test_nvml_that_goes_on_failing_makes_unhealthy_and_what_cannot_be_watched_suspect(

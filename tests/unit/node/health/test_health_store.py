@@ -17,7 +17,13 @@ from integration.agent_errors import AgentSilent
 from integration.node.device_health import health_store as store
 from integration.node.device_health import requests
 from integration.node.device_health.device_state import Moment, Rules
-from integration.node.device_health.health_table import Book, Place, heard, judge, saw
+from integration.node.device_health.health_table import (
+    HealthTable,
+    Place,
+    after_event,
+    after_inventory,
+    judge,
+)
 from integration.node.faults.policy import policy_of
 from integration.node.values.health import State
 from integration.nvml.values import GpuEvent
@@ -43,11 +49,11 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-def ill() -> Book:
-    known = saw(Book(), PLACES, {}, Moment(1, 100), Rules(), load="535:7")
+def ill() -> HealthTable:
+    known = after_inventory(HealthTable(), PLACES, {}, Moment(1, 100), Rules(), load="535:7")
     event = GpuEvent(2, "xid", "GPU-0", xid=79)
     verdict = replace(judge(known, event, policy_of(Config(), "", "")), blamed=("a/b/\x1b",))
-    return heard(known, event, verdict, Moment(2, 200), Rules())
+    return after_event(known, event, verdict, Moment(2, 200), Rules())
 
 
 def test_what_an_agent_before_this_one_did_not_write_is_as_nothing(config: Config) -> None:
@@ -60,23 +66,25 @@ def test_what_an_agent_before_this_one_did_not_write_is_as_nothing(config: Confi
         json.dump(document, file)
     found = store.read(config)
     assert found.fault == ""
-    assert found.book.conditions == ill().conditions
+    assert found.table.conditions == ill().conditions
 
 
 def test_errors_of_a_mig_device_that_is_gone_outlive_the_agent(config: Config) -> None:
     part = Place("MIG-a", "GPU-0", "0000:18:00.0", 1, 0, "1g.10gb")
     gpu = PLACES["GPU-0"]
-    known = saw(Book(), {"GPU-0": gpu, "MIG-a": part}, {}, Moment(1, 100), Rules())
+    known = after_inventory(
+        HealthTable(), {"GPU-0": gpu, "MIG-a": part}, {}, Moment(1, 100), Rules()
+    )
     event = GpuEvent(2, "xid", "GPU-0", xid=94, gpu_instance=1, compute_instance=0)
     verdict = judge(known, event, policy_of(Config(), "", ""))
-    known = heard(known, event, verdict, Moment(2, 200), Rules())
-    known = saw(known, {"GPU-0": gpu}, {}, Moment(3, 300), Rules())
+    known = after_event(known, event, verdict, Moment(2, 200), Rules())
+    known = after_inventory(known, {"GPU-0": gpu}, {}, Moment(3, 300), Rules())
     store.write(config, known)
-    found = store.read(config).book
+    found = store.read(config).table
     assert found.gone == {"MIG-a"}
     assert (found.places, found.conditions) == (known.places, known.conditions)
     places = {"GPU-0": gpu, "MIG-b": replace(part, uuid="MIG-b")}
-    found = saw(found, places, {}, Moment(4, 400), Rules())
+    found = after_inventory(found, places, {}, Moment(4, 400), Rules())
     assert found.conditions["MIG-b"].state == State.SUSPECT
 
 
@@ -84,8 +92,8 @@ def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path
     store.write(config, ill())
     found = store.read(config)
     assert found.fault == ""
-    assert (found.book.conditions, found.book.places) == (ill().conditions, ill().places)
-    assert found.book.load == "535:7"
+    assert (found.table.conditions, found.table.places) == (ill().conditions, ill().places)
+    assert found.table.load == "535:7"
     devices = store.read_devices(config)
     assert devices is not None
     assert [each["state"] for each in devices] == ["unhealthy", "unhealthy"]
@@ -94,12 +102,12 @@ def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path
     store.write(config, ill())
     assert os.stat(store.path_of(config)).st_ino == before  # it is as it was
     (tmp_path / "proc/sys/kernel/random/boot_id").write_text("two\n")
-    assert store.read(config) == store.Record(Book())
+    assert store.read(config) == store.Record(HealthTable())
     assert store.read_devices(config) is None
 
 
 def test_there_need_be_no_file(config: Config) -> None:
-    assert store.read(config) == store.Record(Book())
+    assert store.read(config) == store.Record(HealthTable())
     assert store.read_devices(config) is None
 
 
@@ -124,8 +132,8 @@ def changed(config: Config, change: dict[str, Any], *, entry: bool = True) -> No
 def test_an_entry_that_makes_no_sense_is_left_out(config: Config, change: dict[str, Any]) -> None:
     changed(config, change)
     found = store.read(config)
-    assert set(found.book.conditions) == {"MIG-GPU-0/1/0"}
-    assert found.fault.endswith("1 of its entries make no sense")
+    assert set(found.table.conditions) == {"MIG-GPU-0/1/0"}
+    assert found.fault.endswith("1 of its entries are invalid")
     assert [each["uuid"] for each in store.read_devices(config) or ()] == ["MIG-GPU-0/1/0"]
 
 
@@ -134,7 +142,7 @@ def test_a_damaged_file_keeps_nobody_from_watching(config: Config, content: byte
     with open(store.path_of(config), "wb") as file:
         file.write(content)
     found = store.read(config)
-    assert found.book == Book()
+    assert found.table == HealthTable()
     assert found.fault.startswith(store.path_of(config))
     assert store.read_devices(config) is None
 
@@ -156,10 +164,10 @@ json_values = st.recursive(
 def test_whatever_is_in_the_file_it_is_read_or_said(config: Config, key: str, value: Any) -> None:
     changed(config, {key: value})
     found = store.read(config)
-    for condition in found.book.conditions.values():
+    for condition in found.table.conditions.values():
         assert condition.state in State
     changed(config, {"devices": value}, entry=False)
-    assert store.read(config).book.conditions == {} or not store.read(config).fault
+    assert store.read(config).table.conditions == {} or not store.read(config).fault
 
 
 def test_which_loading_of_the_driver_it_is(config: Config) -> None:

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from hooks.config import Config
 from integration.node.device_health.device_state import Moment, Need, Rules
 from integration.node.device_health.health_table import (
-    Book,
+    HealthTable,
     Place,
-    cleared,
-    heard,
+    after_clear,
+    after_event,
+    after_inventory,
+    after_sample,
+    after_watch,
     judge,
     next_sample,
     places_of,
     reports,
-    sampled,
-    saw,
-    watched,
 )
 from integration.node.faults.policy import policy_of
 from integration.node.faults.xids import Severity
@@ -49,24 +49,24 @@ def moment(when: float) -> Moment:
     return Moment(when, when)
 
 
-def book() -> Book:
-    return saw(Book(), PLACES, {}, moment(0), RULES, load="535:7")
+def table() -> HealthTable:
+    return after_inventory(HealthTable(), PLACES, {}, moment(0), RULES, load="535:7")
 
 
 def xid(number: int, gpu: str = "GPU-0", when: float = 1.0, **more: object) -> GpuEvent:
     return replace(GpuEvent(when, "xid", gpu, xid=number), **more)  # type: ignore[arg-type]
 
 
-def after(known: Book, event: GpuEvent) -> Book:
+def after(known: HealthTable, event: GpuEvent) -> HealthTable:
     verdict = judge(known, event, POLICY)
-    return heard(known, event, verdict, moment(event.when), RULES)
+    return after_event(known, event, verdict, moment(event.when), RULES)
 
 
-def states(known: Book) -> dict[str, State]:
+def states(known: HealthTable) -> dict[str, State]:
     return {uuid: health.state for uuid, health in reports(known).items()}
 
 
-def ill(known: Book) -> set[str]:
+def ill(known: HealthTable) -> set[str]:
     return {uuid for uuid, state in states(known).items() if not state.is_given}
 
 
@@ -119,12 +119,12 @@ def test_what_an_event_is_of(
     severity: Severity,
     certain: bool,
 ) -> None:
-    verdict = judge(book(), event, POLICY)
+    verdict = judge(table(), event, POLICY)
     assert (set(verdict.devices), verdict.severity, verdict.certain) == (hit, severity, certain)
 
 
 def test_an_error_of_one_instance_leaves_the_others_alone() -> None:
-    known = book()
+    known = table()
     for when in (1.0, 2.0, 3.0):
         known = after(known, xid(94, "GPU-1", when, gpu_instance=1, compute_instance=0))
     assert ill(known) == {"MIG-a"}
@@ -133,29 +133,29 @@ def test_an_error_of_one_instance_leaves_the_others_alone() -> None:
 
 
 def test_an_error_of_a_gpu_that_nobody_knows_makes_nobody_unhealthy() -> None:
-    known = book()
+    known = table()
     for when in range(1, 9):
         known = after(known, xid(79, "GPU-9", float(when)))
     assert set(states(known).values()) == {State.SUSPECT}
-    known = sampled(known, answers(30), moment(30), RULES)
+    known = after_sample(known, answers(30), moment(30), RULES)
     assert set(states(known).values()) == {State.HEALTHY}
 
 
 @pytest.mark.parametrize("numbers", [(48, 94), (94, 48)])
 def test_a_double_bit_error_that_was_contained_needs_no_reset(numbers: tuple[int, int]) -> None:
-    known = book()
+    known = table()
     for when, number in enumerate(numbers, 1):
         known = after(known, xid(number, when=float(when)))
     assert ill(known) == {"GPU-0"}
     assert known.conditions["GPU-0"].need == Need.PROOF
-    late = after(after(book(), xid(94, when=1)), xid(48, when=60))
+    late = after(after(table(), xid(94, when=1)), xid(48, when=60))
     assert late.conditions["GPU-0"].need == Need.RESET
-    other = after(after(book(), xid(94, "GPU-1", when=1)), xid(48, when=2))
+    other = after(after(table(), xid(94, "GPU-1", when=1)), xid(48, when=2))
     assert other.conditions["GPU-0"].need == Need.RESET
 
 
 def test_what_the_driver_needs_no_more_is_a_reset() -> None:
-    known = after(book(), xid(79))
+    known = after(table(), xid(79))
     text = "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
     known = after(known, xid(154, text=text))
     assert known.conditions["GPU-0"].need == Need.PROOF
@@ -163,13 +163,13 @@ def test_what_the_driver_needs_no_more_is_a_reset() -> None:
 
 def test_nvml_that_hiccups_takes_nothing_away_at_once() -> None:
     silent = Sample(5, failure="it hangs")
-    known = sampled(book(), silent, moment(5), RULES)
+    known = after_sample(table(), silent, moment(5), RULES)
     assert set(states(known).values()) == {State.SUSPECT}
-    known = sampled(known, replace(silent, when=26), moment(26), RULES)
+    known = after_sample(known, replace(silent, when=26), moment(26), RULES)
     assert ill(known) == set(PLACES)
-    known = sampled(known, answers(27), moment(27), RULES)
+    known = after_sample(known, answers(27), moment(27), RULES)
     assert set(states(known).values()) == {State.RECOVERING}
-    known = sampled(known, answers(38), moment(38), RULES)
+    known = after_sample(known, answers(38), moment(38), RULES)
     assert set(states(known).values()) == {State.HEALTHY}
 
 
@@ -188,8 +188,8 @@ def test_counters_that_went_back_are_a_reset(
     now: dict[str, object],
     reset: bool,
 ) -> None:
-    known = sampled(book(), answers(0.5, **before), moment(0.5), RULES)
-    known = sampled(after(known, xid(79)), answers(5, **now), moment(5), RULES)
+    known = after_sample(table(), answers(0.5, **before), moment(0.5), RULES)
+    known = after_sample(after(known, xid(79)), answers(5, **now), moment(5), RULES)
     assert (states(known)["GPU-0"] == State.RECOVERING) == reset
 
 
@@ -201,35 +201,35 @@ def test_counters_that_went_back_are_a_reset(
 def test_what_nvml_says_has_to_be_done_with_a_gpu_makes_it_unhealthy(
     action: int | None, state: State
 ) -> None:
-    known = sampled(book(), answers(5, recovery_action=action), moment(5), RULES)
+    known = after_sample(table(), answers(5, recovery_action=action), moment(5), RULES)
     assert states(known)["GPU-0"] == state
 
 
 def test_a_driver_that_was_loaded_anew_is_a_reset_and_one_that_is_gone_is_a_loss() -> None:
-    known = after(after(book(), xid(79)), xid(79, "GPU-1"))
-    known = saw(known, None, {}, moment(2), RULES, why="no libcuda.so")
+    known = after(after(table(), xid(79)), xid(79, "GPU-1"))
+    known = after_inventory(known, None, {}, moment(2), RULES, why="no libcuda.so")
     assert ill(known) == set(PLACES)
     assert known.conditions["GPU-0"].lost == "the driver is gone: no libcuda.so"
-    known = saw(known, PLACES, {}, moment(3), RULES, load="550:9")
+    known = after_inventory(known, PLACES, {}, moment(3), RULES, load="550:9")
     assert ill(known) == set(PLACES)
-    known = sampled(known, answers(4), moment(4), RULES)
+    known = after_sample(known, answers(4), moment(4), RULES)
     assert set(states(known).values()) == {State.RECOVERING}
 
 
 def test_what_is_not_a_loss_of_the_gpu_itself_is_no_reset() -> None:
-    fatal = sampled(after(book(), xid(95)), answers(2), moment(2), RULES)
-    files = saw(fatal, None, {}, moment(3), RULES, load="535:7", why="no libcuda.so")
-    files = saw(files, PLACES, {}, moment(4), RULES, load="535:7")
-    uncounted = sampled(fatal, Sample(3, uncounted=("GPU-0", "GPU-1")), moment(3), RULES)
+    fatal = after_sample(after(table(), xid(95)), answers(2), moment(2), RULES)
+    files = after_inventory(fatal, None, {}, moment(3), RULES, load="535:7", why="no libcuda.so")
+    files = after_inventory(files, PLACES, {}, moment(4), RULES, load="535:7")
+    uncounted = after_sample(fatal, Sample(3, uncounted=("GPU-0", "GPU-1")), moment(3), RULES)
     for known in (files, uncounted):
         assert known.conditions["GPU-0"].lost
-        back = sampled(known, answers(5), moment(5), RULES)
+        back = after_sample(known, answers(5), moment(5), RULES)
         assert (states(back)["GPU-0"], states(back)["GPU-1"]) == (
             State.UNHEALTHY, State.RECOVERING,
         )  # fmt: skip
         assert back.conditions["GPU-0"].need == Need.RESET
-    lost = saw(files, PLACES, {"GPU-0": "GPU is lost"}, moment(6), RULES)
-    assert states(sampled(lost, answers(7), moment(7), RULES))["GPU-0"] == State.RECOVERING
+    lost = after_inventory(files, PLACES, {"GPU-0": "GPU is lost"}, moment(6), RULES)
+    assert states(after_sample(lost, answers(7), moment(7), RULES))["GPU-0"] == State.RECOVERING
 
 
 def test_a_gpu_whose_uuid_nobody_can_tell_now_is_the_one_that_was_at_its_address() -> None:
@@ -243,8 +243,13 @@ def test_a_gpu_whose_uuid_nobody_can_tell_now_is_the_one_that_was_at_its_address
     )
     there = places_of(silent, known)
     assert set(there) == {"GPU-0", "GPU-1"}
-    after_look = saw(
-        saw(Book(), known, {}, moment(0), RULES), there, {}, moment(1), RULES, complete=False
+    after_look = after_inventory(
+        after_inventory(HealthTable(), known, {}, moment(0), RULES),
+        there,
+        {},
+        moment(1),
+        RULES,
+        complete=False,
     )
     assert ill(after_look) == set()
     assert not after_look.gone
@@ -252,48 +257,52 @@ def test_a_gpu_whose_uuid_nobody_can_tell_now_is_the_one_that_was_at_its_address
 
 
 def test_an_error_that_may_be_anothers_keeps_nobody_from_recovering() -> None:
-    known = sampled(after(book(), xid(119)), answers(2), moment(2), RULES)
+    known = after_sample(after(table(), xid(119)), answers(2), moment(2), RULES)
     known = after(known, xid(79, "GPU-9", when=3.0))
     assert states(known)["GPU-0"] == State.RECOVERING
 
 
 def test_an_answer_from_before_the_error_proves_nothing() -> None:
-    known = after(book(), xid(119, when=5.0))
-    assert states(sampled(known, answers(4), moment(6), RULES))["GPU-0"] == State.UNHEALTHY
-    assert states(sampled(known, answers(6), moment(6), RULES))["GPU-0"] == State.RECOVERING
+    known = after(table(), xid(119, when=5.0))
+    assert states(after_sample(known, answers(4), moment(6), RULES))["GPU-0"] == State.UNHEALTHY
+    assert states(after_sample(known, answers(6), moment(6), RULES))["GPU-0"] == State.RECOVERING
 
 
 def test_a_gpu_that_nvml_does_not_count_or_cannot_open_is_lost_with_its_parts() -> None:
     one = Sample(1.0, gpus=(GpuSample("GPU-0"),), uncounted=("GPU-1",))
-    assert ill(sampled(book(), one, moment(1), RULES)) == OF_CUT
+    assert ill(after_sample(table(), one, moment(1), RULES)) == OF_CUT
     doubted = replace(one, uncounted=())
-    assert ill(sampled(book(), doubted, moment(1), RULES)) == set()
+    assert ill(after_sample(table(), doubted, moment(1), RULES)) == set()
     lost = replace(one, gpus=(GpuSample("GPU-0"), GpuSample("GPU-1", lost="GPU is lost")))
-    assert ill(sampled(book(), lost, moment(1), RULES)) == OF_CUT
-    assert ill(saw(book(), PLACES, {"GPU-1": "GPU is lost"}, moment(1), RULES)) == OF_CUT
+    assert ill(after_sample(table(), lost, moment(1), RULES)) == OF_CUT
+    assert (
+        ill(after_inventory(table(), PLACES, {"GPU-1": "GPU is lost"}, moment(1), RULES)) == OF_CUT
+    )
 
 
 def test_a_gpu_that_was_pulled_out_and_put_back_has_to_prove_itself() -> None:
     without = {uuid: place for uuid, place in PLACES.items() if place.gpu == "GPU-1"}
-    known = saw(book(), without, {}, moment(1), RULES)
+    known = after_inventory(table(), without, {}, moment(1), RULES)
     assert states(known)["GPU-0"] == State.UNHEALTHY  # who held it has lost it
-    known = saw(known, PLACES, {}, moment(2), RULES)
+    known = after_inventory(known, PLACES, {}, moment(2), RULES)
     assert states(known)["GPU-0"] == State.UNHEALTHY
-    known = sampled(known, answers(3), moment(3), RULES)
+    known = after_sample(known, answers(3), moment(3), RULES)
     assert states(known)["GPU-0"] == State.RECOVERING
-    known = saw(known, without, {}, moment(4), RULES)
-    known = saw(known, without, {}, moment(100), RULES)
+    known = after_inventory(known, without, {}, moment(4), RULES)
+    known = after_inventory(known, without, {}, moment(100), RULES)
     assert "GPU-0" not in known.conditions  # nobody waits for it any more
 
 
 def test_a_mig_device_that_was_removed_is_told_of_no_more() -> None:
     without = {uuid: place for uuid, place in PLACES.items() if uuid != "MIG-a"}
-    known = saw(book(), without, {}, moment(1), RULES)
+    known = after_inventory(table(), without, {}, moment(1), RULES)
     assert "MIG-a" not in reports(known)
     assert ill(known) == set()
-    assert ill(saw(known, PLACES, {}, moment(2), RULES)) == set(), "it was removed on purpose"
+    assert ill(after_inventory(known, PLACES, {}, moment(2), RULES)) == set(), (
+        "it was removed on purpose"
+    )
     # Without NVML it is not known which there are.
-    known = saw(book(), without, {}, moment(1), RULES, complete=False)
+    known = after_inventory(table(), without, {}, moment(1), RULES, complete=False)
     assert states(known)["MIG-a"] == State.HEALTHY
 
 
@@ -304,21 +313,23 @@ def without(uuid: str) -> dict[str, Place]:
     return {each: place for each, place in PLACES.items() if each != uuid}
 
 
-def removed_and_made(known: Book, when: float, new: Place = PARTS[0]) -> Book:
+def removed_and_made(known: HealthTable, when: float, new: Place = PARTS[0]) -> HealthTable:
     """After MIG-a was removed, and something was made."""
-    known = saw(known, without("MIG-a"), {}, moment(when), RULES)
+    known = after_inventory(known, without("MIG-a"), {}, moment(when), RULES)
     assert "MIG-a" not in reports(known)
     places = {**without("MIG-a"), new.uuid: new}
-    return saw(known, places, {}, moment(when + 1), RULES)
+    return after_inventory(known, places, {}, moment(when + 1), RULES)
 
 
 @pytest.mark.parametrize("new", [PARTS[0], AGAIN], ids=["same UUID", "other UUID"])
 def test_a_mig_device_that_is_made_again_and_again_is_healthy(new: Place) -> None:
-    known = book()
+    known = table()
     for when in range(2, 20, 4):
         known = removed_and_made(known, when, new)
         assert ill(known) == set()
-        known = removed_and_made(saw(known, PLACES, {}, moment(when + 2), RULES), when + 2)
+        known = removed_and_made(
+            after_inventory(known, PLACES, {}, moment(when + 2), RULES), when + 2
+        )
     assert known.places == PLACES
     assert not known.gone
 
@@ -330,98 +341,102 @@ def test_a_mig_device_that_is_made_again_and_again_is_healthy(new: Place) -> Non
 def test_an_error_of_a_mig_device_itself_stays_with_what_is_made_in_its_place(
     new: Place, number: int, state: State
 ) -> None:
-    known = after(book(), xid(number, "GPU-1", gpu_instance=1, compute_instance=0))
+    known = after(table(), xid(number, "GPU-1", gpu_instance=1, compute_instance=0))
     if number == 119:  # it is of the whole GPU, which recovers meanwhile
         for when in (2, 30):
-            known = sampled(known, answers(when), moment(when), RULES)
+            known = after_sample(known, answers(when), moment(when), RULES)
     known = removed_and_made(known, 31, new)
     assert states(known)[new.uuid] == state
     assert known.places.keys() == {*without("MIG-a"), new.uuid}
 
 
 def test_errors_of_its_own_make_it_unhealthy_and_it_recovers_as_any() -> None:
-    known = book()
+    known = table()
     for when in (1.0, 2.0, 3.0):
         known = after(known, xid(32, "GPU-1", when=when, gpu_instance=2))
-    gone = saw(known, without("MIG-c"), {}, moment(4), RULES)
-    known = saw(gone, PLACES, {}, moment(5), RULES)
+    gone = after_inventory(known, without("MIG-c"), {}, moment(4), RULES)
+    known = after_inventory(gone, PLACES, {}, moment(5), RULES)
     assert ill(known) == {"MIG-c"}
     for when in (6, 17):
-        known = sampled(known, answers(when), moment(when), RULES)
+        known = after_sample(known, answers(when), moment(when), RULES)
     assert ill(known) == set()
     # What is another part of the GPU has nothing to do with it, nor has a GPU without it.
     other = replace(PARTS[2], profile="2g.20gb")
     gone = replace(gone, places={**gone.places, "MIG-c": replace(PARTS[2], profile="1g.10gb")})
     for new in (other, replace(other, uuid="MIG-other")):
-        assert ill(saw(gone, {**PLACES, new.uuid: new}, {}, moment(5), RULES)) <= {"MIG-c"} - {
-            new.uuid
-        }
-    assert "MIG-c" not in saw(gone, without("MIG-c"), {}, moment(200), RULES).conditions
+        assert ill(after_inventory(gone, {**PLACES, new.uuid: new}, {}, moment(5), RULES)) <= {
+            "MIG-c"
+        } - {new.uuid}
+    assert "MIG-c" not in after_inventory(gone, without("MIG-c"), {}, moment(200), RULES).conditions
 
 
 def test_the_parts_of_a_gpu_that_was_lost_have_to_prove_themselves() -> None:
     lost = {"GPU-1": "GPU is lost"}
     gpus = {"GPU-0": WHOLE, "GPU-1": CUT}
-    known = saw(book(), gpus, lost, moment(1), RULES)
+    known = after_inventory(table(), gpus, lost, moment(1), RULES)
     assert "MIG-a" not in reports(known)
-    known = saw(known, PLACES, {}, moment(2), RULES)
+    known = after_inventory(known, PLACES, {}, moment(2), RULES)
     assert ill(known) == OF_CUT
     for when in (3, 14):
-        known = sampled(known, answers(when), moment(when), RULES)
+        known = after_sample(known, answers(when), moment(when), RULES)
     assert ill(known) == set()
     # A sample may say so before a look does.
     one = Sample(15.0, gpus=(GpuSample("GPU-0"), GpuSample("GPU-1", lost="GPU is lost")))
-    known = saw(sampled(known, one, moment(15), RULES), gpus, {}, moment(16), RULES)
-    assert ill(saw(known, PLACES, {}, moment(17), RULES)) == OF_CUT
+    known = after_inventory(
+        after_sample(known, one, moment(15), RULES), gpus, {}, moment(16), RULES
+    )
+    assert ill(after_inventory(known, PLACES, {}, moment(17), RULES)) == OF_CUT
 
 
 def test_a_reset_of_its_gpu_counts_for_a_part_that_is_not_there() -> None:
-    known = sampled(book(), answers(1, energy_joules=50.0), moment(1), RULES)
+    known = after_sample(table(), answers(1, energy_joules=50.0), moment(1), RULES)
     own = replace(known.conditions["MIG-a"], state=State.UNHEALTHY, need=Need.RESET, own=True)
     known = replace(known, conditions={**known.conditions, "MIG-a": own})
-    known = saw(known, without("MIG-a"), {}, moment(2), RULES)
-    known = sampled(known, answers(3, energy_joules=1.0), moment(3), RULES)
-    known = saw(known, PLACES, {}, moment(4), RULES)
+    known = after_inventory(known, without("MIG-a"), {}, moment(2), RULES)
+    known = after_sample(known, answers(3, energy_joules=1.0), moment(3), RULES)
+    known = after_inventory(known, PLACES, {}, moment(4), RULES)
     assert known.conditions["MIG-a"].need == Need.PROOF
-    known = cleared(known, ["MIG-a"], moment(5), RULES)
+    known = after_clear(known, ["MIG-a"], moment(5), RULES)
     assert ill(removed_and_made(known, 6)) == set(), "a person has put it back"
 
 
 def test_a_mig_device_that_is_made_of_an_unhealthy_gpu_is_unhealthy() -> None:
-    known = after(saw(Book(), {"GPU-1": CUT}, {}, moment(0), RULES), xid(79, "GPU-1"))
-    known = saw(known, {"GPU-1": CUT, "MIG-a": PARTS[0]}, {}, moment(2), RULES)
+    known = after(
+        after_inventory(HealthTable(), {"GPU-1": CUT}, {}, moment(0), RULES), xid(79, "GPU-1")
+    )
+    known = after_inventory(known, {"GPU-1": CUT, "MIG-a": PARTS[0]}, {}, moment(2), RULES)
     assert ill(known) == {"GPU-1", "MIG-a"}
 
 
 def test_events_that_cannot_be_had_make_suspect_as_long_as_that_lasts() -> None:
-    known = watched(book(), {"GPU-0": "not supported"}, moment(1), RULES)
+    known = after_watch(table(), {"GPU-0": "not supported"}, moment(1), RULES)
     assert states(known) == {**dict.fromkeys(PLACES, State.HEALTHY), "GPU-0": State.SUSPECT}
-    known = watched(known, {"": "NVML hangs"}, moment(2), RULES)
+    known = after_watch(known, {"": "NVML hangs"}, moment(2), RULES)
     assert set(states(known).values()) == {State.SUSPECT}
-    known = sampled(watched(known, {}, moment(3), RULES), answers(20), moment(20), RULES)
+    known = after_sample(after_watch(known, {}, moment(3), RULES), answers(20), moment(20), RULES)
     assert set(states(known).values()) == {State.HEALTHY}
 
 
 def test_a_person_puts_a_gpu_back_and_its_parts() -> None:
-    known = cleared(after(book(), xid(79, "GPU-1")), ["GPU-1", "GPU-9"], moment(3), RULES)
+    known = after_clear(after(table(), xid(79, "GPU-1")), ["GPU-1", "GPU-9"], moment(3), RULES)
     assert ill(known) == set()
-    assert reports(known)["MIG-a"].reason == "put back by hand"
-    assert ill(cleared(after(book(), xid(79, "GPU-1")), ["MIG-a"], moment(3), RULES)) == {
+    assert reports(known)["MIG-a"].reason == "returned to service by hand"
+    assert ill(after_clear(after(table(), xid(79, "GPU-1")), ["MIG-a"], moment(3), RULES)) == {
         "GPU-1", "MIG-b", "MIG-c",
     }  # fmt: skip
 
 
 def test_nvml_is_asked_when_something_can_become_of_it() -> None:
-    assert next_sample(book(), 0, RULES, usual=60) == float("inf")
-    known = after(book(), xid(79))
+    assert next_sample(table(), 0, RULES, usual=60) == float("inf")
+    known = after(table(), xid(79))
     assert next_sample(known, 1, RULES, usual=60) == 61
-    known = sampled(after(book(), xid(119)), answers(2), moment(2), RULES)
+    known = after_sample(after(table(), xid(119)), answers(2), moment(2), RULES)
     assert next_sample(known, 2, RULES, usual=60) == 12
-    assert next_sample(after(book(), xid(32)), 2, RULES, usual=600) == 101
-    assert next_sample(after(book(), xid(32)), 102, RULES, usual=60) == 162
-    silent = sampled(book(), Sample(5, failure="it hangs"), moment(5), RULES)
+    assert next_sample(after(table(), xid(32)), 2, RULES, usual=600) == 101
+    assert next_sample(after(table(), xid(32)), 102, RULES, usual=60) == 162
+    silent = after_sample(table(), Sample(5, failure="it hangs"), moment(5), RULES)
     assert next_sample(silent, 5, RULES, usual=60) == 10  # a hiccup has passed by then
-    silent = sampled(silent, Sample(26, failure="it hangs"), moment(26), RULES)
+    silent = after_sample(silent, Sample(26, failure="it hangs"), moment(26), RULES)
     assert next_sample(silent, 26, RULES, usual=60) == 86
 
 
@@ -459,22 +474,22 @@ looks = st.one_of(
 def test_whatever_happens_what_is_lost_is_not_given_and_a_fatal_error_takes_all_of_its_gpu(
     history: list[object],
 ) -> None:
-    known = book()
+    known = table()
     for number, happened in enumerate(history, 1):
         now = moment(7.0 * number)
         if isinstance(happened, GpuEvent):
             event = replace(happened, when=now.boot)
             verdict = judge(known, event, POLICY)
             assert set(verdict.devices) <= set(known.places) - known.gone
-            known = heard(known, event, verdict, now, RULES)
+            known = after_event(known, event, verdict, now, RULES)
             if verdict.severity == Severity.FATAL:
                 assert set(known.of_gpu(verdict.gpu)) <= ill(known)
         elif isinstance(happened, Sample):
-            known = sampled(known, replace(happened, when=now.boot), now, RULES)
+            known = after_sample(known, replace(happened, when=now.boot), now, RULES)
         elif happened == "clear":
-            known = cleared(known, list(known.places), now, RULES)
+            known = after_clear(known, list(known.places), now, RULES)
         else:
-            known = saw(known, happened, {}, now, RULES, load="535:7")  # type: ignore[arg-type]
+            known = after_inventory(known, happened, {}, now, RULES, load="535:7")  # type: ignore[arg-type]
         assert known.places.keys() == known.conditions.keys()
         for uuid, condition in known.conditions.items():
             assert not (condition.lost and condition.state.is_given)
