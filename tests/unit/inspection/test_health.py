@@ -15,7 +15,13 @@ from integration.node.device_health import health_store as store
 from integration.node.device_health import report as health
 from integration.node.device_health import requests
 from integration.node.device_health.device_state import Moment, Rules
-from integration.node.device_health.health_table import HealthTable, Place, heard, judge, saw
+from integration.node.device_health.health_table import (
+    HealthTable,
+    Place,
+    after_event,
+    after_inventory,
+    judge,
+)
 from integration.node.faults.policy import policy_of
 from integration.nvml.values import GpuEvent
 from tests.unit.hooks.fake_node import Node, uuid_of
@@ -30,9 +36,9 @@ def keep(config: Config) -> HealthTable:
         MIG: Place(MIG, uuid_of(0), "", 1, 0),
         uuid_of(1): Place(uuid_of(1), uuid_of(1)),
     }
-    known = saw(HealthTable(), places, {}, Moment(1, 100), Rules())
+    known = after_inventory(HealthTable(), places, {}, Moment(1, 100), Rules())
     event = GpuEvent(2, "xid", uuid_of(0), xid=79)
-    known = heard(
+    known = after_event(
         known, event, judge(known, event, policy_of(config, "", "")), Moment(2, 2), Rules()
     )
     store.write(config, known)
