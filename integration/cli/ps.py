@@ -11,7 +11,7 @@ from api.errors import NvshimError
 from hooks.config import load_config
 from integration.cli.options import holding, located, with_listing
 from integration.cli.output import Column, Output, by_index, plain, short_id, title_of
-from integration.containers.shims import list_processes
+from integration.inspection.shim_list import list_shims
 
 _STARTS: Final = {True: "warm", False: "cold", None: "-"}
 
@@ -124,4 +124,4 @@ def command(
     except NvshimError as error:
         config = None
         click.echo(str(error), err=True)
-    output.rows(list_processes(states, proc, config), _COLUMNS, name=_name)
+    output.rows(list_shims(states, proc, config), _COLUMNS, name=_name)

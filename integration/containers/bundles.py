@@ -1,15 +1,15 @@
-"""The containers of this node, by the bundles that containerd keeps of them.
+"""The containers of this node, read from the bundles that containerd keeps.
 
-A bundle lies in ``STATE/io.containerd.runtime.v2.task/NAMESPACE/ID``, for as long as containerd
-has a task of it, with whatever runtime. What is ours in it, and what we read of it, is in
-:mod:`shim.bundle`.
+A bundle is the directory ``STATE/io.containerd.runtime.v2.task/NAMESPACE/ID``. It exists while
+containerd has a task of the container, whatever runtime the container uses. :mod:`shim.bundle`
+lists the files in it.
 
 Rules
-- A container runs while its init process does: the pid in ``init.pid``, if that process is there,
-  is no zombie, and is the container's still (its parent is the container's shim, or its cgroup has
-  the container's id in its path; pids are given again).
-- Bundles come and go: one that goes while it is read was never there.
-- config.json and its annotations are what somebody asked for, so everything of them is checked.
+- A container runs while its init process does. The pid in ``init.pid`` counts only if that process
+  exists, is not a zombie, and still belongs to the container: its parent is the container's shim,
+  or its cgroup path contains the container's id. Pids are reused.
+- Bundles appear and disappear. One that is removed while it is read is skipped.
+- config.json and its annotations come from users, so every value is checked.
 
 Source: containerd docs/runtime-v2.md; internal/cri/annotations; nerdctl pkg/labels.
 """
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from integration.containers.cgroups import cgroups_in, own_cgroup
 from integration.containers.errors import StateUnreadable
 from integration.containers.procfs import Procfs
 from shim import bundle as bundle_files
@@ -39,8 +40,7 @@ KNOWN_STATES: Final = (
     "/run/k0s/containerd",
     "/var/snap/microk8s/common/run/containerd",
 )
-"""Where containerd keeps its state, by who starts it: packages, Docker, k3s and RKE2, k0s,
-MicroK8s."""
+"""containerd's state directories: of packages, Docker, k3s and RKE2, k0s, MicroK8s."""
 
 _LONGEST_RECORD: Final = 1 << 24
 
@@ -59,47 +59,54 @@ class Pod:
 
     namespace: str  # of Kubernetes
     name: str  # its name
-    # what tells it from others of its name; "" if that is not known
+    # distinguishes it from earlier pods with its name; "" if unknown
     uid: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container that containerd has a task of."""
+    """A container with a task in containerd."""
 
     id: str  # its id
     namespace: str  # containerd's
-    bundle: str  # its bundle
-    pod: Pod | None  # the pod that it belongs to; None if its spec names none
-    name: str  # its own name, where the spec's annotations say it
-    group: str  # the id of its pod's sandbox; its own for one without a pod
+    bundle: str  # the path of its bundle
+    pod: Pod | None  # its pod; None if its spec names none
+    name: str  # its own name, from the annotations of its spec
+    group: str  # the id of its pod's sandbox; its own id without a pod
     sandbox: bool  # whether it is the sandbox of a pod
-    pid: int  # its init process; 0 if that has ended, or is not made yet
-    # what was injected (hooks.record); None if nothing was asked
+    pid: int  # its init process; 0 before that is created and after it has exited
+    # what was injected (hooks.record); None if nothing was requested, or it is damaged
     record: Mapping[str, Any] | None = field(default=None, compare=False)
-    address: str = ""  # where its shim listens; "" if that is not known
-    # whether its init process was made and is no more. That of a container that is being made has
-    # not begun.
-    has_stopped: bool = False
+    address: str = ""  # the address of its shim; "" if unknown
+    has_stopped: bool = False  # whether its init process has exited
+    has_record: bool = field(default=False, compare=False)  # whether its bundle has a record
 
     @property
     def title(self) -> str:
-        """What people call it: its pod and name, or else its id."""
+        """The name for display: its pod and name, or else its id."""
         if self.pod is not None:
             own = "(sandbox)" if self.sandbox else self.name or self.id
             return f"{self.pod.namespace}/{self.pod.name}/{own}"
         return self.name or self.id
 
+    @property
+    def created(self) -> float | None:
+        """When its init process was created, in seconds since the epoch; None if unknown."""
+        try:
+            return os.stat(os.path.join(self.bundle, bundle_files.INIT_PID)).st_mtime
+        except OSError:
+            return None
+
     def spec(self) -> dict[str, Any]:
-        """Its config.json, as the low-level runtime got it.
+        """Return its config.json, as the low-level runtime got it.
 
         Raises:
-            BundleUnusable: it is gone, or cannot be read.
+            BundleUnusable: it was removed, or cannot be read.
         """
         return bundle_files.read_spec(self.bundle)
 
     def spec_before(self) -> dict[str, Any] | None:
-        """Its config.json before anything was injected; None if nothing was.
+        """Return its config.json as it was before the injection; None if nothing was injected.
 
         Raises:
             BundleUnusable: it cannot be read.
@@ -110,8 +117,20 @@ class Container:
         content = files.read(path, bundle_files.LONGEST_SPEC)
         return files.parse_object(content, path)
 
+    def spec_if(self, *marks: bytes) -> dict[str, Any]:
+        """Return its config.json; empty if that contains none of some bytes, or cannot be read.
+
+        Most containers have no GPU, and parsing every spec of a node takes long.
+        """
+        path = os.path.join(self.bundle, bundle_files.CONFIG)
+        try:
+            content = files.read(path, bundle_files.LONGEST_SPEC)
+            return files.parse_object(content, path) if any(m in content for m in marks) else {}
+        except BundleUnusable:
+            return {}
+
     def to_json(self) -> dict[str, Any]:
-        """What of it an answer has."""
+        """Return what answers show of it."""
         return {
             "id": self.id,
             "namespace": self.namespace,
@@ -124,28 +143,26 @@ class Container:
         }
 
 
-def state_directories(asked: Iterable[str] = ()) -> tuple[str, ...]:
-    """The state directories to look into.
+def state_directories(named: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the named state directories; without any, those of :data:`KNOWN_STATES` that exist."""
+    paths = tuple(dict.fromkeys(os.path.abspath(path) for path in named))
+    return paths or tuple(path for path in KNOWN_STATES if os.path.isdir(path))
 
-    Returns:
-        Those; if none was named, those of :data:`KNOWN_STATES` that are there.
-    """
-    named = tuple(dict.fromkeys(os.path.abspath(path) for path in asked))
-    return named or tuple(path for path in KNOWN_STATES if os.path.isdir(path))
+
+def has_record(directory: str) -> bool:
+    """Whether a directory is a bundle in which the shim has injected something."""
+    return os.path.lexists(os.path.join(directory, bundle_files.RECORD))
 
 
 def find_containers(states: Iterable[str], proc: str = "/proc") -> list[Container]:
-    """The containers that containerd has tasks of.
+    """Return the containers with a task in containerd, by namespace and id.
 
     Args:
-        states: containerd's state directories; one that is not there has none.
-        proc: where procfs is.
-
-    Returns:
-        The containers, by namespace and id.
+        states: containerd's state directories; a missing one has no containers.
+        proc: the mount point of procfs.
 
     Raises:
-        StateUnreadable: a directory may not be read: the caller is not root.
+        StateUnreadable: the caller may not read a directory, because it is not root.
     """
     procfs = Procfs(proc)
     found = [
@@ -173,16 +190,16 @@ def _names(directory: str) -> Iterator[str]:
 
 
 def read_container(bundle: str, procfs: Procfs) -> Container | None:
-    """The container of one bundle; None if it is none, or was removed meanwhile."""
-    # Of a sandbox that a shim holds there is no spec, and of one that is made not yet.
-    spec = _or_nothing(bundle_files.read_spec, bundle) or {}
-    record = _or_nothing(_record, bundle)
-    address = _or_nothing(_address, bundle) or ""
-    noted = _or_nothing(bundle_files.read_pid, os.path.join(bundle, bundle_files.INIT_PID))
+    """Return the container of a bundle; None if the directory was removed."""
+    # A sandbox that a shim holds has no spec. A bundle that is being created has none yet.
+    spec = _or_none(bundle_files.read_spec, bundle) or {}
+    record = _or_none(_record, bundle)
+    address = _or_none(_address, bundle) or ""
+    noted = _or_none(bundle_files.read_pid, os.path.join(bundle, bundle_files.INIT_PID))
     if not os.path.isdir(bundle):
         return None
     name = os.path.basename(bundle)
-    runs = bool(noted) and _is_of(procfs, noted or 0, name, address)
+    runs = bool(noted) and _belongs(procfs, noted or 0, name, address)
     annotations = _annotations(spec)
     pod = None
     if annotations.get(_POD_NAME):
@@ -199,12 +216,13 @@ def read_container(bundle: str, procfs: Procfs) -> Container | None:
         pid=noted if noted and runs else 0,
         record=record,
         address=address,
-        # Told by the same reading of the file: it may be written between two.
+        # From the same read as the pid: the file may be written between two reads.
         has_stopped=bool(noted) and not runs,
+        has_record=record is not None or has_record(bundle),
     )
 
 
-def _or_nothing(read: Callable[[str], T], path: str) -> T | None:
+def _or_none(read: Callable[[str], T], path: str) -> T | None:
     try:
         return read(path)
     except BundleUnusable:
@@ -230,19 +248,11 @@ def _address(bundle: str) -> str:
     return (written or bundle_files.bootstrap_address(bundle)).removeprefix(SCHEME)
 
 
-def _is_of(procfs: Procfs, pid: int, container: str, address: str) -> bool:
-    """Whether a process is a container's init, and no other that has its pid by now."""
+def _belongs(procfs: Procfs, pid: int, container: str, address: str) -> bool:
+    """Whether a process is a container's init, and not a later process with its pid."""
     status = procfs.status(pid)
     if status is None or status.is_zombie:
         return False
-    cgroups = procfs.text(pid, "cgroup").splitlines()
-    if any(_is_named_after(line.rpartition(":")[2], container) for line in cgroups):
+    if any(own_cgroup(path, container) for _, path in cgroups_in(procfs.cgroup(pid))):
         return True
     return bool(address) and address in procfs.listening(status.parent)
-
-
-def _is_named_after(cgroup: str, container: str) -> bool:
-    """Whether a cgroup is a container's by its name, as cgroupfs or systemd has it."""
-    return any(
-        part == container or part.endswith(f"-{container}.scope") for part in cgroup.split("/")
-    )

@@ -1,51 +1,49 @@
-"""Containers that a fault of a GPU has ended, as the shim remembers them.
+"""Containers that a GPU fault has ended, as the shim remembers them.
 
-Most of them are gone: containerd has removed their bundles. Another attempt of the same container
-of a pod may run, of which people ask by the same name. See :mod:`shim.causes.ended`.
+containerd has removed the bundles of most of them. A later attempt of the same container of a pod
+may run, under the same name. See :mod:`shim.causes.ended`.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from integration.containers.bundles import Container, Pod
-from shim import bundle as bundle_files
 from shim.causes.ended import list_ended
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended."""
+    """The end of a container."""
 
-    container: Container  # which; it has a bundle only if that is there still
-    at: float  # when, in seconds since the epoch
+    container: Container  # its bundle is "": it may be removed
+    at: float  # seconds since the epoch
     document: Mapping[str, Any]  # all that is remembered
 
     @property
     def cause(self) -> str:
-        """Why, in a line."""
+        """The reason in one line."""
         return str(self.document["cause"])
 
     @property
     def told(self) -> str:
-        """When, and with which exit code, in words."""
+        """The time and the exit code, for display."""
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
         status, told = self.document["exit_status"], self.document["told_status"]
         changed = f", told as {told}" if status != told else ""
         return f"{when}, exit code {status}{changed}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; the keys are an interface."""
+        """Return plain values; the keys are an interface."""
         keys = ("id", "namespace", "ended", "exit_status", "told_status", "cause", "gpus", "faults")
         return {key: self.document[key] for key in keys}
 
 
 def find_ends(state: str) -> list[End]:
-    """The ends that are remembered, the newest first.
+    """Return the remembered ends, the newest first.
 
     Args:
         state: the directory ``state`` of the configuration.
@@ -59,7 +57,7 @@ def find_ends(state: str) -> list[End]:
 
 
 def end_of(container: Container, ends: Iterable[End]) -> End | None:
-    """The newest end of a container, or of an earlier attempt of the same one of its pod."""
+    """Return the newest end of a container, or of an earlier attempt of it in its pod."""
     own = _own_end(container, ends)
     if own is not None or container.pod is None:
         return own
@@ -72,7 +70,7 @@ def end_of(container: Container, ends: Iterable[End]) -> End | None:
 
 
 def causes_of(containers: Iterable[Container], ends: Iterable[End]) -> dict[str, str]:
-    """Why those of some containers that do not run have ended, by their bundles."""
+    """Return why the stopped ones of some containers have ended, by bundle."""
     known = list(ends)
     stopped = [each for each in containers if not each.pid]
     return {each.bundle: end.cause for each in stopped if (end := _own_end(each, known))}
@@ -84,15 +82,9 @@ def _own_end(container: Container, ends: Iterable[End]) -> End | None:
     for end in ends:
         of = end.container
         if (of.namespace, of.id) == (container.namespace, container.id):
-            return end if end.at >= _made(container) else None  # another had its id before
+            # An earlier container may have had its id.
+            return end if end.at >= (container.created or 0.0) else None
     return None
-
-
-def _made(container: Container) -> float:
-    try:
-        return os.stat(os.path.join(container.bundle, bundle_files.INIT_PID)).st_mtime
-    except OSError:
-        return 0.0
 
 
 def _container(document: Mapping[str, Any]) -> Container:
@@ -110,7 +102,7 @@ def _container(document: Mapping[str, Any]) -> Container:
 
 
 def newest_of_each(ends: Iterable[End]) -> Iterator[End]:
-    """Of several attempts of a container of a pod the last."""
+    """Yield only the last of several attempts of a container of a pod."""
     seen = set()
     for end in ends:
         key = (end.container.namespace, end.container.title)

@@ -1,15 +1,14 @@
-"""What a container holds of NVIDIA's devices, whoever gave it.
+"""The NVIDIA devices that a container holds, whoever assigned them.
 
 Rules
-- A container holds what its record says that it was given, and the devices whose nodes the shim
-  gave it by a CDI file.
-- Without a record its spec tells: an engine that applies CDI itself, a device plugin's device nodes
-  and ``--device`` put nodes there before the shim sees it. Of a privileged container that says
-  nothing: it has every node of the host.
-- A node of a GPU that goes with one of its MIG devices is not the whole GPU.
-- Where neither tells (a privileged container; NVML does not answer, and nothing is kept), the claim
-  of the container does (:mod:`shim.work.claims`), or else the ledger of an agent that keeps the
-  node.
+- A container holds what its record grants, and the devices whose nodes the shim added from a CDI
+  file.
+- Without a record, its spec decides: an engine that applies CDI itself, a device plugin or
+  ``--device`` adds device nodes before the shim sees the spec. The spec of a privileged container
+  proves nothing, because it has every node of the host.
+- A GPU's node that accompanies a MIG device of it does not mean the whole GPU.
+- If neither decides (a privileged container; NVML does not answer and no inventory is kept), the
+  claim of the container does (:mod:`shim.work.claims`), or else the ledger of a running agent.
 
 Source: :mod:`hooks.record`, :mod:`hooks.sharing`; CDI specification, "deviceNodes".
 """
@@ -30,28 +29,26 @@ from integration.containers.records import entries, strings
 from integration.files import read_file
 from integration.json_documents import parse_json
 from integration.nvml.inventory import look_at_node
-from shim import bundle as bundle_files
-from shim import files
 from shim.work import claims
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
 
 LEDGER: Final = "ledger.json"
-"""What the agent writes of who holds what, in the directory of our state."""
+"""The agent's file of which container holds what, in our state directory."""
 
 _CAPS: Final = "/dev/nvidia-caps/"
 
-# What a spec has in it that lists a GPU's node.
+# A spec that lists a GPU's node contains one of these.
 _MARKS: Final = (b"nvidia", b"/dev/dri")
 
 
 class Holders:
-    """Who holds what on a node, by all that tells of it.
+    """The devices of each container, from all sources.
 
     Args:
-        config: where claims, and the agent's ledger, are; None if that is not known.
-        inventory: what the node has; None if that is not known.
+        config: names the directory of claims and of the agent's ledger; None to ignore both.
+        inventory: the node's devices; None if unknown.
     """
 
     def __init__(self, config: Config | None, inventory: Inventory | None) -> None:
@@ -59,7 +56,7 @@ class Holders:
         self._kept = {} if config is None else {**_by_agent(config), **_by_claims(config)}
 
     def devices_of(self, container: Container) -> tuple[str, ...]:
-        """The UUIDs of what a container holds."""
+        """Return the UUIDs of the devices that a container holds."""
         devices, _ = devices_of(container, self._inventory)
         return devices or self._kept.get(container.bundle, ())
 
@@ -67,11 +64,10 @@ class Holders:
 def devices_of(
     container: Container, inventory: Inventory | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The UUIDs of what a container holds, and of the GPUs that those are, or are parts of.
+    """Return the UUIDs of the devices that a container holds, and of their GPUs.
 
     Args:
-        container: which.
-        inventory: what the node has; None if that is not known.
+        inventory: the node's devices; None if unknown.
     """
     record = container.record
     held = held_by_record(record, inventory) if record else {}
@@ -87,21 +83,17 @@ def devices_of(
 
 
 def by_nodes_of(paths: Iterable[str], inventory: Inventory) -> dict[str, str]:
-    """What a container has by its nodes, as :func:`held_by_nodes`, and nothing that is a guess."""
+    """Return :func:`held_by_nodes`, or nothing where the answer would be a guess."""
     named = tuple(paths)
     if inventory.nvml_failure and _are_of_parts(named):
-        return {}  # of MIG devices, which NVML alone knows
+        return {}  # only NVML knows MIG devices
     return held_by_nodes(named, inventory)
 
 
 def inventory_for(config: Config, containers: Iterable[Container]) -> Inventory | None:
-    """What the node has, as far as it has to be known for what containers hold.
+    """Return an inventory that is good enough for what containers hold; None if there is none.
 
-    NVML is asked only if no inventory is kept that is still true, and a container has nodes of MIG
-    devices.
-
-    Returns:
-        The inventory; None if there is none.
+    It asks NVML only if no valid inventory is kept and a container has nodes of MIG devices.
     """
     try:
         inventory = survey(config)
@@ -113,13 +105,13 @@ def inventory_for(config: Config, containers: Iterable[Container]) -> Inventory 
 
 
 def indexes_of(inventory: Inventory | None) -> dict[str, str]:
-    """By which index people call each device of a node: "0", or "0:1" for a MIG device.
+    """Return the index of each device of a node: "0", or "0:1" for a MIG device.
 
     Args:
-        inventory: what the node has; None if that is not known.
+        inventory: the node's devices; None if unknown.
 
     Returns:
-        By UUID, or by PCI address for a GPU that has none.
+        By UUID, or by PCI address for a GPU without one.
     """
     if inventory is None:
         return {}
@@ -132,31 +124,28 @@ def _are_of_parts(paths: Iterable[str]) -> bool:
 
 
 def nodes_of(container: Container) -> list[str]:
-    """The paths of the GPUs' nodes, and others, that a container's spec lists."""
-    path = os.path.join(container.bundle, bundle_files.CONFIG)
+    """Return the device nodes in a container's spec if it lists a GPU's node."""
+    spec = container.spec_if(*_MARKS)
     try:
-        content = files.read(path, bundle_files.LONGEST_SPEC)
-        if not any(mark in content for mark in _MARKS):
-            return []  # as most: it need not be parsed for that
-        return nodes_in(files.parse_object(content, path))
+        return nodes_in(spec) if spec else []
     except NvshimError:
-        return []  # a sandbox, or a bundle that goes
+        return []
 
 
 def nodes_in(spec: Mapping[str, Any]) -> list[str]:
-    """The paths of the device nodes that a spec lists; none of a privileged container's.
+    """Return the device nodes that a spec lists; none for a privileged container.
 
     Raises:
-        MalformedSpec: a part of it has the wrong shape.
+        MalformedSpec: a part of it has the wrong type.
     """
     if read_container(spec).privileged:
-        return []  # to list them all is to say nothing of any of them
+        return []  # it lists every node of the host
     nodes = entries(spec, "linux", "devices")
     return [str(node.get("path")) for node in nodes if node.get("type") == "c"]
 
 
 def is_privileged(container: Container) -> bool:
-    """Whether a container has every node of the host, as far as its spec can be read."""
+    """Whether a container has every node of the host; False if its spec cannot be read."""
     try:
         return read_container(container.spec()).privileged
     except NvshimError:
@@ -178,6 +167,6 @@ def _by_agent(config: Config) -> dict[str, tuple[str, ...]]:
         return {}
 
     if not is_ready(config):
-        return {}  # what one that is gone has seen says nothing of now
+        return {}  # the ledger of an agent that has exited is out of date
     rows = entries(document, "holdings")
     return {str(row.get("bundle")): tuple(strings(row, "devices")) for row in rows}

@@ -1,14 +1,18 @@
-"""Processes, as procfs shows them: what cannot be read of one that ends is empty.
+"""Processes, as procfs shows them. A field of a process that has ended is empty.
 
 Rules
-- Nothing here waits for a file system of somebody else's. A link of a process (its working
-  directory, program, open files) is read and never followed: what it leads to is told by what the
-  kernel prints of it (fdinfo, mountinfo, maps).
-- The kernel reads the memory of a process for some files. A process can make it wait there, so of
-  one that is not the node's own (:meth:`Procfs.is_own`) a child reads these
-  (:mod:`integration.containers.bounded_reader`). The child also asks which device a node is.
-- There is a bound on everything that a process can have many of, and each is gone through once.
-- What is known of a mount or network namespace is read once for each :class:`Procfs`.
+- A reader never waits for a file system that another machine or process serves. It reads a link of
+  a process (working directory, program, open files) and never follows it. What the link leads to is
+  what the kernel prints: fdinfo, mountinfo, maps.
+- For some files the kernel reads the memory of the process, and the process can make it wait. Only
+  for the node's own processes (:meth:`Procfs.is_own`) are these read directly. For all others a
+  child with a deadline reads them (:mod:`integration.containers.bounded_reader`). The same child
+  reads the number of a device node.
+- A process can have many files, mappings and sockets. Each read has a limit and happens once.
+- Mounts and sockets are read once for each namespace and each :class:`Procfs`.
+
+Other rooms use the methods that name one fact. Those that read any file or link by its name
+(``text``, ``link``, ``node``, ``descriptors``, ``open_file``, ``mappings``) belong to this room.
 
 Source: proc(5); namespaces(7).
 """
@@ -16,6 +20,7 @@ Source: proc(5); namespaces(7).
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,22 +28,23 @@ from itertools import islice
 from typing import Final
 
 from integration.containers.bounded_reader import Reader
-from integration.memory import ROLLUP, read_rollup
+from integration.containers.memory import ROLLUP, read_rollup
 from shim.mountinfo import is_served, leads_below, served_mount_points, unescape
 
-# Fields of /proc/PID/stat after the program's name, which may have spaces and parentheses in it.
+# Fields of /proc/PID/stat after the program's name, which may contain spaces and parentheses.
 _STATE, _PARENT, _FLAGS, _THREADS, _START_TIME, _START_STACK = 0, 1, 6, 17, 19, 25
 _PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
-_ACCEPTS: Final = "00010000"  # SO_ACCEPTCON: the listener, and no connection made to it
+_ACCEPTS: Final = "00010000"  # SO_ACCEPTCON: a listening socket, not one of its connections
 _PATH_COLUMN, _INODE_COLUMN, _FLAGS_COLUMN = 7, 6, 3
+_OPEN_FILES_LIMIT: Final = re.compile(r"^Max open files +(\d+)", re.MULTILINE | re.ASCII)
 
 DELETED: Final = " (deleted)"
-"""How the kernel ends the name of what is not there any more."""
+"""The kernel appends it to the name of a file that was removed."""
 
 _MOST_DESCRIPTORS: Final = 1 << 14
 _MOST_BYTES: Final = 64 << 20
-# Files for which the kernel reads the memory of a process, or takes a lock of it; and how much of
-# them is of use.
+# To print these, the kernel reads the memory of the process or takes a lock of it. The numbers are
+# the most bytes that are read.
 _OF_MEMORY: Final = {
     "cmdline": 1 << 17, "environ": 1 << 20, "maps": _MOST_BYTES, ROLLUP: 1 << 16,
 }  # fmt: skip
@@ -46,65 +52,76 @@ _OF_MEMORY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What ``stat`` says of a process."""
+    """The ``stat`` of a process."""
 
-    pid: int  # which
+    pid: int  # its number
     parent: int  # the pid of its parent
     state: str  # one letter
     start_time: int  # in clock ticks since boot
-    # the address where its stack begins: the same in processes that were forked from one another,
-    # and random in others. 0 if it may not be known.
+    # The random address where its stack starts. A forked process has the same address as its
+    # parent. 0 if the kernel hides it.
     stack: int
-    threads: int = 1  # how many go on
-    is_kernel: bool = False  # whether it is a thread of the kernel
-    name: str = ""  # of its program, or what it calls itself; 15 bytes at most
+    threads: int = 1  # how many still run
+    is_kernel: bool = False  # whether it is a kernel thread
+    name: str = ""  # the program's name or one that the process chose; 15 bytes at most
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended, and was not reaped yet; so looks one whose first thread has."""
+        """Whether it has exited and waits to be reaped.
+
+        A process whose first thread has exited looks the same, but still has other threads.
+        """
         return self.state in {"Z", "X"} and self.threads <= 1
 
     @property
     def started_since_boot(self) -> float:
-        """When it was started, in seconds since boot, which nobody sets; to a hundredth."""
+        """Its start in seconds since boot, a clock that cannot be set; precise to a hundredth."""
         return self.start_time / os.sysconf("SC_CLK_TCK")
 
     @property
     def started(self) -> float:
-        """When it was started, in seconds of the epoch."""
+        """Its start in seconds since the epoch."""
         boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         return boot + self.started_since_boot
 
+    def existed_at(self, when: float, slack: float) -> bool:
+        """Whether it was started before a moment in seconds since boot.
+
+        Args:
+            slack: seconds by which the clocks may differ.
+        """
+        return self.started_since_boot <= when + slack
+
     @property
     def age(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since its start."""
         return max(0.0, time.time() - self.started)
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What is mounted somewhere."""
+    """A line of mountinfo."""
 
     device: str  # "MAJOR:MINOR" of the file system
-    root: str  # which directory of that
-    point: str  # where it is mounted
-    kind: str  # of the file system
-    source: str  # as the file system calls it
+    root: str  # the directory of the file system that is mounted
+    point: str  # the mount point
+    kind: str  # the type of the file system
+    source: str  # the name that the file system gives
     options: tuple[str, ...]  # of the mount and of the file system
-    id: int = 0  # of the mount; no other has it at the same time, in whatever namespace
+    id: int = 0  # unique at one time among the mounts of all namespaces
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """What ``fdinfo`` says of a descriptor."""
+    """The ``fdinfo`` of a descriptor."""
 
-    flags: int  # with which it was opened
-    mount: int  # the id of the mount that it is on; 0 if that is not told
+    flags: int  # of open(2)
+    mount: int  # the id of the mount; 0 if the kernel does not print it
     inode: int  # 0 on a kernel before 5.14
 
     @property
-    def is_place_only(self) -> bool:
-        """Whether it only names a file, which nobody has opened by that."""
+    def is_path_only(self) -> bool:
+        """Whether it was opened with O_PATH: it names the file and does not hold it open."""
         return bool(self.flags & os.O_PATH)
 
 
@@ -112,14 +129,18 @@ class OpenFile:
 class Mapping:
     """A file that is mapped into the memory of a process."""
 
-    addresses: str  # as ``map_files`` names them
+    addresses: str  # the name of its link in ``map_files``
     device: str  # "MAJOR:MINOR" of the file system, in decimal as in mountinfo
     inode: int  # of the file
-    path: str  # as the process sees it; one that is gone ends in " (deleted)"
+    path: str  # in the process's mount namespace; a removed file ends in " (deleted)"
 
 
 class Procfs:
-    """A procfs."""
+    """A procfs, as one look at the node reads it.
+
+    Args:
+        path: its mount point.
+    """
 
     def __init__(self, path: str = "/proc") -> None:
         self.path = path
@@ -130,12 +151,21 @@ class Procfs:
         self._served_by: dict[str, frozenset[int | str]] = {}
         self._served: frozenset[str] | None = None
 
+    # -- which processes there are, and whose they are --------------------------------------------
+
     def pids(self) -> Iterator[int]:
-        """The processes that are there."""
+        """Yield the pids of all processes in order."""
         yield from sorted(int(n) for n in os.listdir(self.path) if n.isdecimal() and n.isascii())
 
+    def pids_by_trust(self) -> list[int]:
+        """Return all pids; those in containers come last.
+
+        A container can exhaust the child that reads with a deadline, which then reads nothing more.
+        """
+        return sorted(self.pids(), key=self.is_contained)
+
     def status(self, pid: int) -> Status | None:
-        """What ``stat`` says of a process; None if it is gone."""
+        """Return the ``stat`` of a process; None if the process has ended."""
         before, _, rest = self.text(pid, "stat").rpartition(")")
         fields = rest.split()
         if len(fields) <= _START_STACK:
@@ -151,8 +181,116 @@ class Procfs:
             name=before.partition("(")[2],
         )
 
+    def ancestors(self, pid: int) -> Iterator[int]:
+        """Yield a process and its ancestors, without the node's first process."""
+        while pid > 1:
+            yield pid
+            status = self.status(pid)
+            pid = 0 if status is None else status.parent
+
+    def users(self, pid: int) -> list[int]:
+        """Return the real, effective, saved and file system user; empty if it has ended."""
+        for line in self.text(pid, "status").splitlines():
+            if line.startswith("Uid:"):
+                return [int(word) for word in line.split()[1:]]
+        return []
+
+    def owner(self, pid: int) -> int | None:
+        """Return the effective user; None if the process has ended."""
+        return next(iter(self.users(pid)[1:]), None)
+
+    def is_own(self, pid: int) -> bool:
+        """Whether a process runs as root or as the caller, in the node's or our mount namespace.
+
+        No tenant controls the memory or the files of such a process.
+        """
+        return self._is_at_home(pid, {0, os.geteuid()})
+
+    def is_roots(self, pid: int) -> bool:
+        """Whether a process runs as root alone, in the node's or our mount namespace."""
+        return self._is_at_home(pid, {0})
+
+    def _is_at_home(self, pid: int, users: set[int]) -> bool:
+        return self.namespace(pid, "mnt") in self._home("mnt") and (
+            users.issuperset(self.users(pid) or [-1])
+        )
+
+    def is_contained(self, pid: int) -> bool:
+        """Whether a process is in a container: it has its own mounts, and its own pids or users."""
+        return self._is_elsewhere(pid, "mnt") and (
+            self._is_elsewhere(pid, "pid") or self._is_elsewhere(pid, "user")
+        )
+
+    def namespace(self, pid: int, kind: str) -> str:
+        """Return the name of a namespace of a process ("mnt:[4026531841]"); "" if unreadable."""
+        return self.link(pid, f"ns/{kind}")
+
+    def sees_our_mounts(self, pid: int) -> bool:
+        """Whether a process is in our mount namespace, or its namespace cannot be read."""
+        return self.namespace(pid, "mnt") in {"", _our_namespace("mnt")}
+
+    def _is_elsewhere(self, pid: int, kind: str) -> bool:
+        namespace = self.namespace(pid, kind)
+        return bool(namespace) and namespace not in self._home(kind)
+
+    def _home(self, kind: str) -> frozenset[str]:
+        """Return the namespaces of the node's first process and of this one."""
+        if kind not in self._homes:
+            both = {self.namespace(1, kind), _our_namespace(kind)}
+            self._homes[kind] = frozenset(both - {""})
+        return self._homes[kind]
+
+    # -- one fact of a process --------------------------------------------------------------------
+
+    def name(self, pid: int) -> str:
+        """Return the short name of a process, which it can choose; "" if it has ended."""
+        return self.text(pid, "comm").rstrip("\n")
+
+    def program(self, pid: int) -> str:
+        """Return the path of the executable as the process sees it; "" if unreadable."""
+        return self.link(pid, "exe")
+
+    def hides_program(self, pid: int) -> bool:
+        """Whether the caller lacks the permission to see which program a process executes."""
+        try:
+            os.readlink(f"{self.path}/{pid}/exe")
+        except PermissionError:
+            return True
+        except OSError:
+            pass  # it has ended, or is a kernel thread
+        return False
+
+    def words(self, pid: int) -> list[str]:
+        """Return the command line, without the trailing zeros of one that was overwritten."""
+        line = self.text(pid, "cmdline").rstrip("\0")
+        return line.split("\0") if line else []
+
+    def variable(self, pid: int, name: str) -> str:
+        """Return an environment variable that the process was started with; "" if unset."""
+        found = (v for v in self.text(pid, "environ").split("\0") if v.startswith(f"{name}="))
+        return next(found, "").partition("=")[2]
+
+    def cgroup(self, pid: int) -> str:
+        """Return the text of /proc/PID/cgroup (:func:`~integration.containers.cgroups`)."""
+        return self.text(pid, "cgroup")
+
+    def open_files_limit(self, pid: int) -> int | None:
+        """Return the soft limit of open files; None if there is none, or it cannot be read."""
+        found = _OPEN_FILES_LIMIT.search(self.text(pid, "limits"))
+        return int(found[1]) if found else None
+
+    def memory(self, pid: int) -> tuple[int, int] | None:
+        """Return PSS and USS in bytes; None if they cannot be read."""
+        try:
+            pss, uss = read_rollup(self.text(pid, ROLLUP))
+        except KeyError:  # the process is exiting
+            return None
+        return pss << 10, uss << 10
+
+    # -- files and links by name: for this room only ----------------------------------------------
+
     def text(self, pid: int | str, name: str) -> str:
-        """A file of a process; "" if it cannot be read."""
+        """Return the text of a file of a process; "" if it cannot be read."""
         path = f"{self.path}/{pid}/{name}"
         most = _OF_MEMORY.get(name, _MOST_BYTES)
         if name in _OF_MEMORY and pid != "self" and not self.is_own(int(pid)):
@@ -163,61 +301,17 @@ class Procfs:
         except OSError:
             return ""
 
-    def is_own(self, pid: int) -> bool:
-        """Whether a process is root's or the caller's, and sees the files that init or we do.
-
-        Nobody else has given it its memory or its files.
-        """
-        return self.link(pid, "ns/mnt") in self._home("mnt") and (
-            {0, os.geteuid()}.issuperset(self.users(pid) or [-1])
-        )
-
-    def is_contained(self, pid: int) -> bool:
-        """Whether a process is in a container: it has mounts, and pids or users, of its own."""
-        return self._is_elsewhere(pid, "mnt") and (
-            self._is_elsewhere(pid, "pid") or self._is_elsewhere(pid, "user")
-        )
-
-    def sees_our_mounts(self, pid: int) -> bool:
-        """Whether a process has our mount namespace, or that is not known."""
-        return self.link(pid, "ns/mnt") in {"", _our_namespace("mnt")}
-
-    def _is_elsewhere(self, pid: int, kind: str) -> bool:
-        namespace = self.link(pid, f"ns/{kind}")
-        return bool(namespace) and namespace not in self._home(kind)
-
-    def _home(self, kind: str) -> frozenset[str]:
-        """The namespaces of the node: that of its first process, and ours."""
-        if kind not in self._homes:
-            both = {self.link(1, f"ns/{kind}"), _our_namespace(kind)}
-            self._homes[kind] = frozenset(both - {""})
-        return self._homes[kind]
-
-    def words(self, pid: int) -> list[str]:
-        """Its command line, without the zeros at the end of one that was overwritten."""
-        line = self.text(pid, "cmdline").rstrip("\0")
-        return line.split("\0") if line else []
-
     def link(self, pid: int | str, name: str) -> str:
-        """Where a link of a process leads, by name; "" if it cannot be read."""
+        """Return the text of a link of a process, which is not followed; "" if unreadable."""
         try:
             return os.readlink(f"{self.path}/{pid}/{name}")
         except OSError:
             return ""
 
-    def users(self, pid: int) -> list[int]:
-        """Its real, effective, saved and file system user; none if it is gone."""
-        for line in self.text(pid, "status").splitlines():
-            if line.startswith("Uid:"):
-                return [int(word) for word in line.split()[1:]]
-        return []
-
-    def owner(self, pid: int) -> int | None:
-        """Its effective user; None if it is gone."""
-        return next(iter(self.users(pid)[1:]), None)
+    # -- its files --------------------------------------------------------------------------------
 
     def descriptors(self, pid: int) -> dict[str, str]:
-        """What its open files are, by number: of very many, those with the lowest numbers."""
+        """Return the open files by number; with very many, those with the lowest numbers."""
         try:
             with os.scandir(f"{self.path}/{pid}/fd") as entries:
                 numbers = [entry.name for entry in islice(entries, _MOST_DESCRIPTORS)]
@@ -226,20 +320,20 @@ class Procfs:
         return {number: self.link(pid, f"fd/{number}") for number in numbers}
 
     def open_file(self, pid: int | str, number: str) -> OpenFile | None:
-        """What a descriptor is; None if it is closed by now."""
+        """Return the ``fdinfo`` of a descriptor; None if it was closed."""
         lines = (line.partition(":") for line in self.text(pid, f"fdinfo/{number}").splitlines())
-        told = {name: value.strip() for name, _, value in lines}
+        printed = {name: value.strip() for name, _, value in lines}
         try:
-            flags = int(told["flags"], 8)
-            return OpenFile(flags, int(told.get("mnt_id", 0)), int(told.get("ino", 0)))
+            flags = int(printed["flags"], 8)
+            return OpenFile(flags, int(printed.get("mnt_id", 0)), int(printed.get("ino", 0)))
         except (KeyError, ValueError):
             return None
 
     def has_open(self, pid: int, path: str) -> bool:
-        """Whether it has a file open, wherever that is for it.
+        """Whether a process has a file open, under whatever directory it sees the file.
 
         Args:
-            path: of a file of ours, which has its name everywhere.
+            path: of a file that only this project creates, so that its base name is known.
         """
         name = os.path.basename(path)
         links = {
@@ -262,18 +356,49 @@ class Procfs:
             file.mount
             for number, link in links.items()
             if (file := self.open_file(pid, number)) is not None
-            # A kernel that does not tell the inode has the path alone.
+            # A kernel that prints no inode leaves only the path.
             and (file.inode == inode if file.inode else link == real)
         }
         if not alike or ours is None:
             return False
         mounts = {m.id: m.device for each in ("self", pid) for m in self.mounts(each)}
         device = mounts.get(ours.mount)
-        # A mount that is in neither namespace may be one of the past: of an agent before this one.
+        # A mount in neither namespace may have belonged to a previous agent.
         return any(mounts.get(mount, device) == device for mount in alike)
 
+    def node(self, path: str) -> int:
+        """Return the number of a character device; 0 for other files, or if unknown.
+
+        Args:
+            path: of a link in a process's directory ("4711/fd/3"), which leads to no file system
+                that another machine or process serves.
+        """
+        return self._nodes.node(f"{self.path}/{path}")
+
+    def mappings(self, pid: int) -> list[Mapping]:
+        """Return the parts of its memory that are mapped from files."""
+        found = []
+        for line in self.text(pid, "maps").splitlines():
+            # address permissions offset device inode path
+            words = line.split(maxsplit=5)
+            if len(words) == 6 and words[4] != "0":  # noqa: PLR2004 - as listed above
+                major, _, minor = words[3].partition(":")
+                device = f"{int(major, 16)}:{int(minor, 16)}"
+                # ``map_files`` prints addresses without leading zeros.
+                first, _, last = words[0].partition("-")
+                addresses = f"{first.lstrip('0') or '0'}-{last.lstrip('0')}"
+                found.append(Mapping(addresses, device, int(words[4]), words[5]))
+        return found
+
+    def mapped(self, pid: int) -> list[str]:
+        """Return the paths of the mapped files; a removed file ends in " (deleted)"."""
+        paths = (each.path for each in self.mappings(pid))
+        return list(dict.fromkeys(path for path in paths if path.startswith("/")))
+
+    # -- its sockets ------------------------------------------------------------------------------
+
     def listening(self, pid: int) -> set[str]:
-        """The paths of the unix sockets that it listens on, as it named them."""
+        """Return the paths of the unix sockets that it listens on, as it named them."""
         own = [link for link in self.descriptors(pid).values() if link.startswith("socket:[")]
         if not own:
             return set()
@@ -281,8 +406,8 @@ class Procfs:
         return {sockets[link] for link in own if link in sockets}
 
     def _listeners(self, pid: int) -> dict[str, str]:
-        """The sockets that processes listen on in a process's network namespace, with paths."""
-        namespace = self.link(pid, "ns/net") or str(pid)
+        """Return the paths of all listening sockets in a process's network namespace."""
+        namespace = self.namespace(pid, "net") or str(pid)
         if namespace not in self._sockets:
             found = self._sockets[namespace] = {}
             for line in self.text(pid, "net/unix").splitlines():
@@ -292,29 +417,10 @@ class Procfs:
                     found[f"socket:[{columns[_INODE_COLUMN]}]"] = columns[_PATH_COLUMN]
         return self._sockets[namespace]
 
-    def mappings(self, pid: int) -> list[Mapping]:
-        """The parts of its memory that are mapped from files."""
-        found = []
-        for line in self.text(pid, "maps").splitlines():
-            # address permissions offset device inode path
-            words = line.split(maxsplit=5)
-            if len(words) == 6 and words[4] != "0":  # noqa: PLR2004 - as listed above
-                major, _, minor = words[3].partition(":")
-                device = f"{int(major, 16)}:{int(minor, 16)}"
-                # ``map_files`` has no zeros before addresses.
-                begin, _, end = words[0].partition("-")
-                addresses = f"{begin.lstrip('0') or '0'}-{end.lstrip('0')}"
-                found.append(Mapping(addresses, device, int(words[4]), words[5]))
-        return found
-
-    def mapped(self, pid: int) -> list[str]:
-        """The files that are mapped into its memory; one that is gone ends in " (deleted)"."""
-        rows = (line.split(None, 5) for line in self.text(pid, "maps").splitlines())
-        names = (row[5] for row in rows if len(row) > 5)  # noqa: PLR2004 - the last column
-        return list(dict.fromkeys(name for name in names if name.startswith("/")))
+    # -- its mounts -------------------------------------------------------------------------------
 
     def mounts(self, pid: int | str = "self") -> list[Mount]:
-        """What is mounted in its mount namespace, in the kernel's order."""
+        """Return the mounts of its mount namespace in the kernel's order; empty if it has ended."""
         found = []
         for line in os.fsencode(self.text(pid, "mountinfo")).splitlines():
             words = [os.fsdecode(unescape(word)) for word in line.split()]
@@ -328,17 +434,17 @@ class Procfs:
         return found
 
     def known_mounts(self, pid: int | str = "self") -> list[Mount]:
-        """As :meth:`mounts`, read once for each namespace."""
+        """Return :meth:`mounts`, read once for each namespace."""
         namespace = self.link(pid, "ns/mnt") or str(pid)
         if namespace not in self._mounts:
             self._mounts[namespace] = self.mounts(pid)
         return self._mounts[namespace]
 
     def is_on_served(self, pid: int, mount: int | str) -> bool:
-        """Whether another machine or process has to answer for a file of a process.
+        """Whether a file of a process is on a file system that another machine or process serves.
 
         Args:
-            mount: the id of the mount that it is on, or the device of its file system.
+            mount: the id of the file's mount, or the device of its file system.
         """
         return any(mount in self._served_mounts(each) for each in ("self", pid))
 
@@ -350,39 +456,20 @@ class Procfs:
         return self._served_by[namespace]
 
     def is_at(self, pid: int, path: str) -> bool:
-        """Whether a path that the kernel prints of a process leads to the same file for us.
+        """Whether a path that the kernel prints for a process leads to the same file for us.
 
-        So it does where it leads to the same place of the same file system.
+        It does if it leads to the same place in the same file system.
         """
-        return self.sees_our_mounts(pid) or (
-            _place(path, self.known_mounts(pid)) == _place(path, self.known_mounts())
-        )
+        if self.sees_our_mounts(pid):
+            return True
+        here, there = self.known_mounts(), self.known_mounts(pid)
+        return places_of(path, here)[:1] == places_of(path, there)[:1]
 
     def is_local(self, path: str) -> bool:
-        """Whether no other machine or process has to answer for a path of ours."""
+        """Whether a path of ours leads to no file system that another machine or process serves."""
         if self._served is None:
             self._served = served_mount_points()
         return not leads_below(path, self._served, set())
-
-    def node(self, path: str) -> int:
-        """The number of a character device; 0 if it is none, or that cannot be known.
-
-        Args:
-            path: of a link to it in a process's directory ("4711/fd/3"), which is on no file
-                system that is served.
-        """
-        return self._nodes.node(f"{self.path}/{path}")
-
-    def memory(self, pid: int) -> tuple[int, int] | None:
-        """Its part of the memory that it shares, and what it has alone; in bytes.
-
-        None if it cannot be read.
-        """
-        try:
-            pss, uss = read_rollup(self.text(pid, ROLLUP))
-        except KeyError:  # of a process that ends it is empty
-            return None
-        return pss << 10, uss << 10
 
 
 def _our_namespace(kind: str) -> str:
@@ -392,14 +479,17 @@ def _our_namespace(kind: str) -> str:
         return ""
 
 
-def _place(path: str, mounts: list[Mount]) -> tuple[str, str] | None:
-    """The file system that a path leads to, and the path there; None if nothing is mounted."""
-    best: Mount | None = None
-    for mount in mounts:
-        point = mount.point.rstrip("/")
-        covers = path == point or path.startswith(f"{point}/")
-        if covers and (best is None or len(mount.point) >= len(best.point)):
-            best = mount
-    if best is None:
-        return None
-    return best.device, best.root.rstrip("/") + path.removeprefix(best.point.rstrip("/"))
+def places_of(path: str, mounts: list[Mount]) -> list[tuple[str, str]]:
+    """Return the device of each file system mounted above a path, with the path in it.
+
+    The first is where the path leads now. The others are covered by later or deeper mounts.
+    """
+    above = [
+        (len(mount.point), number, mount)
+        for number, mount in enumerate(mounts)
+        if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")
+    ]
+    return [
+        (m.device, m.root.rstrip("/") + path.removeprefix(m.point.rstrip("/")))
+        for _, _, m in sorted(above, key=lambda each: each[:2], reverse=True)
+    ]

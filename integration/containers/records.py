@@ -1,7 +1,7 @@
-"""What of a record (:mod:`hooks.record`) others rely on.
+"""Read lists from a record of an injection (:mod:`hooks.record`).
 
-A record is a file, and may be of a version of ours with other words, or damaged: what is of
-another shape than it should be is not there.
+A record is a file. Another version of this project may have written it, or it may be damaged. Parts
+of an unexpected type count as missing.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import Any
 
 
 def entries(record: Any, *keys: str) -> list[dict[str, Any]]:
-    """The objects of a list in a record.
+    """Return the objects of a list in a record.
 
     Args:
-        record: a container's; None for nothing.
-        keys: the way to the list.
+        record: a container's record; None for an empty one.
+        keys: the path to the list.
     """
     return [each for each in _listed(record, keys) if isinstance(each, dict)]
 
 
 def strings(record: Any, *keys: str) -> list[str]:
-    """The words of a list in a record, without those that say nothing.
+    """Return the strings of a list in a record, without empty ones.
 
     Args:
-        record: a container's, or an object of it; None for nothing.
-        keys: the way to the list.
+        record: a container's record, or an object in it; None for an empty one.
+        keys: the path to the list.
     """
     return [each for each in _listed(record, keys) if isinstance(each, str) and each]
 

@@ -1,20 +1,15 @@
-"""What part of a GPU a container has, by the variables that its resource claim gives it.
+"""The shares of GPUs that resource claims give a container, read from its environment.
 
-``NVSHIM_GPU_SHARE_ID=UUID,memory=20480Mi,shares=1``: ID is the share's, as Kubernetes has it, with
-underscores for hyphens. It is for the container's own programs, and tells others whose share it is;
-a container that sets one itself has nothing by that.
+``NVSHIM_GPU_SHARE_ID=UUID,memory=20480Mi,shares=1``: ID is the id of the share in Kubernetes, with
+underscores instead of hyphens. The variable informs the container's own programs, and shows others
+which share it has. A container that sets the variable itself gains nothing.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from shim import bundle as bundle_files
-from shim import files
-from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
@@ -32,18 +27,18 @@ class Share(NamedTuple):
 
     id: str  # the share's
     device: str  # UUID of the GPU
-    memory: int  # MiB; 0 if it is not known
-    shares: int  # how many of the GPU's; 0 if it is not known
+    memory: int  # MiB; 0 if unknown
+    shares: int  # how many shares of the GPU; 0 if unknown
 
 
 def variable_of(share: Share) -> str:
-    """The variable that says of a container that it has a share."""
+    """Return the environment variable of a share."""
     name = share.id.replace("-", "_")
     return f"{_PREFIX}{name}={share.device},memory={share.memory}Mi,shares={share.shares}"
 
 
 def shares_in(environment: Iterable[object]) -> tuple[Share, ...]:
-    """The shares that variables tell of."""
+    """Return the shares in an environment."""
     found = (_FORM.fullmatch(each) for each in environment if isinstance(each, str))
     return tuple(
         Share(match[1].replace("_", "-"), match[2], int(match[3]), int(match[4]))
@@ -53,14 +48,7 @@ def shares_in(environment: Iterable[object]) -> tuple[Share, ...]:
 
 
 def shares_of(container: Container) -> tuple[Share, ...]:
-    """The shares of a container; none if its bundle cannot be read."""
-    path = os.path.join(container.bundle, bundle_files.CONFIG)
-    try:
-        content = files.read(path, bundle_files.LONGEST_SPEC)
-        if _PREFIX.encode() not in content:
-            return ()
-        process = files.parse_object(content, path).get("process")
-    except BundleUnusable:
-        return ()
+    """Return the shares of a container; empty if its bundle cannot be read."""
+    process = container.spec_if(_PREFIX.encode()).get("process")
     environment = process.get("env") if isinstance(process, dict) else None
     return shares_in(environment if isinstance(environment, list) else ())

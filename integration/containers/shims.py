@@ -1,89 +1,86 @@
 """The shims of this node, and the processes that fork them.
 
-Any process can call itself ``containerd-shim-nvidia-v1``, one in a container too, and its command
-line and the addresses of its sockets are its own words. So a name only makes a process worth a
-look, and it is believed for what nobody else can have:
+Any process can call itself ``containerd-shim-nvidia-v1``, also inside a container, and choose its
+command line and the addresses of its sockets. So a name only makes a process a candidate. What
+counts is what no other process can have:
 
 ============  ================================================================================
-a shim        has the directory of a bundle as its own (by the place in its file system that the
-              kernel prints), in which only its user may write, and listens where that bundle's
-              ``address`` says; one that has outlived its bundle is root's (or the caller's), in
-              the namespaces of who asks, and has our code mapped. Where containers are, only one
-              says that is in the node's own pid and user namespaces
-a fork        holds open the lock beside the socket that it listens on (by its place and inode), in
-server        a directory of sockets of its user's alone
-a spare       is of the user, program, mount, user and pid namespaces of a fork server, and was
-              forked from it: its stack begins at the same place, which is random in others
+shim          its working directory is a bundle that only its user can write to (compared by its
+              place in the file system, which the kernel prints), and it listens at the bundle's
+              ``address``. A shim whose bundle was removed runs as root or the caller, in our
+              namespaces, with our code mapped. It is a source for where containers are only in
+              the node's own pid and user namespaces
+fork server   it holds the lock next to its listening socket open (compared by place and inode), in
+              a directory of sockets that only its user can write to
+spare         it has the user, program and namespaces (mount, user, pid) of a fork server and was
+              forked from it: its stack starts at the same address, which is random in others
 ============  ================================================================================
 
-A process of another user, or in a container
-(:meth:`~integration.containers.procfs.Procfs.is_contained`), is not looked at: it serves nothing of
-this node, and can make a look take as long as it likes.
+Processes of other users and in containers (:meth:`~integration.containers.procfs.Procfs.
+is_contained`) are skipped first: they serve nothing on this node, and could make a read take as
+long as they like.
 
-Which version it is, its memory says: the files of its tree that are mapped, also when they have
-been removed meanwhile. A shim was started warm if it was forked from a fork server; it is not known
-if that has ended.
+The version of a process is that of the tree whose files it has mapped, removed or not. A shim was
+started warm if a fork server forked it; that is unknown once the fork server has exited.
 
-Source: proc(5); :mod:`shim.verbs.handover` and :mod:`shim.forkserver` for the command
-lines.
+Source: proc(5); :mod:`shim.verbs.handover` and :mod:`shim.forkserver` for the command lines.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from hooks.config import Config
 from integration.containers.bundles import (
+    KNOWN_STATES,
     TASKS,
     Container,
     find_containers,
     read_container,
     state_directories,
 )
-from integration.containers.errors import StateUnreadable
-from integration.containers.exit_causes import causes_of, find_ends
-from integration.containers.held_devices import Holders, indexes_of, inventory_for
 from integration.containers.procfs import DELETED, Procfs, Status
-from integration.containers.records import entries, strings
-from integration.containers.trees import Tree, is_current, tree_of
+from integration.containers.trees import Tree, tree_of
 from shim import PROGRAM
 
 SHIM: Final = "shim"
 FORK_SERVER: Final = "fork-server"
 SPARE: Final = "spare"
 
-# What the kernel calls a shim, or its interpreter, or the loader of that.
+# The kernel's name of a shim, of its interpreter, or of the interpreter's loader.
 _NAMES: Final = (PROGRAM[:15], "python", "ld-")
+_ANY_SHIM: Final = "containerd-shim"  # of any runtime
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_NAMESPACES: Final = ("ns/mnt", "ns/user", "ns/pid")
+_NAMESPACES: Final = ("mnt", "user", "pid")
+_TO_ANSWER: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class OurProcess:
-    """A process of ours."""
+class ShimProcess:
+    """A shim, a fork server or a spare."""
 
-    pid: int  # which
+    pid: int  # its number
     kind: str  # SHIM, FORK_SERVER or SPARE
-    uid: int  # whose it is: root's, or the caller's
-    address: str  # of containerd, as it says
-    namespace: str = ""  # of containerd; "" but for a shim
+    uid: int  # root or the caller
+    address: str  # containerd's address, from its command line
+    namespace: str = ""  # containerd's; only of a shim
     group: str = ""  # the id that it was started for: of a pod's sandbox, or a container
     socket: str = ""  # where it listens; "" for a spare
-    bundle: str = ""  # its directory; "" but for a shim, and for one that has outlived it
-    age: float = field(default=0.0, compare=False)  # seconds since it was started
-    # PSS and USS in bytes; None if they cannot be read
+    bundle: str = ""  # its working directory; "" unless it is a shim whose bundle exists
+    age: float = field(default=0.0, compare=False)  # seconds since its start
+    # PSS and USS in bytes; None if unknown
     memory: tuple[int, int] | None = field(default=None, compare=False)
-    tree: Tree | None = None  # what it was started from; None if that is not known
-    warm: bool | None = None  # whether it was forked from a fork server; None if that is not known
-    is_abroad: bool = False  # whether it is in a pid or user namespace that is not the node's
+    tree: Tree | None = None  # the tree that it was started from; None if unknown
+    warm: bool | None = None  # whether a fork server forked it; None if unknown
+    is_abroad: bool = False  # whether it has another pid or user namespace than the node
 
     def of(self, containers: Iterable[Container]) -> list[Container]:
-        """The containers that a shim serves, of some."""
+        """Return those containers that a shim serves."""
         if not self.bundle:
             return []
         return [c for c in containers if c.namespace == self.namespace and self._serves(c)]
@@ -91,43 +88,32 @@ class OurProcess:
     def _serves(self, container: Container) -> bool:
         if container.address:
             return container.address == self.socket
-        beside = os.path.dirname(container.bundle) == os.path.dirname(self.bundle)
-        return beside and self.group == container.group
-
-
-class _Glance(Procfs):
-    """A procfs of which what takes long is not read."""
-
-    def memory(self, pid: int) -> tuple[int, int] | None:
-        del pid
-        return None
-
-    def mapped(self, pid: int) -> list[str]:
-        del pid
-        return []
+        is_sibling = os.path.dirname(container.bundle) == os.path.dirname(self.bundle)
+        return is_sibling and self.group == container.group
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A process that calls itself one of ours."""
+    """A process with the name of a shim."""
 
     procfs: Procfs
     words: Sequence[str]
     status: Status
     owner: int
+    is_quick: bool  # whether to skip what takes long
 
     def flag(self, name: str) -> str:
-        """The value of a flag that follows the program's name; "" if it is not given."""
+        """Return the value of a flag after the program's name; "" if it is missing."""
         return dict(pairwise(self.words)).get(name, "")
 
     def namespaces(self) -> list[str]:
-        return [self.procfs.link(self.status.pid, name) for name in _NAMESPACES]
+        return _namespaces(self.procfs, self.status.pid)
 
     def own(self, path: str) -> int:
-        """The inode of what is at a path of the host, if it is the user's, or root's, alone.
+        """Return the inode at a path of the host if only its user or root can change it.
 
         Returns:
-            0 for a file of others, and for one on a file system that needs another to answer.
+            0 otherwise, and on a file system that another machine or process serves.
         """
         if not self.procfs.is_local(path):
             return 0
@@ -139,34 +125,34 @@ class _Candidate:
             return 0
         return seen.st_ino
 
-    def believed(self, kind: str, **more: Any) -> OurProcess:
-        """It, once it is known for what it says that it is."""
+    def confirmed(self, kind: str, **more: Any) -> ShimProcess:
+        """Return the process that it has proved to be."""
         pid = self.status.pid
-        return OurProcess(
+        return ShimProcess(
             pid=pid,
             kind=kind,
             uid=self.owner,
             address=self.flag("-address"),
             age=self.status.age,
-            memory=self.procfs.memory(pid),
-            tree=tree_of(self.procfs, pid),
+            memory=None if self.is_quick else self.procfs.memory(pid),
+            tree=None if self.is_quick else tree_of(self.procfs, pid),
             **more,
         )
 
 
-def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProcess]:
-    """The shims, fork servers and spares that run.
+def _namespaces(procfs: Procfs, pid: int) -> list[str]:
+    return [procfs.namespace(pid, kind) for kind in _NAMESPACES]
+
+
+def find_shims(proc: str = "/proc", *, quick: bool = False) -> list[ShimProcess]:
+    """Return the shims, fork servers and spares of root and of the caller, by kind and pid.
 
     Args:
-        proc: where procfs is.
-        glance: leave out what takes long: memory, trees, and shims that have outlived their
-            bundles.
-
-    Returns:
-        The processes that are what they say, by kind and pid: those of root and of the caller.
+        proc: the mount point of procfs.
+        quick: skip what takes long: memory, trees, and shims whose bundles were removed.
     """
-    procfs = _Glance(proc) if glance else Procfs(proc)
-    named = {each.status.pid: each for each in _candidates(procfs)}
+    procfs = Procfs(proc)
+    named = {each.status.pid: each for each in _candidates(procfs, is_quick=quick)}
     pairs = [(server, each) for each in named.values() if (server := _fork_server(each))]
     servers = _Servers.of(pairs)
     found = [server for server, _ in pairs]
@@ -175,7 +161,7 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
         if pid in known:
             continue
         one = _spare(candidate, servers)
-        # A process that a shim has forked for a moment is no shim.
+        # A shim forks short-lived children, which are not shims.
         if one is None and candidate.status.parent not in named:
             one = _shim(candidate, servers)
         if one is not None:
@@ -184,11 +170,11 @@ def find_processes(proc: str = "/proc", *, glance: bool = False) -> list[OurProc
     return sorted(found, key=lambda each: (order.index(each.kind), each.pid))
 
 
-def _candidates(procfs: Procfs) -> Iterator[_Candidate]:
-    """The processes that are worth a look: of root or the caller, and in no container.
+def _candidates(procfs: Procfs, *, is_quick: bool) -> Iterator[_Candidate]:
+    """Yield the processes of root or the caller, outside of containers, with our program's name.
 
-    A hardened kernel does not let a shim change the name and the command line of the verb that it
-    was forked from: an interpreter, with the path of our program.
+    On a hardened kernel a shim cannot change the name and command line of the verb that it was
+    forked from, which are those of an interpreter with the path of our program.
     """
     trusted = {0, os.geteuid()}
     for pid in procfs.pids():
@@ -201,20 +187,20 @@ def _candidates(procfs: Procfs) -> Iterator[_Candidate]:
             continue
         words = procfs.words(pid)
         if any(os.path.basename(word) in {PROGRAM, f"{PROGRAM}.py"} for word in words[:3]):
-            yield _Candidate(procfs, words, status, owner)
+            yield _Candidate(procfs, words, status, owner, is_quick)
 
 
 @dataclass(frozen=True, slots=True)
 class _Servers:
-    """The fork servers."""
+    """The fork servers, for lookup."""
 
-    by_stack: Mapping[int, tuple[OurProcess, _Candidate]]
-    # by the address of its containerd, when the first of them was started
+    by_stack: Mapping[int, tuple[ShimProcess, _Candidate]]
+    # the start time of the first one, by the address of its containerd
     first: Mapping[str, int]
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[OurProcess, _Candidate]]) -> _Servers:
-        by_stack: dict[int, tuple[OurProcess, _Candidate]] = {}
+    def of(cls, pairs: Iterable[tuple[ShimProcess, _Candidate]]) -> _Servers:
+        by_stack: dict[int, tuple[ShimProcess, _Candidate]] = {}
         first: dict[str, int] = {}
         for server, its in pairs:
             if its.status.stack:
@@ -223,21 +209,21 @@ class _Servers:
             first[server.address] = min(time, first.get(server.address, time))
         return cls(by_stack, first)
 
-    def forked(self, candidate: _Candidate) -> tuple[OurProcess, _Candidate] | None:
-        """The server that has forked a process."""
+    def forked(self, candidate: _Candidate) -> tuple[ShimProcess, _Candidate] | None:
+        """Return the server that has forked a process."""
         return self.by_stack.get(candidate.status.stack)
 
 
 def _is_warm(candidate: _Candidate, servers: _Servers) -> bool | None:
-    """Whether a fork server has forked a shim; None if it may have ended since."""
+    """Whether a fork server has forked a shim; None if that server may have exited."""
     if servers.forked(candidate):
         return True
     its, first = candidate.status, servers.first.get(candidate.flag("-address"))
-    # One that was there before, and has not forked it: nobody else does.
+    # A fork server ran before this shim, and did not fork it.
     return False if its.stack and first is not None and first <= its.start_time else None
 
 
-def _shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
+def _shim(candidate: _Candidate, servers: _Servers) -> ShimProcess | None:
     procfs, pid = candidate.procfs, candidate.status.pid
     directory = procfs.link(pid, "cwd")
     if os.path.basename(os.path.dirname(os.path.dirname(directory))) != TASKS:
@@ -249,7 +235,7 @@ def _shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
     container = read_container(directory, procfs)
     if container is None or container.address not in procfs.listening(pid):
         return None
-    return candidate.believed(
+    return candidate.confirmed(
         SHIM,
         namespace=container.namespace,
         group=container.group,
@@ -261,27 +247,27 @@ def _shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
 
 
 def _is_abroad(procfs: Procfs, pid: int) -> bool:
-    """Whether a process is in other namespaces than the node's first; False if that is not known.
+    """Whether a process has another user or pid namespace than the node; False if unknown.
 
-    Where containerd has mounts of its own (MicroK8s), shims have, too.
+    Mounts do not matter: in MicroK8s, containerd and its shims have their own.
     """
-    names = ("ns/user", "ns/pid")
-    # The first process is not everybody's to look at; and another procfs has no self.
+    kinds = ("user", "pid")
+    # Without privileges, the first process is hidden. Another procfs does not have this process.
     for one in (1, os.getpid()) if procfs.path == "/proc" else (1,):
-        home = [procfs.link(one, name) for name in names]
+        home = [procfs.namespace(one, kind) for kind in kinds]
         if "" not in home:
-            return home != [procfs.link(pid, name) for name in names]
+            return home != [procfs.namespace(pid, kind) for kind in kinds]
     return False
 
 
-def _left_shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
-    """A shim whose bundle is gone; so it is told by whose it is, and where it runs."""
+def _left_shim(candidate: _Candidate, servers: _Servers) -> ShimProcess | None:
+    """Return a shim whose bundle was removed: its owner and namespaces prove it."""
     procfs = candidate.procfs
-    own = [procfs.link(os.getpid(), name) for name in _NAMESPACES]
+    own = _namespaces(procfs, os.getpid())
     is_at_home = "" not in own and own == candidate.namespaces()
     if candidate.owner not in {0, os.geteuid()} or not is_at_home:
         return None
-    shim = candidate.believed(
+    shim = candidate.confirmed(
         SHIM,
         namespace=candidate.flag("-namespace"),
         group=candidate.flag("-id"),
@@ -290,191 +276,97 @@ def _left_shim(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
     return shim if shim.tree is not None else None
 
 
-def _fork_server(candidate: _Candidate) -> OurProcess | None:
+def _fork_server(candidate: _Candidate) -> ShimProcess | None:
     if candidate.words[-1] != FORK_SERVER or "-spare" in candidate.words:
         return None
     procfs, pid = candidate.procfs, candidate.status.pid
     numbers = {path: number for number, path in procfs.descriptors(pid).items()}
-    for socket in procfs.listening(pid):
-        lock = f"{socket}.lock"
-        if lock not in numbers or not candidate.own(os.path.dirname(socket)):
+    for address in procfs.listening(pid):
+        lock = f"{address}.lock"
+        if lock not in numbers or not candidate.own(os.path.dirname(address)):
             continue
         inode, file = candidate.own(lock), procfs.open_file(pid, numbers[lock])
         if inode and file is not None and file.inode in {0, inode} and procfs.is_at(pid, lock):
-            return candidate.believed(FORK_SERVER, socket=socket)
+            return candidate.confirmed(FORK_SERVER, socket=address)
     return None
 
 
-def _spare(candidate: _Candidate, servers: _Servers) -> OurProcess | None:
+def _spare(candidate: _Candidate, servers: _Servers) -> ShimProcess | None:
     forked_by = servers.forked(candidate)
     if forked_by is None or candidate.words[-2:] != ["-spare", FORK_SERVER]:
         return None
     server, parent = forked_by
-    # Of one mount namespace, so what is called alike is the same.
-    program, its = (each.procfs.link(each.status.pid, "exe") for each in (candidate, parent))
+    # In one mount namespace, equal paths are equal files.
+    program, its = (each.procfs.program(each.status.pid) for each in (candidate, parent))
     alike = candidate.owner == parent.owner and candidate.namespaces() == parent.namespaces()
     if not alike or program != its:
         return None
-    return replace(candidate.believed(SPARE, warm=True), address=server.address)
+    return replace(candidate.confirmed(SPARE, warm=True), address=server.address)
 
 
-def states_of(processes: Iterable[OurProcess]) -> list[str]:
-    """The state directories of the containerds whose shims run.
+def has_shim(pid: int, procfs: Procfs) -> bool:
+    """Whether the parent of an init process is a shim; the kernel replaces a parent that dies.
 
-    Of root's and the caller's own on the node itself, that is: another user, or a container, can
-    run what looks like a shim, and must not tell root who has which GPU.
+    True for a process that has ended.
+    """
+    status = procfs.status(pid)
+    if status is None:
+        return True
+    words = procfs.words(status.parent)[:3]
+    return any(os.path.basename(word).startswith(_ANY_SHIM) for word in words)
 
-    Args:
-        processes: what :func:`find_processes` found.
+
+def is_served(container: Container) -> bool:
+    """Whether a shim listens at a container's address, and so can still create its init process."""
+    if not container.address:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_TO_ANSWER)
+        try:
+            probe.connect(container.address)
+        except TimeoutError:
+            return True  # it is busy
+        except OSError:
+            return False
+    return True
+
+
+def states_of(shims: Iterable[ShimProcess]) -> list[str]:
+    """Return the state directories of the containerds whose shims run.
+
+    Only shims of root and of the caller on the node itself count. Another user or a container can
+    run an imitation, which must not decide what root sees.
     """
     trusted = {0, os.geteuid()}
     bundles = [
-        each.bundle
-        for each in processes
-        if each.bundle and each.uid in trusted and not each.is_abroad
+        each.bundle for each in shims if each.bundle and each.uid in trusted and not each.is_abroad
     ]
     above = [os.path.dirname(os.path.dirname(os.path.dirname(path))) for path in bundles]
     return list(dict.fromkeys(above))
 
 
-def all_containers(asked: Iterable[str], proc: str = "/proc") -> list[Container]:
-    """The containers of this node.
+def states_to_watch(named: Iterable[str], proc: str = "/proc") -> tuple[str, ...]:
+    """Return the state directories to look at, whether they exist or not.
 
     Args:
-        asked: the state directories that somebody named; if none, those that are known, and
-            those of the shims that run.
-        proc: where procfs is.
+        named: those that the user named; without any, the known ones and those of running shims.
+    """
+    if paths := tuple(named):
+        return state_directories(paths)
+    return tuple(dict.fromkeys((*KNOWN_STATES, *states_of(find_shims(proc, quick=True)))))
+
+
+def all_containers(named: Iterable[str], proc: str = "/proc") -> list[Container]:
+    """Return the containers of this node.
+
+    Args:
+        named: as for :func:`states_to_watch`.
+        proc: the mount point of procfs.
 
     Raises:
-        StateUnreadable: a directory may not be read: the caller is not root.
+        StateUnreadable: the caller may not read a directory, because it is not root.
     """
-    named = tuple(asked)
-    if named:
-        return find_containers(state_directories(named), proc)
-    known = [*state_directories(), *states_of(find_processes(proc))]
-    return find_containers(dict.fromkeys(known), proc)
-
-
-def list_processes(
-    asked: Iterable[str], proc: str = "/proc", config: Config | None = None
-) -> list[dict[str, Any]]:
-    """What ``nvshim ps`` says.
-
-    Args:
-        asked: as for :func:`all_containers`.
-        proc: where procfs is.
-        config: where the node's devices are; None if that is not known, and then records tell.
-
-    Returns:
-        An object for each process; the keys are an interface.
-
-    Raises:
-        StateUnreadable: a directory that somebody named may not be read.
-    """
-    processes, named = find_processes(proc), tuple(asked)
-    try:
-        containers = all_containers(named, proc)
-    except StateUnreadable:
-        if named:
-            raise
-        containers = find_containers(states_of(processes), proc)  # of one's own
-    inventory = None if config is None else inventory_for(config, containers)
-    holders = Holders(config, inventory)
-    indexes = {**_recorded_indexes(containers), **indexes_of(inventory)}
-    causes = {} if config is None else causes_of(containers, find_ends(config.state))
-    by_socket: dict[tuple[str, str], list[Container]] = {}
-    for each in containers:
-        by_socket.setdefault((each.namespace, each.address), []).append(each)
-    rows = []
-    for process in processes:
-        # That of one that is being made is not known yet.
-        served = [
-            container
-            for socket in dict.fromkeys((process.socket, ""))
-            for container in by_socket.get((process.namespace, socket), ())
-        ]
-        rows.append(process_row(process, served, holders, indexes, causes))
-    return rows
-
-
-def _recorded_indexes(containers: Iterable[Container]) -> dict[str, str]:
-    """As :func:`indexes_of`, of what containers were given, when they were given it."""
-    found = {}
-    for record in (container.record for container in containers):
-        for gpu in entries(record, "grant", "gpus"):
-            found[str(gpu.get("uuid") or gpu.get("bus_id"))] = str(gpu.get("index"))
-        for device in entries(record, "grant", "mig_devices"):
-            found[str(device.get("uuid"))] = f"{device.get('gpu')}:{device.get('index')}"
-    return found
-
-
-def process_row(
-    process: OurProcess,
-    containers: Iterable[Container],
-    holders: Holders | None = None,
-    indexes: Mapping[str, str] | None = None,
-    causes: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """What ``nvshim ps`` says of a process.
-
-    Args:
-        process: which.
-        containers: those of the node.
-        holders: who holds what; None for what records say.
-        indexes: of the node's devices, by UUID; None if they are not known.
-        causes: by bundle, why containers have ended; None if that is not known.
-
-    Returns:
-        Plain values; the keys are an interface.
-    """
-    served = process.of(containers)
-    held = {c.bundle: _held(c, holders) for c in served}
-    pods = [c.pod for c in served if c.pod is not None]
-    gpus = list(dict.fromkeys(name for c in served for name in held[c.bundle]))
-    tree = process.tree
-    return {
-        "pid": process.pid,
-        "kind": process.kind,
-        "uid": process.uid,
-        "namespace": process.namespace or None,
-        "id": process.group or None,
-        "pod": {"namespace": pods[0].namespace, "name": pods[0].name} if pods else None,
-        "containers": [
-            {**c.to_json(), "gpus": held[c.bundle], "cause": (causes or {}).get(c.bundle)}
-            for c in served
-            if not c.sandbox
-        ],
-        "gpus": gpus,
-        "gpu_indexes": [(indexes or {}).get(name) for name in gpus],
-        "memory": None
-        if process.memory is None
-        else {"pss_bytes": process.memory[0], "uss_bytes": process.memory[1]},
-        "version": (tree.version or None) if tree else None,
-        "tree": tree.path if tree else None,
-        "current": is_current(tree) if tree else None,
-        "warm": process.warm,
-        "age_seconds": round(process.age, 1),
-        "containerd": process.address or None,
-        "socket": process.socket or None,
-        "bundle": process.bundle or None,
-    }
-
-
-def _held(container: Container, holders: Holders | None) -> list[str]:
-    named = held_names(container.record)
-    if named or holders is None or container.sandbox or not container.pid:
-        return named
-    return list(holders.devices_of(container))
-
-
-def held_names(record: Mapping[str, Any] | None) -> list[str]:
-    """The UUIDs of what a container was given; of what has none, what it is called.
-
-    Args:
-        record: of its injection; None for nothing.
-    """
-    held = [*entries(record, "grant", "gpus"), *entries(record, "grant", "mig_devices")]
-    names = [entry.get("uuid") or entry.get("bus_id") or "" for entry in held]
-    for vendor in entries(record, "vendors"):
-        names += strings(vendor, "granted")
-    return [name for name in names if name and isinstance(name, str)]
+    paths = tuple(named)
+    states = states_to_watch(paths, proc)
+    # Without root's permissions, a known directory that is hidden counts as missing.
+    return find_containers(states if paths else filter(os.path.isdir, states), proc)

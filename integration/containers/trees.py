@@ -1,6 +1,6 @@
-"""What version of ours a process is of: that of the tree whose files it has mapped.
+"""The version of this project that a process runs: that of the tree whose files it has mapped.
 
-They are mapped still when the tree has been removed.
+The files stay mapped when the tree is removed.
 """
 
 from __future__ import annotations
@@ -11,39 +11,40 @@ from dataclasses import dataclass
 from typing import Final
 
 from integration.containers.procfs import DELETED, Procfs
+from integration.files import read_some
+from shim.mountinfo import leads_below, served_mount_points
 
-# The library that every process of ours has mapped, by its place in a directory of packages.
+# A library that each of our processes has mapped, by its place below a directory of packages.
 _MAPPED: Final = "/google/_upb/"
 _TREE_NAME: Final = re.compile(r"(\d+\.[\w.+]*\d)(?:-[0-9a-f]{8})?")
-_VERSION: Final = re.compile(r'^VERSION = "([^"]+)"', re.MULTILINE)
+_VERSION: Final = re.compile(rb'^VERSION = "([^"]+)"', re.MULTILINE)
+_LONGEST_MODULE: Final = 1 << 16
 _DEEPEST: Final = 6  # directories between a tree and that library
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What a process was started from."""
+    """The tree that a process was started from."""
 
     path: str  # the installed tree, or the checkout
-    version: str  # its version; "" if that cannot be read any more
-    is_there: bool  # whether it is there still
+    version: str  # its version; "" if it cannot be read
+    is_there: bool  # whether it still exists
 
 
 def tree_of(procfs: Procfs, pid: int) -> Tree | None:
-    """What a process was started from, by what it has mapped.
-
-    Returns:
-        The tree, which may have been removed; None if nothing of one is mapped.
-    """
+    """Return the tree that a process was started from, removed or not; None if none is mapped."""
     for path in procfs.mapped(pid):
-        gone = path.endswith(DELETED)
-        inside, found, _ = path.removesuffix(DELETED).partition(_MAPPED)
+        is_removed = path.endswith(DELETED)
+        packages, found, _ = path.removesuffix(DELETED).partition(_MAPPED)
+        if found and (is_removed or not procfs.is_local(packages)):
+            return _tree_by_name(packages, is_there=not is_removed)
         if found:
-            return _removed_tree(inside) if gone else _tree_above(inside)
+            return _tree_above(packages)
     return None
 
 
 def _tree_above(directory: str) -> Tree | None:
-    """The tree that a directory of packages is in: our own are in it, or beside it."""
+    """Return the tree of a directory of packages: it contains ours, or is next to them."""
     for _ in range(_DEEPEST):
         for package in (directory, os.path.join(directory, "lib")):
             version = _version_in(os.path.join(package, "shim/__init__.py"))
@@ -57,24 +58,24 @@ def _tree_above(directory: str) -> Tree | None:
 
 def _version_in(module: str) -> str:
     try:
-        with open(module, encoding="utf-8") as file:
-            found = _VERSION.search(file.read())
-    except (OSError, ValueError):
+        found = _VERSION.search(read_some(module, _LONGEST_MODULE))
+    except OSError:
         return ""
-    return found[1] if found else ""
+    return found[1].decode(errors="replace") if found else ""
 
 
-def _removed_tree(packages: str) -> Tree:
+def _tree_by_name(packages: str, *, is_there: bool) -> Tree:
+    """Return a tree whose files cannot be read: it was removed, or another machine serves it."""
     top = os.path.dirname(packages) if os.path.basename(packages) == "lib" else packages
     named = _TREE_NAME.fullmatch(os.path.basename(top))
-    return Tree(top, named[1] if named else "", is_there=False)
+    return Tree(top, named[1] if named else "", is_there=is_there)
 
 
 def is_current(tree: Tree) -> bool | None:
-    """Whether a tree is the one that is installed now; None if it is not an installed one."""
+    """Whether a tree is the installed one; None if it is not below a directory of trees."""
     if not tree.is_there:
         return False
     current = os.path.join(os.path.dirname(tree.path), "current")
-    if not os.path.islink(current):
+    if leads_below(current, served_mount_points(), set()) or not os.path.islink(current):
         return None
     return os.path.realpath(current) == os.path.realpath(tree.path)

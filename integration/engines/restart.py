@@ -28,6 +28,7 @@ from enum import StrEnum
 from typing import Final
 
 from api.ttrpc.sockets import peer_credentials
+from integration.containers.procfs import Procfs
 from integration.engines.errors import EngineNotInstalled, RestartFailed, RestartRefused
 from integration.engines.files import Change, Need
 from integration.engines.programs import find_program, run
@@ -156,11 +157,7 @@ def _check_supervised(pid: int, systemctl: str) -> None:
 
 def _unit_of(pid: int) -> str | None:
     """The service of systemd that a process is in."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            found = re.search(r"/([^/\n]+\.service)$", file.read(), re.MULTILINE)
-    except OSError:
-        return None
+    found = re.search(r"/([^/\n]+\.service)$", Procfs().cgroup(pid), re.MULTILINE)
     return None if found is None else found[1]
 
 

@@ -14,6 +14,7 @@ import socket
 from typing import Final
 
 from api.ttrpc.sockets import peer_credentials
+from integration.containers.procfs import DELETED, Procfs
 from integration.engines.errors import EngineElsewhere, EngineNotInstalled
 from integration.engines.programs import programs_named, version_of
 
@@ -61,10 +62,7 @@ def _executed_by(pid: int, name: str) -> str | None:
     """What a process executes, if that is a program of this name that could be started again."""
     if pid <= 1:
         return None
-    try:
-        program = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
-    except OSError:
-        return None
+    program = Procfs().program(pid).removesuffix(DELETED)
     return program if os.path.basename(program) == name and os.access(program, os.X_OK) else None
 
 

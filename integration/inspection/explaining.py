@@ -22,7 +22,7 @@ from hooks.config import Config
 from hooks.errors import MalformedSpec, SpecUnreadable
 from hooks.requests.oci_hooks import hooks_of, is_nvidia_hook, tell_hook
 from hooks.requests.request import read_request
-from integration.containers.bundles import Container
+from integration.containers.bundles import Container, has_record
 from integration.containers.errors import ContainerAmbiguous, ContainerUnknown
 from integration.containers.exit_causes import End, end_of, newest_of_each
 from integration.containers.records import entries
@@ -31,7 +31,6 @@ from integration.inspection.grant_summary import Given, given_in, given_to
 from integration.inspection.timeline import tell
 from integration.json_documents import parse_json
 from integration.nvml.inventory import look_at_node
-from shim import bundle as bundle_files
 
 _LONGEST_SPEC: Final = 16 << 20
 _MOST_NAMED: Final = 5
@@ -276,7 +275,7 @@ def explain_spec(
         NvshimError: it would be refused.
     """
     notes: tuple[str, ...] = ()
-    if beside and os.path.lexists(os.path.join(beside, bundle_files.RECORD)):
+    if beside and has_record(beside):
         notes = ("this spec was edited already; explain the container by its id to see how",)
     request = read_request(spec, config)
     if not request.wants_injection:

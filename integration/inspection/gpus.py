@@ -33,7 +33,7 @@ from hooks.vendors.gpus import VendorGpu
 from hooks.words import NVIDIA
 from integration.containers.held_devices import Holders, nodes_of
 from integration.containers.records import entries, strings
-from integration.node.holders.holdings import stale_of
+from integration.node.holders.holders import stale_of
 from integration.nvml.inventory import look_at_node
 
 if TYPE_CHECKING:

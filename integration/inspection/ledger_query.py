@@ -10,9 +10,10 @@ from typing import Any, Final
 from hooks.config import Config
 from hooks.errors import InventoryError
 from hooks.node.inventory import Inventory
+from integration.containers.shims import states_to_watch
 from integration.kubelet.pod_resources import PodResources
 from integration.node.holders.values import Ledger
-from integration.node.services.ledger.service import known_states, look_and_ask
+from integration.node.services.ledger.service import look_and_ask
 from integration.nvml.inventory import look_at_node
 
 # Seconds that the kubelet may take: nobody asks it again, and without it nothing is found missing.
@@ -40,7 +41,7 @@ async def ask(
         inventory = None
     async with aclosing(PodResources()) as kubelet:
         allocated = await kubelet.allocated(pod_resources, _TO_ANSWER)
-        where, again = known_states(states, proc), partial(kubelet.allocated, pod_resources)
+        where, again = states_to_watch(states, proc), partial(kubelet.allocated, pod_resources)
         return await look_and_ask(where, inventory, allocated, again, proc), inventory
 
 

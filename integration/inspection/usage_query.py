@@ -20,12 +20,13 @@ from hooks.node.inventory import Inventory
 from integration.containers.bundles import Container
 from integration.containers.errors import StateUnreadable
 from integration.containers.procfs import Procfs
+from integration.containers.shims import states_to_watch
 from integration.detached import aside
 from integration.inspection.top import Moment
 from integration.node.device_health.report import read_health
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import Ledger
-from integration.node.services.ledger.service import known_states, look
+from integration.node.services.ledger.service import look
 from integration.node.state.store import Unsampled
 from integration.node.usage import owners_of, usage_of
 from integration.nvml.inventory import look_at_node
@@ -80,7 +81,7 @@ class Observer:
         if now - self._looked < _SELDOM:
             return
         self._looked = now
-        self._states = known_states(self._asked, self._proc)
+        self._states = states_to_watch(self._asked, self._proc)
         try:
             self.inventory, self._fault = look_at_node(self._config), ""
         except InventoryError as error:
@@ -98,7 +99,7 @@ class Observer:
     ) -> tuple[Mapping[int, Container | None], Mapping[int, str]]:
         procfs = Procfs(self._proc)
         owners = owners_of(sample, containers, self._proc)
-        return owners, {pid: procfs.text(pid, "comm").rstrip("\n") for pid in owners}
+        return owners, {pid: procfs.name(pid) for pid in owners}
 
 
 @asynccontextmanager

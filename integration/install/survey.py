@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from integration.containers import tree_users
 from integration.install import usage
 from integration.install.trees import known_tree
 from integration.install.usage import Role, User
@@ -125,7 +126,7 @@ def look(
         links=links,
         leftovers=tuple(leftovers),
         foreign=tuple(name for name in others if name not in directories),
-        blind=usage.is_blind(sockets, proc=proc),
+        blind=tree_users.is_blind(sockets, proc),
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from integration.containers.cgroups import Owners
+from integration.containers.owners import Owners
 from integration.containers.procfs import Procfs
 from integration.detached import aside
 from integration.node.holders.energy import Meter
@@ -67,7 +67,7 @@ def owners_of(
 def _is_it(procfs: Procfs, pid: int, when: float) -> bool:
     """Whether a process was there at a time, in seconds since boot, as far as that is known."""
     status = procfs.status(pid)
-    return status is None or status.started_since_boot <= when + _SLACK
+    return status is None or status.existed_at(when, _SLACK)
 
 
 def usage_of(

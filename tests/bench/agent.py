@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from integration.memory import pss_and_uss
+from integration.containers.memory import pss_and_uss
 from integration.simulated import Scenario, SimulatedNode
 from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import say

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from integration.containers import traces
-from integration.memory import pss_and_uss
+from integration.containers.memory import pss_and_uss
 from tests.bench.results import Figure, Figures, Results
 from tests.bench.stage import GPUS, say
 from tests.harness.runtime import OURS, STOCK, Runtime

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from api.proto import cri_pb2 as pb
 from integration.containers import traces
-from integration.memory import pss_and_uss
+from integration.containers.memory import pss_and_uss
 from tests.bench.results import Comparison, Curve, Figure, Figures, Results, Row
 from tests.bench.stage import HANDLER, say
 from tests.harness.pods import IDLE, Pods

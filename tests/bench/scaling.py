@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from hooks.image import ldcache
 from hooks.plan import CachedLibrary
 from hooks.words import Arch
-from integration.memory import pss_and_uss
+from integration.containers.memory import pss_and_uss
 from integration.simulated import Scenario, SimulatedNode
 from tests.bench.interleaving import interleave
 from tests.bench.results import Curve, Results, Row

@@ -20,9 +20,10 @@ from hooks.node.kubelet import kubelet_root, read_checkpoint
 from hooks.requests.kubelet_record import CHECKPOINT
 from integration.agent_status import is_ready, status_path
 from integration.containers.held_devices import LEDGER
+from integration.containers.node_processes import host_processes, node_processes
 from integration.doctor.facts import NodeAgent, Plugins
 from integration.doctor.observing.kubernetes import KUBELETS
-from integration.doctor.observing.running import hosts_processes, processes, read_file
+from integration.doctor.observing.running import read_file
 from integration.doctor.places import Places
 from integration.json_documents import parse_json
 from integration.node.options import DRA_DRIVER
@@ -89,7 +90,7 @@ def _kernel_log(config: Config) -> str:
 
 def look_at_plugins(places: Places) -> Plugins | None:
     """What the kubelet knows of device plugins."""
-    kubelets = [process for process in hosts_processes(places) if process.name in KUBELETS]
+    kubelets = [p for p in host_processes(places.at("/proc")) if p.name in KUBELETS]
     if not kubelets:
         return None
     root = next((d for k in kubelets if (d := k.option("--root-dir"))), _KUBELET)
@@ -100,7 +101,7 @@ def look_at_plugins(places: Places) -> Plugins | None:
         directory=directory,
         registered=_registered(f"{places.at(root)}/{CHECKPOINT}"),
         sockets=tuple(n for n in names if n.endswith(".sock") and "nvidia" in n),
-        nvidias=tuple(p.pid for p in processes(places) if _is_nvidias(p.words)),
+        nvidias=tuple(p.pid for p in node_processes(places.at("/proc")) if _is_nvidias(p.words)),
         dra=any(glob(f"{places.at(root)}/plugins_registry/*{name}*.sock") for name in _DRIVERS),
         unread=_unread(places, root),
     )

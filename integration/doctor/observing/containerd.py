@@ -19,12 +19,11 @@ from typing import Any, Final
 
 from api.errors import one_line
 from integration import tomltext
+from integration.containers.node_processes import Process, host_processes
 from integration.doctor.facts import ConfigFile, Containerd, CouldNotLook, Handler, ProgramFailed
 from integration.doctor.observing.running import (
     SYSTEM_PATH,
-    Process,
     find_program,
-    hosts_processes,
     read_file,
     run,
 )
@@ -55,7 +54,6 @@ _DROP_INS: Final = ("conf.d", "config.d")
 _CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _OF_CRI: Final = ("io.containerd.cri.v1.images",)
 _MOST_FILES: Final = 64
-_MOST_OPEN: Final = re.compile(r"^Max open files +(\d+)", re.MULTILINE | re.ASCII)
 _VERSION: Final = re.compile(
     r"^containerd \S+ v?(\d+\.\d+\.\d+(?:[-~](?:alpha|beta|rc)\b[.\d]*)?)", re.ASCII
 )
@@ -114,7 +112,7 @@ def look_at_containerd(places: Places) -> Containerd | None:
 def _find(places: Places) -> tuple[Process | None, str, str]:
     """The process, its root file, and the distribution that wrote that."""
     running: dict[str, Process] = {}
-    for process in hosts_processes(places):
+    for process in host_processes(places.at("/proc")):
         if process.name == "containerd":
             running.setdefault(process.option("--config", "-c") or _DEFAULT, process)
     if places.containerd_config:
@@ -140,7 +138,7 @@ def _is_k0s_managed(places: Places, path: str) -> bool:
 
 def _program(places: Places, process: Process | None) -> str:
     if process is not None:
-        program = process.procfs.link(process.pid, "exe")
+        program = process.procfs.program(process.pid)
         if program and os.path.exists(places.at(program)):
             return program
     return find_program(places, "containerd")
@@ -308,6 +306,4 @@ def _newer(places: Places, process: Process | None, files: Iterable[ConfigFile])
 
 
 def _descriptors(process: Process | None) -> int | None:
-    limits = "" if process is None else process.procfs.text(process.pid, "limits")
-    found = _MOST_OPEN.search(limits)
-    return int(found[1]) if found else None
+    return None if process is None else process.procfs.open_files_limit(process.pid)

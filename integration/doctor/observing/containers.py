@@ -23,13 +23,14 @@ from hooks.requests.glance import CAPABILITIES
 from hooks.words import DEFAULT_CAPABILITIES
 from integration.containers.bundles import KNOWN_STATES, find_containers
 from integration.containers.bundles import Container as Found
+from integration.containers.cgroups import cgroups_in
+from integration.containers.procfs import Procfs
 from integration.containers.records import entries
 from integration.doctor.facts import Container, CouldNotLook, Device
 from integration.doctor.observing.containerd import look_at_containerd
 from integration.doctor.observing.machine import systemd_runs
 from integration.doctor.observing.running import find_program, read_file, run
 from integration.doctor.places import Places
-from shim.bundle import RECORD
 
 _MOST: Final = 2048
 _IMAGE: Final = "io.kubernetes.cri.image-name"
@@ -46,7 +47,7 @@ def look_at_containers(places: Places) -> tuple[Container, ...]:
     recorded = [
         container
         for container in find_containers([state], places.at("/proc"))
-        if container.pid and os.path.isfile(os.path.join(container.bundle, RECORD))
+        if container.pid and container.has_record
     ]
     return tuple(_container(places, container) for container in recorded[:_MOST])
 
@@ -113,9 +114,10 @@ def _for_us(places: Places, record: dict[str, Any]) -> dict[str, Any]:
 def _rules(places: Places, pid: int) -> tuple[str, list[Rule] | None, str]:
     """The unit, the devices that are allowed (None for all), and who says so."""
     groups: dict[str, str] = {}
-    for line in read_file(places.at(f"/proc/{pid}/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in cgroups_in(Procfs(places.at("/proc")).cgroup(pid)):
         groups |= dict.fromkeys(controllers.split(","), path)
+    if not groups:
+        raise CouldNotLook(f"the cgroup of process {pid} cannot be read")
     # Of a nested cgroup, the unit is the last that is one.
     path = groups.get("devices") or groups.get("") or ""
     units = [p for p in path.split("/") if p.endswith((".scope", ".service"))]

@@ -24,8 +24,8 @@ from hooks.node.host_setup import is_loaded, may_make_nodes, parse_parameters
 from hooks.node.roots import DRIVER_CONTAINER, choose, is_version, module_version
 from hooks.node.witness import Witness, read_names, read_text
 from hooks.platforms import platform_of
+from integration.containers.node_processes import node_processes
 from integration.doctor.facts import Driver, Gpu, Installed, PciGpu
-from integration.doctor.observing.running import processes
 from integration.doctor.places import Places
 
 _VENDOR: Final = "0x10de"
@@ -81,7 +81,9 @@ def look_at_driver(places: Places) -> Driver:
         may_make_nodes=may_make_nodes(parameters),
         char_links=tuple(_unlinked(config, nodes)),
         mps_pipe=next((p for p in _pipes(places) if _has_pipe(places.at(p))), ""),
-        mps_runs=any(p.name.startswith("nvidia-cuda-mps") for p in processes(places)),
+        mps_runs=any(
+            p.name.startswith("nvidia-cuda-mps") for p in node_processes(places.at("/proc"))
+        ),
         imex=_IMEX in read_majors(config),
         imex_channels=sum(name.startswith("channel") for name in channels),
         platform_faults=tuple(_platform_faults(config, platform)),

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from api.errors import one_line
 from integration import tomltext
+from integration.containers.node_processes import host_processes, node_processes
 from integration.doctor.facts import Crio, Docker, DockerRuntime, Injector
-from integration.doctor.observing.running import find_program, hosts_processes, processes, read_file
+from integration.doctor.observing.running import find_program, read_file
 from integration.doctor.places import Places
 from integration.json_documents import parse_json
 
@@ -32,7 +33,7 @@ def look_at_docker(places: Places) -> Docker | None:
     """Docker's configuration; None if there is no Docker."""
     path = places.at(_DAEMON_JSON)
     program = find_program(places, "dockerd")
-    runs = any(process.name == "dockerd" for process in hosts_processes(places))
+    runs = any(process.name == "dockerd" for process in host_processes(places.at("/proc")))
     if not (program or runs or os.path.exists(path)):
         return None
     table: Any = {}
@@ -97,7 +98,7 @@ def _injectors(places: Places) -> Iterator[Injector]:
             path = os.path.join(directory, name)
             if name.endswith(".json") and "nvidia" in read_file(places.at(path)).lower():
                 yield Injector("OCI hook", path)
-    for process in processes(places):
+    for process in node_processes(places.at("/proc")):
         if process.name not in {name[:_COMM] for name in _INSTALLERS}:
             continue
         nri = any("nri" in word for word in process.words[1:] if word.startswith("-"))

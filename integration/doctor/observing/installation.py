@@ -9,9 +9,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from integration.containers.node_processes import Process, host_processes
 from integration.containers.shims import FORK_SERVER
 from integration.doctor.facts import Installation, Server, Shim
-from integration.doctor.observing.running import SYSTEM_PATH, Process, hosts_processes, read_file
+from integration.doctor.observing.running import SYSTEM_PATH, read_file
 from integration.doctor.places import Places
 from shim import PROGRAM
 
@@ -30,7 +31,7 @@ def look_at_installation(places: Places) -> Installation:
     trees = [n for n in names if n != "current" and os.path.isdir(os.path.join(prefix, n, "bin"))]
     link = os.path.join(prefix, "current")
     current = os.path.basename(os.readlink(link)) if os.path.islink(link) else ""
-    ours = [p for p in hosts_processes(places) if _is_ours(p)]
+    ours = [p for p in host_processes(places.at("/proc")) if _is_ours(p)]
     return Installation(
         prefix=places.prefix,
         trees=tuple(name for name in trees if not os.path.islink(os.path.join(prefix, name))),

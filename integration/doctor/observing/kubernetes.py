@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import yaml
 
+from integration.containers.node_processes import host_processes
 from integration.doctor.errors import ManifestUnusable
 from integration.doctor.facts import CouldNotLook, Kubernetes, RuntimeClass
 from integration.doctor.observing.machine import systemd_runs
-from integration.doctor.observing.running import find_program, hosts_processes, read_file, run
+from integration.doctor.observing.running import find_program, read_file, run
 from integration.doctor.places import Places
 from integration.json_documents import parse_json
 
@@ -37,7 +38,7 @@ def look_at_kubernetes(places: Places) -> Kubernetes:
 
 
 def _cgroup_driver(places: Places) -> str:
-    kubelets = [process for process in hosts_processes(places) if process.name in KUBELETS]
+    kubelets = [p for p in host_processes(places.at("/proc")) if p.name in KUBELETS]
     flag = next((d for k in kubelets if (d := k.option("--cgroup-driver"))), "")
     if flag:
         return flag

@@ -1,24 +1,14 @@
-"""Running the node's programs, and finding its processes.
-
-Anybody may give a process any name and any command line, and what is in a container is seen here
-too. So what a process says of itself is believed only of one that is root's and in the node's own
-mount namespace (:func:`hosts_processes`): its program is run, its files are read.
-
-Source: proc_pid_status(5), proc_pid_environ(5), mount_namespaces(7).
-"""
+"""Run the node's programs and read its files."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Final
 
 from api.errors import one_line
-from integration.containers.procfs import Procfs
 from integration.doctor.facts import CouldNotLook, ProgramFailed
 from integration.doctor.places import Places
 from integration.driver_programs import run_for
@@ -32,56 +22,6 @@ _TIMEOUT: Final = 10.0
 _MOST_BYTES: Final = 8 << 20
 # What chroot(1) says of a program that it could not run: env(1), "exit status".
 _NOT_RUN: Final = frozenset({126, 127})
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process of the node."""
-
-    pid: int  # its number
-    name: str  # the kernel's short name of it
-    procfs: Procfs  # what else the kernel says of it
-
-    @cached_property
-    def words(self) -> list[str]:
-        """Its command line. For looking at, not for keeping."""
-        return self.procfs.words(self.pid)
-
-    def option(self, *names: str) -> str:
-        """The value of an option of its command line; "" if it is not given."""
-        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
-            for name in names:
-                if word == name:
-                    return following
-                if word.startswith(f"{name}="):
-                    return word.removeprefix(f"{name}=")
-        return ""
-
-    def search_path(self) -> tuple[str, ...]:
-        """The directories in which it looks for programs; none if that cannot be seen."""
-        for variable in self.procfs.text(self.pid, "environ").split("\0"):
-            if variable.startswith("PATH="):
-                return tuple(filter(None, variable.removeprefix("PATH=").split(":")))
-        return ()
-
-
-def processes(places: Places) -> Iterator[Process]:
-    """The node's processes, the oldest number first."""
-    procfs = Procfs(places.at("/proc"))
-    for pid in procfs.pids() if os.path.isdir(procfs.path) else ():
-        if name := procfs.text(pid, "comm").strip():  # or it has ended meanwhile
-            yield Process(pid, name, procfs)
-
-
-def hosts_processes(places: Places) -> Iterator[Process]:
-    """The processes that are root's, and see the files that the node's init or we do."""
-    procfs = Procfs(places.at("/proc"))
-    known = {procfs.link(1, "ns/mnt"), Procfs().link(os.getpid(), "ns/mnt")} - {""}
-    for process in processes(places):
-        # The owner of its directory does not tell: of one that may not be dumped that is root.
-        is_roots = set(procfs.users(process.pid)) == {0}
-        if is_roots and procfs.link(process.pid, "ns/mnt") in known:
-            yield process
 
 
 def read_file(path: str, most: int = _MOST_BYTES) -> str:

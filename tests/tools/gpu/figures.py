@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from typing import Any, Final
 
-from integration.memory import pss_and_uss
+from integration.containers.memory import pss_and_uss
 from tests.tools.gpu.checks import Subject
 from tests.tools.gpu.containers import OURS, STOCK, asking
 from tests.tools.gpu.report import Report, not_possible

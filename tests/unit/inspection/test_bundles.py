@@ -9,6 +9,7 @@ import pytest
 
 from integration.containers import bundles
 from integration.containers.bundles import Pod, find_containers, state_directories
+from integration.containers.cgroups import cgroups_in, own_cgroup
 
 CRI = {
     "io.kubernetes.cri.sandbox-id": "sand",
@@ -96,7 +97,7 @@ def test_a_process_in_a_cgroup_of_the_containers_name_is_its_own(tmp_path: Path)
         ("0::/kubepods/pod1/abcd", "abc", False),
         ("0::/xabc/", "abc", False),
     ):
-        assert bundles._is_named_after(line.rpartition(":")[2], container) is same, line
+        assert any(own_cgroup(path, container) for _, path in cgroups_in(line)) is same, line
 
 
 def test_the_directories_that_are_there_are_looked_into(

@@ -14,16 +14,9 @@ import pytest
 
 from integration.containers.bundles import Container, Pod, find_containers
 from integration.containers.procfs import Procfs
-from integration.containers.shims import (
-    FORK_SERVER,
-    SHIM,
-    OurProcess,
-    find_processes,
-    held_names,
-    process_row,
-    states_of,
-)
+from integration.containers.shims import FORK_SERVER, SHIM, ShimProcess, find_shims, states_of
 from integration.containers.trees import Tree, is_current, tree_of
+from integration.inspection.shim_list import held_names, shim_row
 from tests.harness.waiting import eventually
 
 PROGRAM = "containerd-shim-nvidia-v1"
@@ -74,8 +67,8 @@ def place() -> Iterator[str]:
     shutil.rmtree(path)
 
 
-def found(pid: int) -> OurProcess | None:
-    return next((each for each in find_processes() if each.pid == pid), None)
+def found(pid: int) -> ShimProcess | None:
+    return next((each for each in find_shims() if each.pid == pid), None)
 
 
 def shim_words(name: str = "web") -> list[str]:
@@ -217,17 +210,17 @@ def test_a_row_has_the_containers_of_its_pod_and_no_other() -> None:
         container("elsewhere", "/s/h", record=gpu),
         container("namesake", "/s/g", namespace="moby", record=gpu),
     ]
-    left = process_row(OurProcess(4, SHIM, 0, "/c", namespace="k8s.io", group="g"), containers)
+    left = shim_row(ShimProcess(4, SHIM, 0, "/c", namespace="k8s.io", group="g"), containers)
     assert (left["bundle"], left["containers"], left["id"]) == (None, [], "g")
-    shim = OurProcess(
+    shim = ShimProcess(
         5, SHIM, 0, "/c", namespace="k8s.io", group="g", socket="/s/g", bundle="/s/tasks/k8s.io/g"
     )
-    row = process_row(shim, containers)
+    row = shim_row(shim, containers)
     assert [each["id"] for each in row["containers"]] == ["one", "two"]
     assert row["pod"] == {"namespace": "team", "name": "web"}
     assert row["gpus"] == ["GPU-1", "MIG-2", "AMD GPU 0"]
     assert (row["version"], row["memory"], row["current"]) == (None, None, None)
-    server = process_row(OurProcess(6, FORK_SERVER, 0, "/c"), containers)
+    server = shim_row(ShimProcess(6, FORK_SERVER, 0, "/c"), containers)
     assert (server["containers"], server["pod"], server["id"]) == ([], None, None)
 
 
@@ -266,7 +259,7 @@ def test_a_shim_that_has_outlived_its_bundle_is_told(
 
 def test_nobody_but_root_says_where_containers_are(tmp_path: Path) -> None:
     bundle = str(tmp_path / "io.containerd.runtime.v2.task/k8s.io/web")
-    shims = [OurProcess(uid, SHIM, uid, "/c", bundle=bundle) for uid in (0, os.geteuid() + 1)]
+    shims = [ShimProcess(uid, SHIM, uid, "/c", bundle=bundle) for uid in (0, os.geteuid() + 1)]
     assert states_of(shims[:1]) == [str(tmp_path)]
     assert states_of(shims[1:]) == []
 
@@ -279,7 +272,7 @@ def test_a_container_that_looks_like_a_shim_tells_of_no_containers(
     bundle = make_bundle("web", address=f"unix://{socket}")
     within = ("unshare", "--pid", "--fork", "--kill-child")
     with process(bundle, *shim_words(), socket=socket, within=within):
-        (one,) = [each for each in find_processes() if each.bundle == bundle]
+        (one,) = [each for each in find_shims() if each.bundle == bundle]
         assert one.is_abroad
         assert states_of([one]) == []
 
@@ -360,7 +353,7 @@ def test_each_descriptor_of_a_process_is_looked_at_a_fixed_number_of_times(
             monkeypatch.setattr(Procfs, "text", noted)
             monkeypatch.setattr(Procfs, "pids", lambda _: iter([process.pid]))
             _Counted.seen = 0
-            assert find_processes() == []
+            assert find_shims() == []
             assert sockets < _Counted.seen <= 4 * (sockets + 10)
             assert read.count("net/unix") <= 1
         finally:
@@ -412,5 +405,5 @@ def test_of_a_process_in_a_container_nothing_is_read_but_whose_it_is(
             return text(procfs, of, name)
 
         monkeypatch.setattr(Procfs, "text", noted)
-        assert not [each for each in find_processes() if each.bundle == bundle]
+        assert not [each for each in find_shims() if each.bundle == bundle]
     assert set(read) == {"stat", "status"}

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
+from integration.containers import tree_users
 from integration.containers.procfs import Procfs
-from integration.install import usage
 from integration.install.survey import look
 from integration.install.trees import problem_of
 from tests.unit.install.nodes import PROGRAMS, Node
@@ -60,7 +60,7 @@ def _killed_at(number: int, work: Callable[[], object]) -> bool:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without processes: to look at all of them a thousand times takes a minute."""
     monkeypatch.setattr(Procfs, "pids", lambda _: iter(()))
-    monkeypatch.setattr(usage, "is_blind", lambda *_, **__: False)
+    monkeypatch.setattr(tree_users, "is_blind", lambda *_, **__: False)
 
 
 def _every_death(work: Callable[[], object], check: Callable[[], None]) -> int:

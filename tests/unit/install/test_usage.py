@@ -13,8 +13,9 @@ from typing import Final
 
 import pytest
 
+from integration.containers.tree_users import is_blind
 from integration.install.survey import look
-from integration.install.usage import Role, User, is_blind, role_of, users
+from integration.install.usage import Role, User, role_of, users
 from integration.install_places import Place
 from tests.harness.launcher import REPOSITORY
 from tests.harness.trees import small_tree
@@ -155,7 +156,7 @@ def test_a_listener_of_another_pid_namespace_is_known_to_be_unseen(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(SOCKET)
         listener.listen()
-        ask = "from integration.install.usage import is_blind; print(is_blind('.'))"
+        ask = "from integration.containers.tree_users import is_blind; print(is_blind('.'))"
         done = subprocess.run(
             ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", ask],
             capture_output=True, text=True, check=True, env={"PYTHONPATH": REPOSITORY},
@@ -198,7 +199,7 @@ def _asked(question: str, capabilities: str) -> bool:
     """Ask with fewer of root's capabilities."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    ask = f"from integration.install.usage import is_blind; print({question})"
+    ask = f"from integration.containers.tree_users import is_blind; print({question})"
     done = subprocess.run(
         ["setpriv", f"--bounding-set={capabilities}", sys.executable, "-c", ask],
         capture_output=True, text=True, check=True, env={"PYTHONPATH": REPOSITORY},

@@ -18,11 +18,12 @@ from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.witness import Witness
 from integration import exits
 from integration.cli.app import main
+from integration.containers.bundle_watch import watched_directories
 from integration.containers.bundles import TASKS, Container, Pod
 from integration.containers.held_devices import devices_of
 from integration.containers.procfs import Procfs
 from integration.kubelet.values import Allocated
-from integration.node.holders.holdings import holdings_of, unheld_of
+from integration.node.holders.holders import holdings_of, unheld_of
 from integration.node.holders.values import Holding, Unheld
 from integration.node.options import Options
 from integration.node.service import Context
@@ -279,7 +280,7 @@ def test_what_the_kubelet_gave_and_nobody_holds(make: Callable[..., Container]) 
 async def heard(watcher: Watcher, state: str) -> bool:
     """Whether something is heard, and then all that is new is watched."""
     told = await watcher.wait(10)
-    while watcher.follow(component.interests([state])):
+    while watcher.follow(watched_directories([state])):
         told = True
     return told
 
@@ -288,8 +289,8 @@ async def test_a_state_that_comes_later_and_what_comes_below_it_is_heard(tmp_pat
     state = str(tmp_path / "run" / "containerd")
     bundle = Path(f"{state}/{TASKS}/ns/one")
     with Watcher(0.2) as watcher:
-        assert watcher.follow(component.interests([state]))
-        assert not watcher.follow(component.interests([state]))
+        assert watcher.follow(watched_directories([state]))
+        assert not watcher.follow(watched_directories([state]))
         (tmp_path / "noise").write_text("")
         assert not await watcher.wait(0.3)
         for made in (os.path.dirname(state), state, f"{state}/{TASKS}", f"{state}/{TASKS}/ns"):

@@ -16,7 +16,7 @@ from api.proto import podresources_pb2 as podresources
 from hooks.config import Config
 from hooks.node.gpus import Gpu
 from integration.kubelet.pod_resources import PodResources
-from integration.node.holders.holdings import unheld_of
+from integration.node.holders.holders import unheld_of
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.plugin.allocation import VENDOR, Ground, allocate

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from integration.containers.bundles import Container
-from integration.containers.cgroups import Owners, cgroups_in, own_cgroup, owner_of
+from integration.containers.cgroups import cgroups_in, own_cgroup
+from integration.containers.owners import Owners, owner_of
 from integration.containers.procfs import Procfs
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import DeviceUse, Holding, Ledger

@@ -18,7 +18,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -43,7 +42,6 @@ from integration.node.holders.values import Holding
 from integration.node.services.causes.files import FAULT, Files, read_all
 from integration.node.state.store import Unsampled
 from integration.nvml.values import GpuEvent, epoch, now
-from shim.bundle import INIT_PID
 from shim.causes.record import Whose
 from shim.causes.xids import RECOVERY, RECOVERY_ACTIONS, Action, recovery_asked
 
@@ -350,12 +348,11 @@ def _was_there(container: Container, when: float, *, known: bool) -> bool:
         when: seconds since boot.
         known: the answer, if its bundle does not say when it was made.
     """
-    try:
-        made = os.stat(os.path.join(container.bundle, INIT_PID)).st_mtime
-    except OSError:
+    created = container.created
+    if created is None:
         return known
-    if made <= epoch(when) + _SLACK:
+    if created <= epoch(when) + _SLACK:
         return True
     # By a clock that was set back since it may seem to be made later than it was.
     status = Procfs().status(container.pid) if container.pid else None
-    return status is not None and status.started_since_boot <= when + _SLACK
+    return status is not None and status.existed_at(when, _SLACK)

@@ -3,7 +3,8 @@
 It is made of the bundles alone, so an agent that begins has the ledger that its predecessor had. It
 is posted on the board, and written to ``STATE/ledger.json``, when it differs.
 
-One looks anew when containers come, go, are made or end (:func:`interests`), when the node changed
+One looks anew when containers come, go, are made or end
+(:mod:`integration.containers.bundle_watch`), when the node changed
 (the driver may be another), and when what nobody tells of has: what the kubelet says of its pods,
 the driver's files, containerds that are known by their shims alone. After some times of that
 nothing is believed any more, and all is read.
@@ -21,20 +22,15 @@ from api.errors import one_line, printable
 from hooks.config import Config
 from hooks.node.inventory import Inventory
 from integration.agent_errors import LedgerUnwritten
-from integration.containers.bundles import (
-    KNOWN_STATES,
-    TASKS,
-    Container,
-    find_containers,
-    state_directories,
-)
+from integration.containers.bundle_watch import watched_directories
+from integration.containers.bundles import Container, find_containers
 from integration.containers.held_devices import LEDGER
 from integration.containers.procfs import Procfs
-from integration.containers.shims import find_processes, states_of
+from integration.containers.shims import states_to_watch
 from integration.detached import aside
-from integration.files import directories, read_file, replace_file
+from integration.files import read_file, replace_file
 from integration.kubelet.values import Allocated
-from integration.node.holders.holdings import (
+from integration.node.holders.holders import (
     UNKNOWN_POD,
     holdings_of,
     stale_of,
@@ -43,8 +39,7 @@ from integration.node.holders.holdings import (
 )
 from integration.node.holders.values import Denied, Ledger, as_document
 from integration.nvml.values import now
-from integration.watcher import Interest, Watcher, first_of
-from shim.bundle import INIT_PID, RECORD
+from integration.watcher import Watcher, first_of
 
 if TYPE_CHECKING:
     from integration.node.service import Context
@@ -55,9 +50,6 @@ _PROC: Final = "/proc"
 # Seconds after which a swarm of changes is over, and how long one may last.
 _QUIET: Final = 0.2
 _LONGEST_SWARM: Final = 2.0
-
-_MADE_OR_REMOVED: Final = Interest(content=False)
-_OF_A_BUNDLE: Final = Interest(frozenset({RECORD, INIT_PID}), content=False)
 
 # So many times in turn it is believed that all that happened was heard.
 _TRUSTED: Final = 10
@@ -87,7 +79,7 @@ def _ledger_of(
     proc: str,
 ) -> Ledger:
     holdings = holdings_of(containers, inventory, Procfs(proc), allocated)
-    unread = [c for c in containers if c.record is None and _is_there(c.bundle, RECORD)]
+    unread = [c for c in containers if c.record is None and c.has_record]
     return Ledger(
         unknown=tuple(f"the record of {c.title} in {c.bundle} cannot be read" for c in unread),
         when=now(),
@@ -142,22 +134,6 @@ async def look_and_ask(
     return await aside(_ledger_of, ledger.containers, inventory, later, proc)
 
 
-def _is_there(bundle: str, name: str) -> bool:
-    return os.path.lexists(os.path.join(bundle, name))
-
-
-def known_states(asked: Iterable[str], proc: str = _PROC) -> tuple[str, ...]:
-    """The state directories to look at, whether they are there or not.
-
-    Args:
-        asked: those that somebody named; if none, those that are known, and those of shims.
-    """
-    named = tuple(asked)
-    if named:
-        return state_directories(named)
-    return tuple(dict.fromkeys((*KNOWN_STATES, *states_of(find_processes(proc, glance=True)))))
-
-
 async def run(context: Context) -> None:
     """Keep the ledger, until cancelled.
 
@@ -173,7 +149,7 @@ async def run(context: Context) -> None:
     with Watcher(_QUIET, _LONGEST_SWARM) as watcher:
         while True:
             if late:
-                states = await aside(known_states, options.states)
+                states = await aside(states_to_watch, options.states)
             allocated = await ask()
             version = board.version("seen")
             # All is heard, so bundles are read for nothing; but nobody tells of the driver's files.
@@ -186,7 +162,7 @@ async def run(context: Context) -> None:
                 board.post(ledger=ledger)
                 board.fault("ledger", await aside(_write, context.config, ledger))
                 ended = watcher.follow_processes(await aside(_processes, ledger))
-                again = watcher.follow(interests(states)) or ended
+                again = watcher.follow(watched_directories(states)) or ended
                 if watcher.deaf != deaf:
                     deaf = watcher.deaf
                     context.say("warning", "not all containers are heard", why=deaf or "over")
@@ -197,28 +173,6 @@ async def run(context: Context) -> None:
                     partial(board.change, "seen", since=version),
                 )
                 late = not which and not heard and board.version("seen") == version
-
-
-def interests(states: Iterable[str]) -> dict[str, Interest]:
-    """What of containerd's state tells that containers come, go, are created or end.
-
-    Namespaces and bundles that are made and removed do, and two files of a bundle: what was
-    injected, and the pid of init. Other files of a bundle change with each exec, and wake nobody.
-
-    Args:
-        states: containerd's state directories, whether they are there or not.
-
-    Returns:
-        The directories that matter, and what does in each.
-    """
-    found = {}
-    for state in states:
-        tasks = os.path.join(state, TASKS)
-        found[tasks] = _MADE_OR_REMOVED
-        for namespace in directories(tasks):
-            found[namespace] = _MADE_OR_REMOVED
-            found |= dict.fromkeys(directories(namespace), _OF_A_BUNDLE)
-    return found
 
 
 def _is_overtaken(ledger: Ledger) -> bool:

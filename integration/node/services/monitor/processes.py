@@ -13,7 +13,6 @@ Source: cgroups(7); proc(5), starttime.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from integration.containers.cgroups import cgroups_in
@@ -26,7 +25,6 @@ _SLACK: Final = 1.0
 # Seconds for which it is believed where a process is, and how many processes of a storm that is of.
 _BELIEVED: Final = 0.5
 _MOST: Final = 1024
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
@@ -52,9 +50,9 @@ class Processes:
 
     def _look(self, pid: int, when: float) -> str:
         status = self._procfs.status(pid)
-        if status is None or status.start_time / _TICKS > when + _SLACK:
+        if status is None or not status.existed_at(when, _SLACK):
             return ""
-        text = self._procfs.text(pid, "cgroup")
+        text = self._procfs.cgroup(pid)
         if status.is_zombie:
             hierarchies = [controllers for controllers, _ in cgroups_in(text)]
             return text if hierarchies == [""] else ""

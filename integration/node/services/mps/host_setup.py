@@ -24,9 +24,9 @@ from typing import Final
 
 from integration import driver_launch_child as launch
 from integration.agent_errors import MpsStateUnusable
+from integration.containers.procfs import Procfs
 from integration.node.mps.paths import Places, shm
 from shim import syscalls
-from shim.mountinfo import unescape
 
 CGROUP: Final = "nvshim-mps"
 """The cgroup of all daemons and servers, at the top of every hierarchy."""
@@ -141,8 +141,8 @@ def remove(places: Places) -> None:
 def is_anothers(root: str) -> bool:
     """Whether somebody else has mounted the shared memory, and so keeps MPS there."""
     path = os.path.realpath(shm(root))
-    topmost = next((each for each in reversed(mounts_of()) if each[4] == path), None)
-    return topmost is not None and topmost[topmost.index("-") + 2] != _SOURCE
+    topmost = next((each for each in reversed(Procfs().mounts()) if each.point == path), None)
+    return topmost is not None and topmost.source != _SOURCE
 
 
 def _is_unseen(path: str) -> bool:
@@ -151,21 +151,10 @@ def _is_unseen(path: str) -> bool:
     It may have another path there: this program's root need not be that of process 1.
     """
     real = os.path.realpath(path)
-    devices = {words[2] for words in mounts_of() if words[4] == real}
-    try:
-        return devices.isdisjoint(words[2] for words in mounts_of("1"))
-    except OSError:
-        return False  # it cannot be told
-
-
-def mounts_of(process: str = "self") -> list[list[str]]:
-    """What a process has mounted: the words of each line of its mountinfo, without its escapes.
-
-    Raises:
-        OSError: it has ended.
-    """
-    with open(f"/proc/{process}/mountinfo", "rb") as file:
-        return [[os.fsdecode(unescape(word)) for word in line.split()] for line in file]
+    procfs = Procfs()
+    devices = {mount.device for mount in procfs.mounts() if mount.point == real}
+    theirs = procfs.mounts(1)  # empty if they cannot be read
+    return bool(theirs) and devices.isdisjoint(mount.device for mount in theirs)
 
 
 def take_shm(root: str) -> None:

@@ -15,7 +15,6 @@ Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -24,14 +23,13 @@ from hooks.node.inventory import Inventory
 from hooks.sharing import gpus_of
 from integration.containers.held_devices import devices_of, is_privileged
 from integration.containers.shares import shares_of
+from integration.containers.shims import has_shim
 from integration.kubelet.values import Allocated
 from integration.node.holders.values import Holding, Unheld
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
     from integration.containers.procfs import Procfs
-
-_SHIM: Final = "containerd-shim"
 
 _UUIDS: Final = ("GPU-", "MIG-")
 
@@ -107,24 +105,12 @@ def stale_of(container: Container) -> str:
 
 
 def _orphan(container: Container, procfs: Procfs, allocated: Allocated | None) -> str:
-    if container.pid and not _has_shim(container.pid, procfs):
+    if container.pid and not has_shim(container.pid, procfs):
         return "its shim is gone, and it runs on"
     pod = container.pod
     if pod and allocated is not None and (pod.namespace, pod.name) not in allocated:
         return UNKNOWN_POD
     return ""
-
-
-def _has_shim(pid: int, procfs: Procfs) -> bool:
-    """Whether the parent of an init process is a shim: the kernel gives it another when that dies.
-
-    One that went meanwhile has nothing to complain of.
-    """
-    status = procfs.status(pid)
-    if status is None:
-        return True
-    words = procfs.words(status.parent)[:3]
-    return any(os.path.basename(word).startswith(_SHIM) for word in words)
 
 
 def unheld_of(

@@ -1,4 +1,4 @@
-"""How much memory a process takes.
+"""The memory of a process, as ``smaps_rollup`` adds it up.
 
 Source: proc(5), /proc/PID/smaps_rollup.
 """
@@ -8,31 +8,29 @@ from __future__ import annotations
 from typing import Final
 
 ROLLUP: Final = "smaps_rollup"
-"""The file of a process that has the sums."""
+"""The file in the directory of a process."""
 
 
 def pss_and_uss(pid: int, proc: str = "/proc") -> tuple[int, int]:
-    """The memory of a process: its part of what it shares, and what it has alone.
+    """Return PSS and USS of a process in KiB.
+
+    PSS divides each shared page among the processes that share it. USS counts private pages only.
 
     Args:
-        pid: the process.
-        proc: where procfs is.
-
-    Returns:
-        PSS and USS in KiB.
+        proc: the mount point of procfs.
 
     Raises:
-        OSError: it is gone.
+        OSError: the process has ended.
     """
     with open(f"{proc}/{pid}/{ROLLUP}", encoding="ascii") as file:
         return read_rollup(file.read())
 
 
 def read_rollup(text: str) -> tuple[int, int]:
-    """PSS and USS in KiB, of the text of a ``smaps_rollup``.
+    """Return PSS and USS in KiB from the text of a ``smaps_rollup``.
 
     Raises:
-        KeyError: it is empty, as of a process that ends.
+        KeyError: the text is empty, because the process is exiting.
     """
     table = {}
     for line in text.splitlines()[1:]:

@@ -1,0 +1,57 @@
+"""The processes of a node by name, for programs that look for containerd, a kubelet and others.
+
+Any process can have any name and command line, and processes in containers are visible here too. A
+reader that runs the program of a process, or reads its files, uses :func:`host_processes` only.
+
+Source: proc_pid_status(5), proc_pid_environ(5), mount_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from integration.containers.procfs import Procfs
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the node."""
+
+    pid: int  # its number
+    name: str  # the kernel's short name
+    procfs: Procfs  # for other facts
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Its command line. It may contain secrets: do not store it."""
+        return self.procfs.words(self.pid)
+
+    def option(self, *names: str) -> str:
+        """Return the value of an option in its command line; "" if it is missing."""
+        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
+            for name in names:
+                if word == name:
+                    return following
+                if word.startswith(f"{name}="):
+                    return word.removeprefix(f"{name}=")
+        return ""
+
+    def search_path(self) -> tuple[str, ...]:
+        """Return the directories in which it looks for programs; empty if unreadable."""
+        return tuple(filter(None, self.procfs.variable(self.pid, "PATH").split(":")))
+
+
+def node_processes(proc: str = "/proc") -> Iterator[Process]:
+    """Yield all processes in the order of their pids."""
+    procfs = Procfs(proc)
+    for pid in procfs.pids() if os.path.isdir(proc) else ():
+        if name := procfs.name(pid):  # otherwise it has ended
+            yield Process(pid, name, procfs)
+
+
+def host_processes(proc: str = "/proc") -> Iterator[Process]:
+    """Yield the processes that run as root alone, in the node's or our mount namespace."""
+    return (each for each in node_processes(proc) if each.procfs.is_roots(each.pid))
