@@ -13,7 +13,7 @@ from hooks.config import Config
 from integration.cli.options import configured, found_if, located, stacked, with_output
 from integration.cli.output import Column, Output, counted
 from integration.cli.progress import Progress
-from integration.drain.serving import Wish, answer_of, drain
+from integration.drain.serving import DrainOptions, answer_of, drain
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME: Final = re.compile(r"(\d{1,6})([smhd]?)", re.ASCII)
@@ -46,11 +46,11 @@ ending = stacked(
 def wish_of(
     *, reason: str, wait: float | None, force: bool, grace: float, lets_go: bool,
     states: tuple[str, ...], proc: str,
-) -> Wish:  # fmt: skip
+) -> DrainOptions:  # fmt: skip
     """What the options say."""
     if force and wait is None:
         wait = math.inf
-    return Wish(
+    return DrainOptions(
         reason=" ".join(reason.split()), seconds=wait, grace=grace if force else None,
         lets_go=lets_go, states=states, proc=proc,
     )  # fmt: skip

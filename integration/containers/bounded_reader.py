@@ -1,4 +1,4 @@
-"""Read what other processes can make a reader wait for, in a child with a deadline.
+"""Read files that can block the reader, in a child with a deadline.
 
 The kernel may ask the server of a file system for the number of an open file, and may wait for a
 process to read its memory (its command line, its maps). No signal ends a reader that waits for a
@@ -35,7 +35,7 @@ _CHUNK: Final = 1 << 16
 
 
 class Reader:
-    """Reads in a child, which the first question starts, and which ends with this object.
+    """A reader whose child starts with the first question and exits with this object.
 
     Attributes:
         lost: how many questions missed the deadline.
@@ -63,7 +63,7 @@ class Reader:
         if self.lost >= _MOST_LOST:
             return None
         try:
-            child = self._begin()
+            child = self._start()
             return _answer(child, os.fsencode(question))
         except TimeoutError:
             self.lost += 1
@@ -74,7 +74,7 @@ class Reader:
         self._child = self._end = None
         return None
 
-    def _begin(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, "-I", "-S", bounded_reader_child.__file__],

@@ -1,4 +1,4 @@
-"""What can go wrong while somebody looks at a node: E251x."""
+"""Errors of looking at a node: E251x."""
 
 from __future__ import annotations
 

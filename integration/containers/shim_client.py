@@ -1,7 +1,7 @@
-"""A shim without containerd: its verbs executed, its API called, its events taken, by us.
+"""Use a shim without containerd: execute its verbs, call its API, receive its events.
 
-Where containerd is in between, it hides what a shim answers. An installer has no containerd that
-it may use, and a test wants none: here whoever asks is containerd.
+containerd hides what a shim answers. An installer may not use the node's containerd, and a test
+needs none: here the caller acts as containerd.
 
 Source: containerd docs/runtime-v2.md.
 """
@@ -42,15 +42,15 @@ _EVENTS: Final = {
 
 
 class EventsServer:
-    """The socket on which containerd takes events; it can go away and come back.
+    """The socket on which containerd receives events; it can close and open again.
 
     Args:
         path: of the socket.
-        namespace: that events have to come from; others are refused.
+        namespace: the only one from which events are accepted.
 
     Attributes:
-        envelopes: what was told, in order.
-        refused: kinds of events that are answered with INVALID_ARGUMENT.
+        envelopes: the received events, in order.
+        refused: kinds of events to answer with INVALID_ARGUMENT.
     """
 
     def __init__(self, path: str, namespace: str) -> None:
@@ -62,7 +62,7 @@ class EventsServer:
 
     @property
     def events(self) -> list[Message]:
-        """What was told, in order."""
+        """The received events, in order."""
         decoded = []
         for envelope in self.envelopes:
             kind = _EVENTS[typeurl.full_name(envelope.event)]
@@ -71,27 +71,27 @@ class EventsServer:
 
     @property
     def names(self) -> list[str]:
-        """The kinds of what was told, in order."""
+        """The kinds of the received events, in order."""
         return [type(event).__name__ for event in self.events]
 
     def of(self, container_id: str) -> list[str]:
-        """The kinds of what was told of one container, in order; execs by their id."""
-        told = []
+        """Return the kinds of one container's events, in order; execs with their id."""
+        kinds = []
         for event in self.events:
             if event.container_id == container_id:  # type: ignore[attr-defined] # all have it
                 exec_id = getattr(event, "exec_id", "") or getattr(event, "id", "")
                 suffix = f" {exec_id}" if exec_id not in ("", container_id) else ""
-                told.append(type(event).__name__ + suffix)
-        return told
+                kinds.append(type(event).__name__ + suffix)
+        return kinds
 
     async def until(self, name: str, *, count: int = 1, seconds: float = 10 * PATIENCE) -> None:
-        """Wait until an event of a kind has come, so many times."""
+        """Wait until a number of events of a kind were received."""
         with anyio.fail_after(seconds):
-            while self.names.count(name) < count:  # noqa: ASYNC110 - seen from outside
+            while self.names.count(name) < count:  # noqa: ASYNC110 - a wait of tests
                 await anyio.sleep(0.01)
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Be there, until :meth:`stop`."""
+        """Serve until :meth:`stop`."""
         with suppress(FileNotFoundError):
             os.unlink(self._path)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -103,9 +103,9 @@ class EventsServer:
             await self._server.serve(listener)
 
     def stop(self) -> None:
-        """Go away, as a containerd that is restarted.
+        """Close the socket, like a containerd that restarts.
 
-        What was taken is answered, so that no shim tells it again.
+        Received events are answered first, so that no shim repeats them.
         """
         if self._server is not None:
             self._server.close()
@@ -125,7 +125,7 @@ class EventsServer:
 def verb_words(
     program: str, verb: str, *, namespace: str, address: str, container_id: str, bundle: str = ""
 ) -> list[str]:
-    """The command line by which containerd executes a verb.
+    """Return the command line with which containerd executes a verb.
 
     Args:
         program: the shim's program.
@@ -143,17 +143,17 @@ def verb_words(
 def execute_verb(
     words: Sequence[str], bundle: str, *, stdin: bytes = b"", environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[bytes]:
-    """Execute a verb as containerd does: in the bundle, with one pipe for all that it says.
+    """Execute a verb as containerd does: in the bundle, with one pipe for stdout and stderr.
 
     Args:
-        words: its command line.
-        bundle: the container's.
-        stdin: what it can read.
-        environment: the whole of it.
+        words: the command line.
+        bundle: the working directory.
+        stdin: the bytes on its standard input.
+        environment: the complete environment.
 
     Raises:
         OSError: it cannot be executed.
-        subprocess.TimeoutExpired: it does not end in ten seconds. It is killed.
+        subprocess.TimeoutExpired: it did not exit within ten seconds and was killed.
     """
     return subprocess.run(
         words,
@@ -187,16 +187,16 @@ async def call(
 
 
 async def kill(container: Container, number: signal.Signals, *, timeout: float) -> None:
-    """Have a shim signal its container, as containerd does; by SIGKILL all processes of it.
+    """Ask a shim to signal its container, as containerd does; SIGKILL goes to all its processes.
 
     Args:
-        container: its shim may be containerd's own, too.
+        container: its shim may also be containerd's own.
         number: the signal.
-        timeout: seconds that the shim may take.
+        timeout: seconds for the shim to answer.
 
     Raises:
-        NvshimError: the shim says no.
-        OSError: it cannot be asked.
+        NvshimError: the shim refuses.
+        OSError: its socket cannot be reached.
         TimeoutError: it does not answer.
     """
     everyone = number == signal.SIGKILL
@@ -209,7 +209,7 @@ async def kill(container: Container, number: signal.Signals, *, timeout: float) 
                         id=container.id, signal=number.value, all=everyone,
                     )  # fmt: skip
                 except NvshimError as error:
-                    # The other version of the API, of containerd's own shims since 2.0.
+                    # containerd's own shims since 2.0 serve the other version of the API.
                     if error.status != Status.UNIMPLEMENTED or service == _TASK_V3:
                         raise
                 else:

@@ -1,19 +1,17 @@
-"""What a containerd and its containers leave on the machine, seen and removed from outside.
+"""Find and remove what a containerd and its containers leave on the machine.
 
-containerd's own lists say what containerd believes. This module reads what is there: processes
-in /proc, mounts in mountinfo, directories of cgroups, sockets, fifos, the low-level runtime's
-state. Tests compare two readings to find what was left; a private containerd removes by them
-what it made.
+containerd's own lists show what containerd believes. This module reads what exists: processes in
+/proc, mounts in mountinfo, cgroups, sockets, fifos, the state of the low-level runtime. Tests
+compare two readings to find leftovers. A private containerd removes its own traces.
 
 Rules
-- What belongs to a containerd is told by its marks: its directory, which nobody else uses, and
-  its namespace, a name that nobody else uses. No guess is made by program name: other
-  containerds may run on the machine.
-- What the CRI made is in a namespace that others have too, and belongs by its ids, which are
-  random and are not given twice.
-- A process belongs if its arguments, environment, working directory or cgroup carry a mark, or
+- Traces belong to a containerd by its marks: a directory and a namespace that only it uses. The
+  name of a program proves nothing, because other containerds may run on the machine.
+- The CRI uses a namespace that all share. Its traces belong by their ids, which are random and
+  never reused.
+- A process belongs if its arguments, environment, working directory or cgroup contain a mark, or
   if its parent belongs. containerd itself does not belong.
-- A dead child belongs to the parent that has to reap it. What init has not reaped yet is init's.
+- A dead child belongs to the parent that must reap it. A dead child of init belongs to none.
 
 Source: proc(5), cgroups(7), containerd runtime/v2/shim (SocketAddress), go-runc.
 """
@@ -36,15 +34,15 @@ from typing import Final
 from integration.containers.procfs import Procfs, Status
 from shim import syscalls
 
-# Where shims of containerd 1.6 and later listen, whatever containerd's own state directory is.
+# Where shims of containerd 1.6 and later listen, with any state directory.
 SOCKETS: Final = "/run/containerd/s"
-# Where the runc family keeps its state unless told otherwise, one directory for a namespace.
+# Where the runc family keeps its state by default, one directory for each namespace.
 RUNTIME_STATE: Final = "/run/containerd/runc"
 
-# Where the CRI has its containers.
+# The namespace of the CRI's containers.
 _PODS: Final = "k8s.io"
 _CRI: Final = "io.containerd.grpc.v1.cri"
-# Where CNI remembers how it made the network of a pod.
+# Where CNI stores how it set up the network of a pod.
 _CNI_RESULTS: Final = "/var/lib/cni/results"
 
 _FORK_SERVER: Final = "fork-server"
@@ -52,9 +50,9 @@ _TASKS: Final = "io.containerd.runtime.v2.task"
 
 
 class _Trusting(Procfs):
-    """Reads command lines and environments itself, and not in a child.
+    """A procfs that reads command lines and environments itself, not in a child.
 
-    They are of a containerd of our own, or, for a wary one, of processes of our user and mounts.
+    Its processes belong to a private containerd, or to our user and mount namespace.
     """
 
     def is_own(self, pid: int) -> bool:
@@ -68,36 +66,36 @@ _POLL: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """By what the traces of one containerd are told from those of others."""
+    """What distinguishes the traces of one containerd from those of others."""
 
-    directory: str  # all its files are below it; absolute, no link in it
-    address: str  # its socket, as its shims are told
-    namespace: str  # the one namespace that is used in it; unique on this machine
-    # ids of containers and groups it may have seen. Too many do no harm.
+    directory: str  # all its files are below it; absolute, without links
+    address: str  # its socket, as in the command lines of its shims
+    namespace: str  # the only namespace that is used; unique on this machine
+    # ids of containers and groups that it may have served; more are harmless
     names: frozenset[str] = field(default=frozenset())
     pid: int = 0  # containerd's process; 0 if it does not run
-    # ids of pods and their containers that the CRI has given. Too many do no harm.
+    # ids of pods and their containers from the CRI; more are harmless
     pods: frozenset[str] = field(default=frozenset())
-    # whether there are containers of strangers, who can have whoever reads their words wait: then
-    # words are read of the caller's own processes in the caller's mount namespace alone
+    # Whether other tenants' containers run, which can block a reader of their command lines. Then
+    # only the caller's own processes in the caller's mount namespace are read.
     wary: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Trace:
-    """One thing that is there."""
+    """One leftover."""
 
     # "process", "mount", "cgroup", "socket", "fifo", "bundle", "runtime state", "pod", "file"
     kind: str
     name: str  # the pid or the path
-    detail: str = ""  # what helps a reader to recognise it
+    detail: str = ""  # helps a reader to recognise it
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" + (f" ({self.detail})" if self.detail else "")
 
 
 def find(marks: Marks) -> set[Trace]:
-    """Everything of a containerd that is there now, besides containerd and its own files."""
+    """Return all traces of a containerd, without containerd itself and its own files."""
     return {
         *processes(marks),
         *mounts(marks),
@@ -112,10 +110,10 @@ def find(marks: Marks) -> set[Trace]:
 
 
 def remove(marks: Marks) -> set[Trace]:
-    """Remove all that :func:`find` finds; once, since some of it takes a moment to go.
+    """Remove once what :func:`find` finds; some traces take a moment to disappear.
 
     Returns:
-        What is still there.
+        The remaining traces.
     """
     for trace in sorted(find(marks), key=_removal_order):
         with contextlib.suppress(OSError):
@@ -124,14 +122,14 @@ def remove(marks: Marks) -> set[Trace]:
 
 
 def clean(marks: Marks, seconds: float) -> set[Trace]:
-    """Remove all that is found, again and again until it is gone.
+    """Remove traces repeatedly until none is left.
 
     Args:
         marks: of the containerd.
-        seconds: that it may take.
+        seconds: the time limit.
 
     Returns:
-        What is still there.
+        The remaining traces.
     """
     deadline = time.monotonic() + seconds
     while (left := remove(marks)) and time.monotonic() < deadline:
@@ -140,7 +138,7 @@ def clean(marks: Marks, seconds: float) -> set[Trace]:
 
 
 def forget(namespace: str) -> None:
-    """Remove what a namespace has of its own, once nothing is left of its containers."""
+    """Remove the directories of a namespace whose containers were all removed."""
     for hierarchy in cgroup_hierarchies():
         with contextlib.suppress(OSError):
             os.rmdir(os.path.join(hierarchy, namespace))
@@ -148,18 +146,18 @@ def forget(namespace: str) -> None:
 
 
 def socket_path(marks: Marks, group: str, *, namespace: str | None = None) -> str:
-    """The socket of the shim that serves ``group`` (a container's id, or its pod's)."""
+    """Return the socket of the shim that serves ``group`` (the id of a container or its pod)."""
     return _socket_path(marks.address, namespace or marks.namespace, group)
 
 
-@functools.lru_cache(maxsize=1 << 14)  # who compares two readings asks for the same ones again
+@functools.lru_cache(maxsize=1 << 14)  # two readings need the same ones
 def _socket_path(address: str, namespace: str, group: str) -> str:
     key = posixpath.join(address, namespace, group)
     return os.path.join(SOCKETS, hashlib.sha256(key.encode()).hexdigest())
 
 
 def processes(marks: Marks) -> set[Trace]:
-    """The processes that belong: shims, runtimes, containers, clients, and their children."""
+    """Return the shims, runtimes, containers and clients that belong, with their children."""
     table = _process_table()
     ourselves = _ancestors(os.getpid(), table)
     others = table.keys() - ourselves - fork_servers(marks)
@@ -177,19 +175,19 @@ def processes(marks: Marks) -> set[Trace]:
 
 
 def fork_servers(marks: Marks) -> set[int]:
-    """The processes that fork this containerd's shims.
+    """Return the processes that fork this containerd's shims.
 
-    They are no trace of a container: one stays for the next, until nobody has asked for long.
+    They are not traces of a container: a fork server exits when it has been idle for long.
     """
     table = ((pid, _words(pid, marks)) for pid in _PROCFS.pids())
     return {pid for pid, words in table if words[-1:] == [_FORK_SERVER] and marks.address in words}
 
 
 def mounts(marks: Marks) -> set[Trace]:
-    """Mounts of this mount namespace at, or of something below, the directory."""
+    """Return the mounts at or below the directory, and those of files below it elsewhere."""
     table = _PROCFS.mounts()
-    # What a bind mount shows is named by its path in the file system it is of, and that file
-    # system may itself be mounted from the middle (a subvolume, a root that was bound).
+    # mountinfo names the source of a bind mount by its path in the file system, whose own mount
+    # may start below its root (a subvolume, or another bind mount).
     home = max(
         (m for m in table if m.point == "/" or _is_below(marks.directory, m.point)),
         key=lambda m: len(m.point),
@@ -204,9 +202,9 @@ def mounts(marks: Marks) -> set[Trace]:
 
 
 def cgroups(marks: Marks) -> set[Trace]:
-    """Cgroups of the namespace's containers, in every hierarchy.
+    """Return the cgroups of the namespace's containers in every hierarchy.
 
-    The namespace's own directory is not one: the low-level runtimes leave it behind.
+    The namespace's own directory does not count: the low-level runtimes leave it behind.
     """
     found = set()
     for hierarchy in cgroup_hierarchies():
@@ -220,23 +218,23 @@ def cgroups(marks: Marks) -> set[Trace]:
 
 
 def sockets(marks: Marks) -> set[Trace]:
-    """The sockets of shims, of the names that were used and those that bundles name.
+    """Return the sockets of shims, for the used names and from the bundles.
 
-    Beside a socket there can be links that announce containers to its shim.
+    Next to a socket there can be links that announce containers to its shim.
     """
     paths = {socket_path(marks, name) for name in marks.names}
     paths |= {socket_path(marks, pod, namespace=_PODS) for pod in marks.pods}
     for bundle in bundles(marks):
         with contextlib.suppress(OSError), open(os.path.join(bundle.name, "address")) as file:
             paths.add(file.read().strip().removeprefix("unix://"))
-    # Of names there may be thousands, of folders one or two with few sockets in them.
+    # There may be thousands of names, but only one or two folders with few sockets.
     folders = {os.path.dirname(path) for path in paths}
     there = (path for folder in folders for path in _entries(folder))
     return {Trace("socket", path) for path in there if not paths.isdisjoint(_up_to_dots(path))}
 
 
 def _up_to_dots(path: str) -> Iterator[str]:
-    """A path, and what of it is before each dot of its name."""
+    """Yield the prefixes of a path that end before a dot of its name, and the path."""
     directory, name = os.path.split(path)
     parts = name.split(".")
     for count in range(len(parts)):
@@ -244,7 +242,7 @@ def _up_to_dots(path: str) -> Iterator[str]:
 
 
 def fifos(marks: Marks) -> set[Trace]:
-    """Fifos that a client was told to make below the directory."""
+    """Return the fifos of clients below the directory."""
     found = set()
     for directory, _, names in os.walk(os.path.join(marks.directory, "fifo")):
         paths = (os.path.join(directory, name) for name in names)
@@ -253,7 +251,7 @@ def fifos(marks: Marks) -> set[Trace]:
 
 
 def bundles(marks: Marks) -> set[Trace]:
-    """Bundles and work directories of tasks."""
+    """Return the bundles and work directories of tasks."""
     return {
         Trace("bundle", path)
         for part in ("state", "root")
@@ -263,9 +261,9 @@ def bundles(marks: Marks) -> set[Trace]:
 
 
 def runtime_states(marks: Marks) -> set[Trace]:
-    """What runc or crun know of containers, below the usual root and one of the directory's.
+    """Return the state of runc or crun, below the default root and below the directory.
 
-    An id begins with a letter or a digit; what begins with a dot is crun's own, for all of them.
+    An id starts with a letter or a digit. crun's own files, for all containers, start with a dot.
     """
     return {
         Trace("runtime state", path)
@@ -278,7 +276,7 @@ def runtime_states(marks: Marks) -> set[Trace]:
 
 
 def pods(marks: Marks) -> set[Trace]:
-    """What the CRI and the network's plugins keep of pods and containers."""
+    """Return the files of the CRI and of network plugins for pods and containers."""
     own = [
         path
         for part in ("state", "root")
@@ -297,7 +295,7 @@ def pods(marks: Marks) -> set[Trace]:
 
 
 def temporary_files(marks: Marks) -> set[Trace]:
-    """What is left in the directory for temporary files that containerd's children are given."""
+    """Return the temporary files of containerd's children."""
     return {Trace("file", path) for path in _entries(os.path.join(marks.directory, "tmp"))}
 
 
@@ -315,7 +313,7 @@ def _is_marked(pid: int, marks: Marks) -> bool:
 
 
 def _words(pid: int, marks: Marks) -> list[str]:
-    """The command line of a process; none if it is not to be read."""
+    """Return the command line of a process; empty if it may not be read."""
     if marks.wary and not (
         _PROCFS.owner(pid) == os.geteuid()
         and _PROCFS.link(pid, "ns/mnt") == _PROCFS.link(os.getpid(), "ns/mnt")
@@ -325,7 +323,7 @@ def _words(pid: int, marks: Marks) -> list[str]:
 
 
 def _process_table() -> dict[int, Status]:
-    """All processes but the kernel's own threads."""
+    """Return all processes without kernel threads."""
     found = ((pid, _PROCFS.status(pid)) for pid in _PROCFS.pids())
     return {pid: status for pid, status in found if status is not None and not status.is_kernel}
 
@@ -346,7 +344,7 @@ def _portrait(status: Status) -> str:
 
 
 def cgroup_hierarchies() -> list[str]:
-    """Where each hierarchy of cgroups is mounted."""
+    """Return the mount point of each hierarchy of cgroups."""
     return [mount.point for mount in _PROCFS.mounts() if mount.kind in {"cgroup", "cgroup2"}]
 
 
@@ -390,7 +388,7 @@ def _remove_any(path: str) -> None:
         os.unlink(path)
 
 
-# In this order: what holds other things goes first, what is held last.
+# In this order: holders first, what they hold last.
 _REMOVALS: Final = {
     "process": _kill,
     "mount": _unmount,
@@ -406,5 +404,5 @@ _ORDER: Final = {kind: position for position, kind in enumerate(_REMOVALS)}
 
 
 def _removal_order(trace: Trace) -> tuple[int, int]:
-    """By kind, and within a kind the deepest path first."""
+    """Sort by kind, and within a kind the deepest path first."""
     return _ORDER[trace.kind], -trace.name.count("/")

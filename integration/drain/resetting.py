@@ -1,21 +1,21 @@
-"""Resetting a GPU: nobody gets it, nobody holds it, nvidia-smi resets it, and it has to answer.
+"""Reset a GPU: mark it, wait for its holders, let nvidia-smi reset it, and check that it answers.
 
 ::
 
     mark: draining ─▶ mark: closing ─▶ mark: resetting ─▶ nvidia-smi ─▶ mark: proving ─▶ NVML
-           others are gone     nobody holds it                                mark removed
+        other holders are gone  no holder is left                            mark removed
 
 Rules
-- The mark says how far it is, so that whoever is interrupted leaves a GPU that is out of service,
-  and a word of why. The same command goes on from there.
-- What fails leaves the GPU out of service, with the reason in the mark.
+- The mark names the current step. An interrupted reset leaves the GPU out of service, with the
+  step as the reason. The same command continues from there.
+- A failed reset leaves the GPU out of service, with the reason in the mark.
 - A GPU that a person had taken out of service before stays so, with that person's reason.
-- The node agent lets go of NVML, and with it of all GPUs, from when the others are gone until
-  nvidia-smi has ended: nvidia-smi resets none that anybody has open. The agent takes NVML back when
-  the command ends, however it ends (:mod:`.marks`).
-- Whatever of ours is about to open NVML is waited for, and nothing else begins to before nvidia-smi
-  has ended (:mod:`integration.nvml.lock`). Who holds the GPU is looked for once more after that.
-- A proof is NVML's answer, asked anew: it has the GPU, and can open it.
+- The node agent closes NVML, and with it all GPUs, from the time when the other holders are gone
+  until nvidia-smi exits, because nvidia-smi cannot reset an open GPU. The agent opens NVML again
+  when the command exits, with any result (:mod:`integration.devices.drain_marks`).
+- The reset waits for our processes that are about to open NVML, and no other starts to open it
+  before nvidia-smi exits (:mod:`integration.nvml.lock`). Then it checks for holders once more.
+- A fresh answer of NVML is the proof: it lists the GPU and can open it.
 
 Source: nvidia-smi(1), "--gpu-reset".
 """
@@ -63,9 +63,9 @@ class Reset:
 
     Args:
         target: the GPU.
-        config: where the driver, and the mark, are.
-        reason: why, for people; "" if nobody said.
-        say: told in one line what is being done.
+        config: names the directories of the driver and of the mark.
+        reason: why, for display.
+        say: gets a line for each step.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Reset:
         self._config = config
         self._say = say
         gpu = target.gpu
-        assert gpu is not None  # noqa: S101 - the caller has seen to it
+        assert gpu is not None  # noqa: S101 - the caller checks it
         self._gpu = gpu
         mark = Drain(target.device, bus_id=gpu.bus_id, reset=DRAINING)
         marks.put(config, replace(mark, reason=reason or "reset"))
@@ -86,26 +86,26 @@ class Reset:
         look: Callable[[], Sequence[Holder]],
         inventory: Inventory,
     ) -> bool:
-        """Do it.
+        """Reset the GPU.
 
         Args:
-            wait: waits until nobody holds it, and says who still does; calls what it is given once
-                nobody does but the node agent, and what that has started.
-            look: says who holds it now.
-            inventory: what the node has; it says where nvidia-smi is.
+            wait: waits until there are no holders, and returns the remaining ones. It calls its
+                argument when only the node agent, and what that has started, still hold the GPU.
+            look: returns the current holders.
+            inventory: names the path of nvidia-smi.
 
         Returns:
-            Whether the GPU is in service again; it is not if a person had taken it out before.
+            Whether the GPU is in service again; False if a person had taken it out before.
 
         Raises:
-            StillHeld: somebody holds it.
+            StillHeld: the GPU has holders.
             ResetFailed: nvidia-smi did not reset it.
-            ResetUnproven: it does not answer as it should.
+            ResetUnproven: NVML does not answer as expected.
             MarkUnwritten: the mark cannot be written.
         """
         try:
             while not self._reset(wait, look, inventory):
-                self._step(DRAINING)  # somebody came to hold it just then
+                self._step(DRAINING)  # a new holder appeared
             self._step(PROVING)
             self._prove()
         except (ResetFailed, ResetUnproven) as error:
@@ -126,7 +126,7 @@ class Reset:
         look: Callable[[], Sequence[Holder]],
         inventory: Inventory,
     ) -> bool:
-        """Reset it once nobody holds it; whether that was so until nvidia-smi began."""
+        """Reset the GPU when it has no holders; False if one appeared before nvidia-smi started."""
         if holders := wait(partial(self._step, CLOSING, closed=True)):
             raise self._still_held([each.name for each in holders])
         arguments = ["--gpu-reset", "-i", self._gpu.bus_id]
@@ -138,14 +138,14 @@ class Reset:
                 run_nvidia_smi(inventory.driver, self._config, arguments, _TO_RESET, lock=lock)
             except SmiFailed as error:
                 if isinstance(error.__cause__, subprocess.TimeoutExpired):
-                    give_up(self._config.state)  # it may never end, and has the lock as well
+                    give_up(self._config.state)  # nvidia-smi may hang, and holds the lock
                 asked = f"to reset {self._target.name}"
                 raise ResetFailed(asked, found=error.found, do=error.do or _DO) from error
         return True
 
     @contextmanager
     def _alone(self) -> Iterator[int]:
-        """Have nobody of us open NVML as long as this lasts."""
+        """Keep all our processes from opening NVML."""
         with ExitStack() as stack:
             try:
                 lock = stack.enter_context(alone(self._config.state, _TO_CLOSE))

@@ -1,4 +1,4 @@
-"""What the commands do: out of service, back, and reset."""
+"""The commands: take out of service, return to service, reset."""
 
 from __future__ import annotations
 
@@ -29,78 +29,78 @@ _TO_LET_GO: Final = 10.0 * PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the commands are told."""
+class DrainOptions:
+    """The options of the commands."""
 
-    reason: str = ""  # why, for people; "" if nobody said
-    seconds: float | None = None  # to wait at most; None not to wait
-    grace: float | None = None  # seconds that containers have to end; None to end none
-    lets_go: bool = False  # whether the node agent is to close NVML
-    states: tuple[str, ...] = ()  # containerd's state directories; none for those that are known
-    proc: str = "/proc"  # where the node's processes are shown
+    reason: str = ""  # why, for display
+    seconds: float | None = None  # the time limit of the wait; None not to wait
+    grace: float | None = None  # seconds from SIGTERM to SIGKILL of containers; None to stop none
+    lets_go: bool = False  # whether the node agent closes NVML
+    states: tuple[str, ...] = ()  # containerd's state directories; empty for the known ones
+    proc: str = "/proc"  # the mount point of procfs
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What is out of service, and who holds it still."""
+    """The devices that were taken out of service, and their holders."""
 
-    targets: tuple[tuple[Target, Drain], ...]  # what was taken out of service, each with its mark
-    holders: tuple[Holder, ...]  # of any of them, whether they are waited for or not
-    free: bool  # whether none of them has to be waited for
+    targets: tuple[tuple[Target, Drain], ...]  # each with its mark
+    holders: tuple[Holder, ...]  # all, also those that are not waited for
+    free: bool  # whether there is no holder to wait for
 
 
-def drain(config: Config, names: Sequence[str], wish: Wish, say: Say) -> Drained:
-    """Take devices out of service, list who holds them, and wait as far as that is wished.
+def drain(config: Config, names: Sequence[str], options: DrainOptions, say: Say) -> Drained:
+    """Take devices out of service, wait if the options say so, and list the holders.
 
     Args:
-        names: of devices; none for the driver.
-        say: told in one line what is done.
+        names: of devices; empty for the driver.
+        say: gets a line for each step.
 
     Raises:
-        TargetUnknown: a name is that of no device, or of several.
-        MarkUnwritten: it cannot be written down.
+        TargetUnknown: a name matches no device, or several.
+        MarkUnwritten: the mark cannot be written.
         StateUnreadable: the caller is not root.
-        InventoryError: the driver does not tell which devices there are.
+        InventoryError: the driver does not list its devices.
     """
     inventory = _inventory(config, needed=bool(names))
     targets: tuple[Target, ...] = (THE_DRIVER,)
     if inventory is not None and names:
         targets = targets_of(names, inventory)
-    lets_go = wish.lets_go or not names
+    lets_go = options.lets_go or not names
     marked = tuple(
-        (each, marks.put(config, _mark(each, wish.reason, lets_go=lets_go))) for each in targets
+        (each, marks.put(config, _mark(each, options.reason, lets_go=lets_go))) for each in targets
     )
     lets_go = any(mark.lets_go for _, mark in marked)
 
     def look() -> tuple[Holder, ...]:
-        return find_holders(targets, inventory, config, wish.states, wish.proc)
+        return find_holders(targets, inventory, config, options.states, options.proc)
 
-    if wish.seconds is not None:
-        _wait(look, wish, say, lets_go=lets_go, seconds=wish.seconds)
+    if options.seconds is not None:
+        _wait(look, options, say, lets_go=lets_go, seconds=options.seconds)
     holders = look()
     return Drained(marked, holders, free=not blocking(holders, lets_go=lets_go))
 
 
 def _wait(
     look: Callable[[], tuple[Holder, ...]],
-    wish: Wish,
+    options: DrainOptions,
     say: Say,
     *,
     lets_go: bool,
     seconds: float,
     closing: Callable[[], None] = lambda: None,
 ) -> Sequence[Holder]:
-    """Wait until nobody holds it; who still does.
+    """Wait until there are no holders, and return the remaining ones.
 
     Args:
-        lets_go: whether the node agent is waited for.
-        closing: called once nobody holds it but those who let go by themselves.
+        lets_go: whether to wait for the node agent.
+        closing: called when only the node agent, and what it has started, still hold the device.
     """
 
     def changed(holders: Sequence[Holder]) -> None:
         say(f"waits for {', '.join(each.name for each in holders)}")
 
-    force = None if wish.grace is None else Force(wish.grace, say)
+    force = None if options.grace is None else Force(options.grace, say)
     if not lets_go:
         first = partial(blocking, lets_go=False)
         return wait_until_free(lambda: first(look()), seconds=seconds, force=force, changed=changed)
@@ -110,7 +110,7 @@ def _wait(
     if holders:
         return holders
     closing()
-    # The agent, and its daemons of MPS, have been told, and need a moment.
+    # The agent and its MPS daemons read the mark, and need a moment.
     return wait_until_free(look, seconds=_TO_LET_GO, force=force, changed=changed)
 
 
@@ -120,7 +120,7 @@ def _mark(target: Target, reason: str, *, lets_go: bool) -> Drain:
 
 
 def _inventory(config: Config, *, needed: bool) -> Inventory | None:
-    """What the node has; for the driver, as far as it can be told without asking it."""
+    """Return the node's devices; for a drain of the driver, without asking the driver."""
     try:
         return look_at_node(config, nvml=needed)
     except InventoryError:
@@ -130,7 +130,7 @@ def _inventory(config: Config, *, needed: bool) -> Inventory | None:
 
 
 def answer_of(drained: Drained) -> dict[str, Any]:
-    """What was done, as plain values; the keys are an interface."""
+    """Return the result as plain values; the keys are an interface."""
     return {
         "devices": [_document(mark, target.name) for target, mark in drained.targets],
         "holders": [each.to_json() for each in drained.holders],
@@ -151,7 +151,7 @@ def _document(mark: Drain, name: str = "") -> dict[str, Any]:
 
 
 def drained_names(config: Config) -> list[str]:
-    """What is out of service, for a shell that completes."""
+    """Return the devices that are out of service, for shell completion."""
     return [each.device for each in read_drains(config) if each.device != DRIVER]
 
 
@@ -159,35 +159,35 @@ def undrain(config: Config, names: Sequence[str], *, driver: bool) -> list[dict[
     """Return devices, or the driver, to service.
 
     Returns:
-        What was out of service; the keys are an interface.
+        The marks that were removed; the keys are an interface.
 
     Raises:
-        NotDrained: what is named is in service.
-        ResetRunning: one is being reset this moment.
-        TargetUnknown: a name is that of nothing.
-        MarkUnwritten: it cannot be taken back.
+        NotDrained: a named device is in service.
+        ResetRunning: one is being reset.
+        TargetUnknown: a name matches nothing.
+        MarkUnwritten: the mark cannot be removed.
     """
     inventory = None
     if names:
         try:
             inventory = look_at_node(config)
         except NvshimError:
-            inventory = None  # marks have names of their own
+            inventory = None  # marks contain names
     taken = [each.device for each in drained_of(names, inventory, config)]
     taken += [DRIVER] * driver
     return [_document(marks.take(config, device)) for device in taken]
 
 
-def reset(config: Config, name: str, wish: Wish, say: Say) -> dict[str, Any]:
+def reset(config: Config, name: str, options: DrainOptions, say: Say) -> dict[str, Any]:
     """Reset a GPU.
 
     Returns:
-        What was reset, and whether it is in service; the keys are an interface.
+        The GPU, and whether it is in service; the keys are an interface.
 
     Raises:
-        TargetUnknown: it is no GPU.
+        TargetUnknown: the name is not that of a GPU.
         ResetRunning: another GPU is being reset.
-        DrainError: it could not be done; the GPU is out of service.
+        DrainError: the reset failed; the GPU is out of service.
         StateUnreadable: the caller is not root.
     """
     inventory = look_at_node(config)
@@ -201,16 +201,16 @@ def reset(config: Config, name: str, wish: Wish, say: Say) -> dict[str, Any]:
     target = targets[0]
 
     def look() -> tuple[Holder, ...]:
-        return find_holders(targets, inventory, config, wish.states, wish.proc)
+        return find_holders(targets, inventory, config, options.states, options.proc)
 
-    deadline = time.monotonic() + (wish.seconds or 0.0)
+    deadline = time.monotonic() + (options.seconds or 0.0)
 
-    # Again and again, if somebody comes between it and the reset.
+    # Called again if a new holder appears just before the reset.
     def wait(closing: Callable[[], None]) -> Sequence[Holder]:
         left = max(0.0, deadline - time.monotonic())
-        return _wait(look, wish, say, lets_go=True, seconds=left, closing=closing)
+        return _wait(look, options, say, lets_go=True, seconds=left, closing=closing)
 
     with marks.resetting(config):
-        work = Reset(target, config, wish.reason, say)
+        work = Reset(target, config, options.reason, say)
         in_service = work.run(wait, look, inventory)
     return {"device": target.device, "name": target.name, "in_service": in_service}

@@ -1,12 +1,12 @@
-"""Waiting until nobody holds what is out of service any more; by force, if it has to be.
+"""Wait until a device that is out of service has no holders; with force, stop its containers.
 
 Rules
-- By force, containers are told to end by SIGTERM, by their names, each once; one that has not ended
-  after the grace period is killed. It is done by the Kill of their shims, as containerd does it.
-  One that appears meanwhile, because it was being made, is treated alike.
-- Whatever is no container is never ended by us: a person is told how.
-- The node agent is waited for only if it is to let go.
-- The end of a process is heard (pidfd); whatever else changes is looked for every half second.
+- Force sends each container SIGTERM once, in the order of their names, and SIGKILL after the grace
+  period. It calls Kill of their shims, as containerd does. A container that appears during the wait
+  is treated the same way.
+- Only containers are stopped. For other holders, the answer says how to stop them.
+- The wait includes the node agent only if the mark tells it to release the device.
+- A pidfd reports the exit of a process; everything else is checked every half second.
 
 Source: containerd docs/runtime-v2.md (Kill); pidfd_open(2).
 """
@@ -36,46 +36,46 @@ _TO_ANSWER: Final = 5.0 * PATIENCE
 
 
 def blocking(holders: Iterable[Holder], *, lets_go: bool) -> tuple[Holder, ...]:
-    """Those who have to let go before it is free.
+    """Return the holders that must release the device before it is free.
 
     Args:
-        lets_go: whether the node agent is to.
+        lets_go: whether the node agent must.
     """
     return tuple(each for each in holders if lets_go or each.kind != AGENT)
 
 
 def not_by_themselves(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Those who do not let go by themselves when the node agent does."""
+    """Return the holders that do not release the device when the node agent does."""
     return tuple(each for each in holders if each.kind not in {AGENT, MPS})
 
 
 @dataclass
 class Force:
-    """Ends containers in order."""
+    """Stops containers in order."""
 
     grace: float  # seconds from SIGTERM to SIGKILL
-    say: Callable[[str], None]  # told in one line what is done
-    _told: dict[str, float] = field(default_factory=dict)
+    say: Callable[[str], None]  # gets a line for each signal
+    _signalled: dict[str, float] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
 
     def end(self, holders: Iterable[Holder]) -> None:
-        """Go on with those who still hold something."""
+        """Signal the remaining holders."""
         now = time.monotonic()
         theirs = (each for each in holders if each.kind == CONTAINER and each.container)
         for holder in sorted(theirs, key=lambda each: each.name):
             container = holder.container
-            assert container is not None  # noqa: S101 - they are containers
+            assert container is not None  # noqa: S101 - filtered above
             bundle = container.bundle
-            if bundle not in self._told:
-                self._told[bundle] = now
+            if bundle not in self._signalled:
+                self._signalled[bundle] = now
                 self._signal(holder, container, signal.SIGTERM)
-            elif now - self._told[bundle] >= self.grace and bundle not in self._killed:
+            elif now - self._signalled[bundle] >= self.grace and bundle not in self._killed:
                 self._killed.add(bundle)
                 self._signal(holder, container, signal.SIGKILL)
 
     def due(self) -> float:
-        """Seconds until somebody's grace is over; infinite if nobody's is."""
-        left = (since for bundle, since in self._told.items() if bundle not in self._killed)
+        """Return the seconds until a grace period ends; infinite without one."""
+        left = (since for bundle, since in self._signalled.items() if bundle not in self._killed)
         return max(0.0, min(left, default=float("inf")) + self.grace - time.monotonic())
 
     def _signal(self, holder: Holder, container: Container, number: signal.Signals) -> None:
@@ -83,7 +83,7 @@ class Force:
         try:
             anyio.run(partial(kill, container, number, timeout=_TO_ANSWER))
         except (NvshimError, OSError) as error:
-            # It may have ended by itself; if not, it is listed again.
+            # It may have exited by itself; otherwise the next look lists it again.
             self.say(f"{holder.name}: {str(error) or 'no answer'}")
 
 
@@ -94,16 +94,16 @@ def wait_until_free(
     force: Force | None = None,
     changed: Callable[[Sequence[Holder]], None] = lambda _: None,
 ) -> Sequence[Holder]:
-    """Wait until nobody holds it.
+    """Wait until there are no holders.
 
     Args:
-        look: says who does now, of those who are waited for.
-        seconds: to wait at most; infinite for as long as it takes.
-        force: ends containers; None to leave them.
-        changed: told of the holders whenever they are others than before.
+        look: returns the current holders to wait for.
+        seconds: the time limit; may be infinite.
+        force: stops containers; None to leave them.
+        changed: called with the holders whenever they change.
 
     Returns:
-        Who holds it still; nobody if it is free.
+        The remaining holders.
     """
     deadline = time.monotonic() + seconds
     before: Sequence[Holder] | None = None
@@ -123,16 +123,16 @@ def wait_until_free(
 
 
 def _wait_for_end(pids: Iterable[int], seconds: float) -> set[int]:
-    """Wait until one of some processes ends, or the time is up.
+    """Wait until a process exits, or the time is up.
 
     Returns:
-        Those that have ended. They hold what they hold until they are reaped.
+        The processes that have exited. They hold their devices until they are reaped.
     """
     poll = select.poll()
     opened: dict[int, int] = {}
     try:
         for pid in pids:
-            with suppress(OSError):  # it has ended, or there are too many open files
+            with suppress(OSError):  # it was reaped, or there are too many open files
                 fd = os.pidfd_open(pid)
                 opened[fd] = pid
                 poll.register(fd, select.POLLIN)
