@@ -54,4 +54,4 @@ def node_processes(proc: str = "/proc") -> Iterator[Process]:
 
 def host_processes(proc: str = "/proc") -> Iterator[Process]:
     """Yield the processes that run as root alone, in the node's or our mount namespace."""
-    return (each for each in node_processes(proc) if each.procfs.is_roots(each.pid))
+    return (each for each in node_processes(proc) if each.procfs.is_own(each.pid, is_roots=True))

@@ -199,18 +199,15 @@ class Procfs:
         """Return the effective user; None if the process has ended."""
         return next(iter(self.users(pid)[1:]), None)
 
-    def is_own(self, pid: int) -> bool:
+    def is_own(self, pid: int, *, is_roots: bool = False) -> bool:
         """Whether a process runs as root or as the caller, in the node's or our mount namespace.
 
         No tenant controls the memory or the files of such a process.
+
+        Args:
+            is_roots: whether it must run as root.
         """
-        return self._is_at_home(pid, {0, os.geteuid()})
-
-    def is_roots(self, pid: int) -> bool:
-        """Whether a process runs as root alone, in the node's or our mount namespace."""
-        return self._is_at_home(pid, {0})
-
-    def _is_at_home(self, pid: int, users: set[int]) -> bool:
+        users = {0} if is_roots else {0, os.geteuid()}
         return self.namespace(pid, "mnt") in self._home("mnt") and (
             users.issuperset(self.users(pid) or [-1])
         )
@@ -254,10 +251,8 @@ class Procfs:
         """Whether the caller lacks the permission to see which program a process executes."""
         try:
             os.readlink(f"{self.path}/{pid}/exe")
-        except PermissionError:
-            return True
-        except OSError:
-            pass  # it has ended, or is a kernel thread
+        except OSError as error:  # otherwise it has ended, or is a kernel thread
+            return isinstance(error, PermissionError)
         return False
 
     def words(self, pid: int) -> list[str]:
@@ -479,17 +474,18 @@ def _our_namespace(kind: str) -> str:
         return ""
 
 
-def places_of(path: str, mounts: list[Mount]) -> list[tuple[str, str]]:
-    """Return the device of each file system mounted above a path, with the path in it.
+def mounts_above(path: str, mounts: list[Mount]) -> list[Mount]:
+    """Return the mounts at or above a path.
 
-    The first is where the path leads now. The others are covered by later or deeper mounts.
+    The first is the mount where the path leads now. It covers the others.
     """
-    above = [
-        (len(mount.point), number, mount)
-        for number, mount in enumerate(mounts)
-        if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")
-    ]
+    above = [m for m in mounts if f"{path}/".startswith(f"{m.point.rstrip('/')}/")]
+    return sorted(reversed(above), key=lambda mount: len(mount.point), reverse=True)
+
+
+def places_of(path: str, mounts: list[Mount]) -> list[tuple[str, str]]:
+    """Return the device of each file system mounted above a path, with the path in it."""
     return [
         (m.device, m.root.rstrip("/") + path.removeprefix(m.point.rstrip("/")))
-        for _, _, m in sorted(above, key=lambda each: each[:2], reverse=True)
+        for m in mounts_above(path, mounts)
     ]

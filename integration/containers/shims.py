@@ -51,6 +51,8 @@ from shim import PROGRAM
 SHIM: Final = "shim"
 FORK_SERVER: Final = "fork-server"
 SPARE: Final = "spare"
+SPARE_FLAG: Final = "-spare"
+"""In the command line of a spare, which otherwise looks like that of a fork server."""
 
 # The kernel's name of a shim, of its interpreter, or of the interpreter's loader.
 _NAMES: Final = (PROGRAM[:15], "python", "ld-")
@@ -105,9 +107,6 @@ class _Candidate:
     def flag(self, name: str) -> str:
         """Return the value of a flag after the program's name; "" if it is missing."""
         return dict(pairwise(self.words)).get(name, "")
-
-    def namespaces(self) -> list[str]:
-        return _namespaces(self.procfs, self.status.pid)
 
     def own(self, path: str) -> int:
         """Return the inode at a path of the host if only its user or root can change it.
@@ -264,7 +263,7 @@ def _left_shim(candidate: _Candidate, servers: _Servers) -> ShimProcess | None:
     """Return a shim whose bundle was removed: its owner and namespaces prove it."""
     procfs = candidate.procfs
     own = _namespaces(procfs, os.getpid())
-    is_at_home = "" not in own and own == candidate.namespaces()
+    is_at_home = "" not in own and own == _namespaces(procfs, candidate.status.pid)
     if candidate.owner not in {0, os.geteuid()} or not is_at_home:
         return None
     shim = candidate.confirmed(
@@ -277,7 +276,7 @@ def _left_shim(candidate: _Candidate, servers: _Servers) -> ShimProcess | None:
 
 
 def _fork_server(candidate: _Candidate) -> ShimProcess | None:
-    if candidate.words[-1] != FORK_SERVER or "-spare" in candidate.words:
+    if candidate.words[-1] != FORK_SERVER or SPARE_FLAG in candidate.words:
         return None
     procfs, pid = candidate.procfs, candidate.status.pid
     numbers = {path: number for number, path in procfs.descriptors(pid).items()}
@@ -293,13 +292,13 @@ def _fork_server(candidate: _Candidate) -> ShimProcess | None:
 
 def _spare(candidate: _Candidate, servers: _Servers) -> ShimProcess | None:
     forked_by = servers.forked(candidate)
-    if forked_by is None or candidate.words[-2:] != ["-spare", FORK_SERVER]:
+    if forked_by is None or candidate.words[-2:] != [SPARE_FLAG, FORK_SERVER]:
         return None
     server, parent = forked_by
     # In one mount namespace, equal paths are equal files.
     program, its = (each.procfs.program(each.status.pid) for each in (candidate, parent))
-    alike = candidate.owner == parent.owner and candidate.namespaces() == parent.namespaces()
-    if not alike or program != its:
+    spaces, theirs = (_namespaces(each.procfs, each.status.pid) for each in (candidate, parent))
+    if (candidate.owner, spaces, program) != (parent.owner, theirs, its):
         return None
     return replace(candidate.confirmed(SPARE, warm=True), address=server.address)
 

@@ -31,7 +31,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from integration.containers.procfs import Procfs, Status
+from integration.containers.bundles import TASKS
+from integration.containers.cgroups import cgroups_in
+from integration.containers.procfs import Procfs, Status, places_of
+from integration.containers.shims import FORK_SERVER
 from shim import syscalls
 
 # Where shims of containerd 1.6 and later listen, with any state directory.
@@ -45,9 +48,6 @@ _CRI: Final = "io.containerd.grpc.v1.cri"
 # Where CNI stores how it set up the network of a pod.
 _CNI_RESULTS: Final = "/var/lib/cni/results"
 
-_FORK_SERVER: Final = "fork-server"
-_TASKS: Final = "io.containerd.runtime.v2.task"
-
 
 class _Trusting(Procfs):
     """A procfs that reads command lines and environments itself, not in a child.
@@ -55,8 +55,8 @@ class _Trusting(Procfs):
     Its processes belong to a private containerd, or to our user and mount namespace.
     """
 
-    def is_own(self, pid: int) -> bool:
-        del pid
+    def is_own(self, pid: int, *, is_roots: bool = False) -> bool:
+        del pid, is_roots
         return True
 
 
@@ -159,7 +159,7 @@ def _socket_path(address: str, namespace: str, group: str) -> str:
 def processes(marks: Marks) -> set[Trace]:
     """Return the shims, runtimes, containers and clients that belong, with their children."""
     table = _process_table()
-    ourselves = _ancestors(os.getpid(), table)
+    ourselves = {1, *_PROCFS.ancestors(os.getpid())}
     others = table.keys() - ourselves - fork_servers(marks)
     family = {pid for pid in others if _is_marked(pid, marks)} | ({marks.pid} - {0})
     while True:
@@ -180,7 +180,7 @@ def fork_servers(marks: Marks) -> set[int]:
     They are not traces of a container: a fork server exits when it has been idle for long.
     """
     table = ((pid, _words(pid, marks)) for pid in _PROCFS.pids())
-    return {pid for pid, words in table if words[-1:] == [_FORK_SERVER] and marks.address in words}
+    return {pid for pid, words in table if words[-1:] == [FORK_SERVER] and marks.address in words}
 
 
 def mounts(marks: Marks) -> set[Trace]:
@@ -188,16 +188,12 @@ def mounts(marks: Marks) -> set[Trace]:
     table = _PROCFS.mounts()
     # mountinfo names the source of a bind mount by its path in the file system, whose own mount
     # may start below its root (a subvolume, or another bind mount).
-    home = max(
-        (m for m in table if m.point == "/" or _is_below(marks.directory, m.point)),
-        key=lambda m: len(m.point),
-    )
-    inside = posixpath.join(home.root, posixpath.relpath(marks.directory, home.point))
+    device, inside = places_of(marks.directory, table)[0]
     return {
         Trace("mount", mount.point, f"{mount.kind} from {mount.source}")
         for mount in table
         if _is_below(mount.point, marks.directory)
-        or (mount.device == home.device and _is_below(mount.root, inside))
+        or (mount.device == device and _is_below(mount.root, inside))
     }
 
 
@@ -256,7 +252,7 @@ def bundles(marks: Marks) -> set[Trace]:
         Trace("bundle", path)
         for part in ("state", "root")
         for namespace in (marks.namespace, _PODS)
-        for path in _entries(os.path.join(marks.directory, part, _TASKS, namespace))
+        for path in _entries(os.path.join(marks.directory, part, TASKS, namespace))
     }
 
 
@@ -307,7 +303,7 @@ def _is_marked(pid: int, marks: Marks) -> bool:
         return True
     if _is_below(_PROCFS.link(pid, "cwd"), marks.directory):
         return True
-    paths = (line.rpartition(":")[2] for line in _PROCFS.text(pid, "cgroup").splitlines())
+    paths = (path for _, path in cgroups_in(_PROCFS.cgroup(pid)))
     places = {name for path in paths for name in path.split("/")}
     return marks.namespace in places or not marks.pods.isdisjoint(places)
 
@@ -316,7 +312,7 @@ def _words(pid: int, marks: Marks) -> list[str]:
     """Return the command line of a process; empty if it may not be read."""
     if marks.wary and not (
         _PROCFS.owner(pid) == os.geteuid()
-        and _PROCFS.link(pid, "ns/mnt") == _PROCFS.link(os.getpid(), "ns/mnt")
+        and _PROCFS.namespace(pid, "mnt") == _PROCFS.namespace(os.getpid(), "mnt")
     ):
         return []
     return _PROCFS.words(pid)
@@ -328,19 +324,11 @@ def _process_table() -> dict[int, Status]:
     return {pid: status for pid, status in found if status is not None and not status.is_kernel}
 
 
-def _ancestors(pid: int, table: dict[int, Status]) -> set[int]:
-    line = set()
-    while pid and pid not in line:
-        line.add(pid)
-        pid = table[pid].parent if pid in table else 0
-    return line
-
-
 def _portrait(status: Status) -> str:
     if status.state == "Z":
         return f"zombie of {status.parent}"
     words = " ".join(_PROCFS.words(status.pid)).strip()
-    return words[:160] or _PROCFS.text(status.pid, "comm").rstrip("\n")
+    return words[:160] or _PROCFS.name(status.pid)
 
 
 def cgroup_hierarchies() -> list[str]:

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from integration.containers.shims import FORK_SERVER, SPARE_FLAG
 from integration.containers.tree_users import tree_users
 from integration.install_places import SHIM
 
 PROC: Final = "/proc"
 SOCKETS: Final = "/run/containerd/s"
 
-_FORK_SERVER: Final = "fork-server"
-_SPARE: Final = "-spare"
 _VERBS: Final = frozenset({"start", "delete"})
 
 
@@ -62,6 +61,6 @@ def role_of(words: list[str]) -> Role:
     """Return the role of a process by its command line."""
     if not words or os.path.basename(words[0]).removesuffix(".py") != SHIM:
         return Role.OTHER
-    if words[-1] == _FORK_SERVER:
-        return Role.SPARE if _SPARE in words else Role.FORK_SERVER
+    if words[-1] == FORK_SERVER:
+        return Role.SPARE if SPARE_FLAG in words else Role.FORK_SERVER
     return Role.SHIM if "-id" in words and words[-1] not in _VERBS else Role.OTHER

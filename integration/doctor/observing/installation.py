@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from integration.containers.node_processes import Process, host_processes
-from integration.containers.shims import FORK_SERVER
+from integration.containers.shims import FORK_SERVER, SPARE_FLAG
 from integration.doctor.facts import Installation, Server, Shim
 from integration.doctor.observing.running import SYSTEM_PATH, read_file
 from integration.doctor.places import Places
 from shim import PROGRAM
 
 _LINKS: Final = (PROGRAM, f"{PROGRAM}.py", "nvshim")
-_SPARE: Final = "-spare"
 # Stopped, being traced.
 _STUCK: Final = frozenset({"T", "t"})
 # Seconds in which a fork server has prepared itself, however busy the node.
@@ -108,7 +107,7 @@ def _tree(places: Places, process: Process) -> tuple[str, bool]:
 def _servers(places: Places, ours: Sequence[Process]) -> Iterator[Server]:
     """The fork servers, without those that have ended since they were found."""
     for process in ours:
-        if FORK_SERVER not in process.words or _SPARE in process.words:
+        if FORK_SERVER not in process.words or SPARE_FLAG in process.words:
             continue
         tree, _ = _tree(places, process)
         listens = bool(process.procfs.listening(process.pid))

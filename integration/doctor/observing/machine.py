@@ -13,7 +13,7 @@ from hooks.config import Config
 from hooks.image.openat2 import open_in_root
 from hooks.platforms import platform_of
 from integration.containers.procfs import Mount as Mounted
-from integration.containers.procfs import Procfs
+from integration.containers.procfs import Procfs, mounts_above
 from integration.doctor.facts import Machine, Mount
 from integration.doctor.observing.running import find_program, read_file
 from integration.doctor.places import Places
@@ -89,12 +89,5 @@ def _of_interest(places: Places, config: Config, mounts: list[Mounted]) -> Itera
         "images": places.at(_IMAGES),
     }
     for purpose, path in directories.items():
-        mount = _mount_of(places.within(os.path.realpath(path)), mounts)
-        if mount is not None:
+        for mount in mounts_above(places.within(os.path.realpath(path)), mounts)[:1]:
             yield Mount(purpose, places.within(path), mount.point, mount.options)
-
-
-def _mount_of(path: str, mounts: list[Mounted]) -> Mounted | None:
-    """The mount that a path is on: the last of those whose point is its longest beginning."""
-    above = [m for m in mounts if f"{path}/".startswith(f"{m.point.rstrip('/')}/")]
-    return max(reversed(above), key=lambda mount: len(mount.point), default=None)
