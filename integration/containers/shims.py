@@ -315,7 +315,7 @@ def has_shim(pid: int, procfs: Procfs) -> bool:
     return any(os.path.basename(word).startswith(_ANY_SHIM) for word in words)
 
 
-def is_served(container: Container) -> bool:
+def has_listener(container: Container) -> bool:
     """Whether a shim listens at a container's address, and so can still create its init process."""
     if not container.address:
         return False

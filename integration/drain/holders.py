@@ -43,7 +43,7 @@ from integration.containers.device_users import device_users
 from integration.containers.held_devices import Holders, nodes_of
 from integration.containers.owners import Owners
 from integration.containers.procfs import Procfs
-from integration.containers.shims import all_containers, is_served
+from integration.containers.shims import all_containers, has_listener
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _containers(
     for container in containers:
         if container.sandbox or container.has_stopped:
             continue
-        if not container.pid and not is_served(container):
+        if not container.pid and not has_listener(container):
             continue
         held = _held(container, targets, holders, inventory)
         if held:
