@@ -480,7 +480,8 @@ def mounts_above(path: str, mounts: list[Mount]) -> list[Mount]:
     The first is the mount where the path leads now. It covers the others.
     """
     above = [m for m in mounts if f"{path}/".startswith(f"{m.point.rstrip('/')}/")]
-    return sorted(above[::-1], key=lambda mount: len(mount.point), reverse=True)
+    above.reverse()  # of mounts at one point, the last is on top
+    return sorted(above, key=lambda mount: len(mount.point), reverse=True)
 
 
 def places_of(path: str, mounts: list[Mount]) -> list[tuple[str, str]]:

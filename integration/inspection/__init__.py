@@ -3,10 +3,7 @@
 Nothing here changes anything, but :mod:`integration.inspection.settings`, which edits our own
 configuration file. What is looked at::
 
-    bundles.py      containers: the bundles below containerd's state directory, and their records
-    processes.py    shims, fork servers and spares: processes, told by what nobody else can have
-    trees.py        which version of ours a process is of
-    records.py      what of a container's record the others rely on
+    shim_list.py    shims, fork servers and spares, with their containers
     gpus.py         the node's GPUs, and which containers have them
     node.py         the driver, where it was looked for, and what is known of it
     explaining.py   why a container got what it got, or would get it
