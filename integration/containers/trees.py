@@ -72,10 +72,16 @@ def _tree_by_name(packages: str, *, is_there: bool) -> Tree:
 
 
 def is_current(tree: Tree) -> bool | None:
-    """Whether a tree is the installed one; None if it is not below a directory of trees."""
+    """Whether a tree is the installed one.
+
+    None if it is not below a directory of trees, or another machine or process serves it.
+    """
     if not tree.is_there:
         return False
     current = os.path.join(os.path.dirname(tree.path), "current")
-    if leads_below(current, served_mount_points(), set()) or not os.path.islink(current):
+    served = served_mount_points()
+    if any(leads_below(path, served, set()) for path in (tree.path, current)):
+        return None
+    if not os.path.islink(current):
         return None
     return os.path.realpath(current) == os.path.realpath(tree.path)
