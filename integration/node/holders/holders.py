@@ -1,14 +1,14 @@
-"""Which container holds which GPU: the containers of a node, held against its inventory.
+"""Find the containers that hold a node's GPUs.
 
 Rules
-- A container holds devices from before its processes are made until its init has ended: one that is
-  being made has its record already, and one that has stopped is only waiting to be deleted.
-- What it holds is told by :mod:`integration.containers.held_devices`. The nodes of a privileged
-  container say nothing: it has all of the host's, and so it holds what the kubelet has given it.
-- A holding is stale if the driver that its container was made with is no more.
-- A holding is an orphan if its container runs and its shim does not, or if the kubelet does not
-  know its pod, neither before its bundle is read nor afterwards: pods come and go meanwhile. A
-  kubelet that does not answer knows them all.
+- A container holds devices from before its processes are created until its init has exited. One
+  that is being created already has its record. One that has stopped only waits to be deleted.
+- :mod:`integration.containers.held_devices` finds the devices. A privileged container has every
+  node of the host, so it holds what the kubelet has assigned to it.
+- A holding is stale if the driver from the container's creation was removed.
+- A holding is an orphan if its container runs without its shim, or if the kubelet knows its pod
+  neither before nor after the bundle is read, since pods come and go. A kubelet that does not
+  answer counts as knowing all pods.
 
 Source: :mod:`hooks.record`; Kubernetes, pkg/kubelet/apis/podresources.
 """
@@ -42,14 +42,11 @@ def holdings_of(
     procfs: Procfs,
     allocated: Allocated | None = None,
 ) -> tuple[Holding, ...]:
-    """What each container holds.
+    """Return the holding of each container that has devices, with its faults.
 
     Args:
-        inventory: what the node has; None if that is not known, and then only records tell.
-        allocated: what the kubelet says; None if it says nothing.
-
-    Returns:
-        Of each container that holds something, what, and what is wrong with that.
+        inventory: the node's devices; None if unknown, and then only records count.
+        allocated: the kubelet's assignments; None if it does not answer.
     """
     found = []
     for container in containers:
@@ -73,10 +70,10 @@ def holdings_of(
 
 
 def stopped_of(containers: Iterable[Container], inventory: Inventory | None) -> tuple[Holding, ...]:
-    """What those held whose init has ended.
+    """Return the holdings of stopped containers.
 
     Args:
-        inventory: what the node has; None if that is not known, and then only records tell.
+        inventory: the node's devices; None if unknown, and then only records count.
     """
     held = (
         Holding(each, *devices_of(each, inventory))
@@ -87,7 +84,7 @@ def stopped_of(containers: Iterable[Container], inventory: Inventory | None) -> 
 
 
 def _given_to(container: Container, allocated: Allocated | None) -> tuple[str, ...]:
-    """What the kubelet has given to a container, of devices that it calls by their UUIDs."""
+    """Return the devices that the kubelet has assigned to a container, by UUID."""
     pod = container.pod
     if pod is None or allocated is None:
         return ()
@@ -97,10 +94,10 @@ def _given_to(container: Container, allocated: Allocated | None) -> tuple[str, .
 
 
 def stale_of(container: Container) -> str:
-    """What of the driver that a container was made with is no more; "" for nothing."""
+    """Return which part of the container's driver was removed; "" for none."""
     try:
         return what_changed(container.record or {})
-    except (KeyError, TypeError, ValueError):  # the record is damaged, or of another version
+    except (KeyError, TypeError, ValueError):  # the record is damaged, or another version wrote it
         return ""
 
 
@@ -116,12 +113,12 @@ def _orphan(container: Container, procfs: Procfs, allocated: Allocated | None) -
 def unheld_of(
     allocated: Allocated, holdings: Iterable[Holding], containers: Iterable[Container] = ()
 ) -> tuple[Unheld, ...]:
-    """What the kubelet has given, and nobody has; of devices that it calls by their UUIDs.
+    """Return the devices that the kubelet has assigned and no container holds, by UUID.
 
     Args:
-        allocated: what the kubelet says.
-        containers: those of which it is known what they hold. One that runs without what it was
-            given is told of.
+        allocated: the kubelet's assignments.
+        containers: those whose devices are known. The answer names one that runs without its
+            assigned device.
     """
     held = {
         (pod.namespace, pod.name, each.container.name, device)
@@ -144,5 +141,5 @@ def unheld_of(
 
 
 def _of_share(device: str) -> str:
-    """The UUID of a device, of which "UUID::N" is one share."""
+    """Return the UUID of a device; "UUID::N" is one share of it."""
     return device.partition("::")[0]
