@@ -7,7 +7,7 @@ Leaves of the tree in :mod:`api.errors`::
         ├── …                       E20xx to E23xx  see integration.simulated.errors
         ├── …                       E242x  see integration.cri.errors
         ├── …                       E250x  see integration.cli.errors
-        ├── InspectionError         E251x  see integration.containers.errors
+        ├── InspectionError         E251x  see integration.containers.errors and those of inspection
         ├── …                       E253x  see integration.cdi.errors, integration.devices.errors
         ├── …                       E254x  see integration.compat.errors
         ├── …                       E255x, E256x, E257x  see integration.engines.errors

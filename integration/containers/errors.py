@@ -20,23 +20,3 @@ class ContainerAmbiguous(InspectionError, code="NVSHIM-E2512", status=Status.INV
 
 class StateUnreadable(InspectionError, code="NVSHIM-E2513", status=Status.PERMISSION_DENIED):
     """containerd's state directory, or a process, may not be looked into."""
-
-
-class SettingUnknown(InspectionError, code="NVSHIM-E2514", status=Status.NOT_FOUND):
-    """The configuration has no such key."""
-
-
-class SettingRefused(InspectionError, code="NVSHIM-E2515", status=Status.INVALID_ARGUMENT):
-    """A key cannot have that value, or the file would not be valid with it."""
-
-
-class SettingsNotWritten(InspectionError, code="NVSHIM-E2516", status=Status.PERMISSION_DENIED):
-    """The configuration file cannot be written. It is as it was."""
-
-
-class CodeUnknown(InspectionError, code="NVSHIM-E2518", status=Status.NOT_FOUND):
-    """No error and no check of the doctor has that code."""
-
-
-class SettingsChanged(InspectionError, code="NVSHIM-E2517", status=Status.ABORTED):
-    """Somebody else has changed the configuration file meanwhile. It is as they left it."""

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from integration.containers.errors import CodeUnknown
+from integration.doctor.errors import CodeUnknown
 
 _ERRORS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "codes.json")
 _CODE: Final = re.compile(r"(?:NVSHIM-)?(E\d{4}|D\d{3})", re.IGNORECASE | re.ASCII)

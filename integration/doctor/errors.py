@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from api.errors import Status
+from integration.containers.errors import InspectionError
 from integration.errors import IntegrationError
 
 
@@ -24,3 +25,7 @@ class BundleNotWritten(DoctorError, code="NVSHIM-E2592", status=Status.FAILED_PR
 
 class ManifestUnusable(DoctorError, code="NVSHIM-E2593", status=Status.INVALID_ARGUMENT):
     """A file of Kubernetes manifests that was named cannot be read."""
+
+
+class CodeUnknown(InspectionError, code="NVSHIM-E2518", status=Status.NOT_FOUND):
+    """No error and no check of the doctor has that code."""

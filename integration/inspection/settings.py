@@ -28,13 +28,13 @@ from hooks.config.nvidia import KEYS, parse_nvidia_config
 from hooks.config.values import LOOK
 from hooks.errors import ConfigUnreadable
 from integration import tomltext
-from integration.containers.errors import (
+from integration.files import read_file, replace_file
+from integration.inspection.errors import (
     SettingRefused,
     SettingsChanged,
     SettingsNotWritten,
     SettingUnknown,
 )
-from integration.files import read_file, replace_file
 
 DEFAULT: Final = "default"
 OURS: Final = "file"

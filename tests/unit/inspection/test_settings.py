@@ -13,13 +13,13 @@ from hooks.config import TABLES, Config, load_config
 from hooks.errors import ConfigUnreadable, UnknownConfigKey, WrongConfigValue
 from integration import exits
 from integration.cli.app import main
-from integration.containers.errors import (
+from integration.inspection import settings
+from integration.inspection.errors import (
     SettingRefused,
     SettingsChanged,
     SettingsNotWritten,
     SettingUnknown,
 )
-from integration.inspection import settings
 
 OURS = """\
 # What we want.
