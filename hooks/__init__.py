@@ -10,9 +10,9 @@ A pipeline of small values; every arrow is a function that can be tested alone::
     Plan ──apply, verify──▶ spec'
          └─place──▶ files
 
-Callers use :mod:`hooks.engine`, :mod:`hooks.config`, :mod:`hooks.errors` and, to find out whether a
-container needs the engine at all, :mod:`hooks.requests.glance`. The rooms, from the ground up; each
-may use those above it in this list (a lint contract checks it):
+Callers use :mod:`hooks.engine`, :mod:`hooks.config`, :mod:`hooks.errors` and, to decide whether a
+container needs the engine at all, :mod:`hooks.requests.prefilter`. The rooms, from the ground up;
+each may use those above it in this list (a lint contract checks it):
 
 ===================  ==========================================================================
 ``words, errors``    values, closed lists and errors that all rooms share

@@ -18,8 +18,8 @@ place of planning and placing::
     key      = placement_key(spec, verdict.allowed, inventory, config)
     prepared = prepare(spec, verdict.allowed, inventory, layer, …)      # or from an earlier time
 
-:func:`hooks.requests.glance.may_ask` says, without loading all of this, that a container asks for
-nothing.
+:func:`hooks.requests.prefilter.prefilter` decides before, without loading the engine, whether there
+is anything for it to do.
 """
 
 from __future__ import annotations

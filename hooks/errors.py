@@ -254,7 +254,7 @@ class ClaimsUnusable(RequestError):
 
 
 class FaultExitCodeWrong(RequestError):
-    """An annotation asks for an exit code that is none. Raised by :func:`glance.glance`."""
+    """An annotation asks for an exit code that is none. Raised by :func:`prefilter.prefilter`."""
 
     code = "NVSHIM-E0230"
 

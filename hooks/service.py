@@ -13,7 +13,7 @@ from typing import Any
 from hooks.config import Config
 from hooks.node.drained import driver_of, driver_refusal, mark_drained, read_drains, refusal
 from hooks.node.inventory import Inventory
-from hooks.requests.glance import NODES
+from hooks.requests.places import NODES
 from hooks.sharing import by_name, held_by_nodes, held_by_record
 
 __all__ = ["refuse_driver", "refuse_held"]

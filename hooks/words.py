@@ -222,6 +222,11 @@ def quotes_in(value: str) -> str:
     return "" if _QUOTES.isdisjoint(value) else "; write it without quotes: they are a part of it"
 
 
+def items_of(value: str) -> list[str]:
+    """Split a comma list; drop spaces around items, and empty items."""
+    return [item for item in (part.strip() for part in value.split(",")) if item]
+
+
 def end_of(path: str, links: Mapping[str, str]) -> str:
     """Where a path leads by links, each to a name beside it or a path; "" if round in a circle."""
     for _ in range(_MOST_LINKS):

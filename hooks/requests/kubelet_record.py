@@ -43,9 +43,9 @@ from api.errors import NvshimError
 from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import enumerated
-from hooks.requests.naming import items_of, parse_names, united_channels
+from hooks.requests.naming import parse_names, united_channels
 from hooks.requests.request import Request, read_request
-from hooks.words import AllDevices, DeviceName, NamedDevices
+from hooks.words import AllDevices, DeviceName, NamedDevices, items_of
 
 CHECKPOINT: Final = "device-plugins/kubelet_internal_checkpoint"
 CLAIMS: Final = "dra_manager_state"

@@ -87,11 +87,6 @@ _LIVE_VENDOR: Final = "runtime.nvidia.com/"
 _MOST_DEVICES: Final = 1024
 
 
-def items_of(value: str) -> list[str]:
-    """The items of a comma list."""
-    return [item for item in (part.strip() for part in value.split(",")) if item]
-
-
 def parse_names(items: Iterable[str], *, asked: str, default_kind: str = "nvidia.com/gpu") -> Names:
     """What the items of a list name, by the tables in this module's head.
 

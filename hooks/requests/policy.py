@@ -68,7 +68,6 @@ from hooks.config import Config, Denied, Mode
 from hooks.errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
 from hooks.ocispec import has_user_namespace, part
 from hooks.requests.kubelet_record import KubeletRecord
-from hooks.requests.naming import items_of
 from hooks.requests.request import Request
 from hooks.words import (
     CAPABILITIES,
@@ -81,6 +80,7 @@ from hooks.words import (
     NoDevices,
     Origin,
     Void,
+    items_of,
 )
 
 

@@ -26,7 +26,7 @@ from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, Nodes
 from hooks.node.identity import what_changed
 from hooks.plan import Device, Link, LinkDirectory, Mount, Plan, ProcFile
-from hooks.requests.glance import may_ask
+from hooks.requests.prefilter import prefilter
 from hooks.words import Arch, Node
 from shim import bundle as bundle_files
 from shim import files
@@ -107,7 +107,7 @@ def rehearse(directory: str, times: int) -> None:
 
 def _work(bundle: str, config: Config) -> None:
     spec = bundle_files.read_spec(bundle)
-    may_ask(spec)
+    prefilter(spec)
     verdict = engine.judge(spec, engine.read_request(spec, config), config)
     request = verdict.allowed
     engine.module_commands(config, request)

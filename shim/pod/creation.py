@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hooks.requests.glance import glance
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
 from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
@@ -50,7 +49,7 @@ from shim.runtime import remains
 from shim.runtime.options import with_cgroup_driver
 from shim.runtime.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
-from shim.work.injection import Injection
+from shim.work.injection import Injection, prefilter_once
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -192,13 +191,13 @@ class Resources:
 
     async def _mount(self, spec: dict[str, Any], wanted: Sequence[Mount]) -> None:
         """Mount the rootfs; for a container with GPUs a worker does it, and injects them."""
-        seen = glance(spec)
-        if seen.failure:
-            self._shim.log.warning("the configuration may name more places", why=seen.failure)
-        self.has_gpus = seen.lists_gpus
-        if seen.asks:
+        found = prefilter_once(self._bundle, spec)
+        if found.failure:
+            self._shim.log.warning("the configuration may name more places", why=found.failure)
+        self.has_gpus = found.lists_nodes
+        if found.needs_worker:
             self.injection = Injection(self._shim.reaper, self._bundle, self._shim.log)
-            provided = self.injection.provide(wanted, self._options.binary_name)
+            provided = self.injection.provide(found, wanted, self._options.binary_name)
             await self._rootfs.mount(wanted, provided)
             self.has_gpus |= not self.injection.is_empty
         else:

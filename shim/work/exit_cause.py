@@ -27,8 +27,8 @@ from api.values import dataclass
 from hooks.config import load_config
 from hooks.node import cache
 from hooks.ocispec import part
-from hooks.requests.glance import read_fault_exit_code
 from hooks.requests.policy import read_container
+from hooks.requests.prefilter import read_fault_exit_code
 from hooks.sharing import held_by_nodes, held_by_record, id_of
 from shim import bundle as bundle_files
 from shim import files

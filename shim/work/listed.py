@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.ocispec import has_user_namespace, part, parts
-from hooks.requests.glance import GPU_NODES
+from hooks.requests.places import GPU_NODES
 from shim.rootfs.proc_cover import COVERED
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from hooks.config import load_config
 from hooks.errors import DeviceHeld
 from hooks.node.host_setup import DRIVER
 from hooks.node.host_setup import TIMEOUT as MODULE_TIMEOUT
-from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
 from hooks.requests.policy import read_container
 from hooks.service import refuse_driver, refuse_held
 from hooks.sharing import is_limited, without_gpus
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from hooks.engine import Injection, Inventory, Prepared
     from hooks.node.host_setup import MadeNodes
     from hooks.requests.policy import Verdict
+    from hooks.requests.prefilter import Prefilter
     from hooks.requests.request import Request
     from shim.log import Log
     from shim.rootfs.mounts import Mount
@@ -88,13 +88,14 @@ class Provision:
         except Exception:  # noqa: BLE001, S110 - provide does the same, and raises it
             pass
 
-    def provide(self, rootfs_mounts: Sequence[Mount], runtime: str) -> Answer:
+    def provide(self, found: Prefilter, rootfs_mounts: Sequence[Mount], runtime: str) -> Answer:
         """Mount the rootfs, and give the container what it asks for and may have.
 
         Nothing is written if nothing is asked for, or if it cannot be given. What was done before
         any other failure is undone by the shim.
 
         Args:
+            found: what the prefilter found in the container's spec.
             rootfs_mounts: what containerd wants mounted.
             runtime: the low-level runtime.
 
@@ -108,7 +109,7 @@ class Provision:
             NvshimError: the request cannot be met, or the rootfs not be mounted.
         """
         spec = bundle_files.read_spec(self._bundle)
-        case = self._decide(spec)
+        case = self._decide(spec, found)
         mounted, layer, prepared = self._mount(spec, case, rootfs_mounts)
         later, record = None, {}
         nodes = list(shut_nodes(spec, ()))
@@ -135,19 +136,14 @@ class Provision:
 
     # -- what it may have ----------------------------------------------------------------------
 
-    def _decide(self, spec: dict[str, Any]) -> _Case | None:
-        """What the container may have; None if it asks for nothing."""
-        places = find_places()
-        case = None
-        if may_ask(spec, places):
-            case = self._asked(spec)
-            # A hook of NVIDIA's that an engine has put there asks for no device.
-            asks = case is None or case.verdict.asked.wants_devices
-        else:
-            asks = False
-        if not asks and may_want_more(spec):
+    def _decide(self, spec: dict[str, Any], found: Prefilter) -> _Case | None:
+        """Decide what the container may have; None if it requests nothing."""
+        case = self._asked(spec) if found.requests else None
+        # A hook of NVIDIA's that an engine has put there requests no device.
+        asks = case is not None and case.verdict.asked.wants_devices
+        if found.wants_more and not asks:
             case = self._more_than_listed(spec) or case
-        if places.limited and not self._claimed and lists_nodes(spec):
+        if found.counts_nodes and not self._claimed:
             self._claim_listed(spec)
         return case
 
