@@ -28,7 +28,8 @@ each may use those above it in this list (a lint contract checks it):
 ``platforms``        NVIDIA's driver on Tegra and WSL2, as a plan
 ``sharing``          which container has which device, and how many may
 ``prepared``         layers with the files of an injection, shared by containers of an image
-``record, story``    the record of an injection as JSON, and for people
+``record``           the record of an injection as JSON
+``targets``          where a container's files go: its rootfs, or a prepared layer
 ``engine``           the functions that the shim calls
 ===================  ==========================================================================
 

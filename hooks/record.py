@@ -49,7 +49,8 @@ from hooks.edits.mutation import apply_process
 from hooks.errors import MalformedSpec
 from hooks.image.layout import Layout
 from hooks.image.placement import Placed
-from hooks.node.host_setup import CharLinks, MadeNodes
+from hooks.node.device_nodes import MadeNodes
+from hooks.node.host_setup import CharLinks
 from hooks.node.inventory import Inventory
 from hooks.ocispec import part, parts
 from hooks.plan import Contribution, Plan, device_node, shut_devices

@@ -78,7 +78,7 @@ from typing import Final
 from api.values import dataclass
 from hooks.config import Config
 from hooks.node.capabilities import FRONTEND, MODESET, UVM, nodes_of
-from hooks.node.device_nodes import CAPS, cap_path, read_majors
+from hooks.node.device_nodes import CAPS, MadeNodes, cap_path, read_majors
 from hooks.node.inventory import Inventory
 from hooks.node.witness import read_line, read_names, read_text
 from hooks.plan import Device, ProcFile
@@ -195,17 +195,6 @@ def _number(parameters: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 _CAPABILITY_MODE: Final = 0o444
-
-
-@dataclass(frozen=True, slots=True)
-class MadeNodes:
-    """What came of making nodes."""
-
-    made: tuple[str, ...] = ()  # paths of those that were made, on the host
-    failed: tuple[tuple[str, str], ...] = ()  # what stood in the way, by the path
-    # paths of devices that were not there when the inventory's nodes were looked at, and are now:
-    # another shim was as quick, or this one has made them for an earlier attempt
-    found: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from api.values import dataclass, field, replace
 from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node import cache
+from hooks.node.device_nodes import MadeNodes
 from hooks.node.drained import driver_of, mark_drained, read_drains
 from hooks.node.driver import Driver, find_driver, find_sockets
 from hooks.node.gpus import (
@@ -64,6 +65,8 @@ class Inventory:
     taken: float = field(default=0.0, compare=False)  # when it was taken, in seconds since boot
     # of what is kept of it, which no other has; "" if nothing is
     id: str = field(default="", compare=False)
+    # which device nodes were made for the container that this is for
+    made: MadeNodes = field(default=MadeNodes(), compare=False)
     # what was observed of the driver's files (hooks.node.witness), by path
     files: Mapping[str, Any] | None = field(default=None, compare=False)
 

@@ -111,20 +111,25 @@ def _work(bundle: str, config: Config) -> None:
     verdict = engine.judge(spec, engine.read_request(spec, config), config)
     request = verdict.allowed
     engine.module_commands(config, request)
-    inventory, made = engine.look_at_node(
+    inventory = engine.look_at_node(
         request, config, ask_nvml=lambda: _inventory(config), seen=_inventory(config)
     )
     files.digest(engine.placement_key(spec, request, inventory, config) or b"")
+    prepared = engine.Prepared.decode(_NOTE)
+    if prepared is None:
+        message = "what was encoded can be decoded"
+        raise AssertionError(message)
     injection = engine.inject(
         spec,
         request,
         inventory,
-        rootfs=os.path.join(bundle, bundle_files.ROOTFS),
-        staging=os.path.join(bundle, bundle_files.STAGING),
+        engine.LayerTarget(
+            prepared,
+            os.path.join(bundle, bundle_files.ROOTFS),
+            os.path.join(bundle, bundle_files.STAGING),
+        ),
         config=config,
         verdict=verdict,
-        prepared=engine.Prepared.decode(_NOTE),
-        made_nodes=made,
     )
     _write(bundle, injection)
 

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
     from hooks.engine import Injection, Inventory, Prepared
-    from hooks.node.host_setup import MadeNodes
     from hooks.requests.policy import Verdict
     from hooks.requests.prefilter import Prefilter
     from hooks.requests.request import Request
+    from hooks.targets import Target
     from shim.log import Log
     from shim.rootfs.mounts import Mount
     from shim.work.layers import Layer
@@ -58,7 +58,6 @@ class _Case:
     config: Config
     verdict: Verdict
     inventory: Inventory | None = None
-    made: MadeNodes | None = None
 
 
 class Provision:
@@ -110,11 +109,11 @@ class Provision:
         """
         spec = bundle_files.read_spec(self._bundle)
         case = self._decide(spec, found)
-        mounted, layer, prepared = self._mount(spec, case, rootfs_mounts)
+        mounted, layer, target = self._mount(spec, case, rootfs_mounts)
         later, record = None, {}
         nodes = list(shut_nodes(spec, ()))
-        if case is not None:
-            injection = self._inject(spec, case, runtime, prepared)
+        if case is not None and target is not None:
+            injection = self._inject(spec, case, runtime, target)
             record = injection.record
             if case.verdict.allowed.wants_injection:
                 bundle_files.keep_spec(self._bundle)
@@ -167,7 +166,7 @@ class Provision:
                 claims.claim(self._bundle, spec, verdict.allowed, inventory, config)
 
         try:
-            inventory, made = engine.look_at_node(
+            inventory = engine.look_at_node(
                 verdict.allowed,
                 config,
                 ask_nvml=lambda: self._take_inventory(config),
@@ -180,7 +179,7 @@ class Provision:
             self._warn("it starts without GPUs", str(error))
             bundle_files.release_claim(self._bundle)  # of an earlier inventory
             return replace(case, verdict=without_gpus(verdict, str(error)))
-        return replace(case, inventory=inventory, made=made)
+        return replace(case, inventory=inventory)
 
     def _more_than_listed(self, spec: dict[str, Any]) -> _Case | None:
         """What is asked beside the devices that something else has put into the spec."""
@@ -191,11 +190,11 @@ class Provision:
             if request is None:
                 return None
             verdict = engine.judge(spec, request, config)
-            inventory, made = engine.make_nodes(request, inventory, config)
+            inventory = engine.make_nodes(request, inventory, config)
         except NvshimError as error:  # the container keeps what its spec has
             self._warn("it gets what its spec has", str(error))
             return None
-        return _Case(config, verdict, inventory, made)
+        return _Case(config, verdict, inventory)
 
     def _claim_listed(self, spec: dict[str, Any]) -> None:
         """Claim what the spec lists already, where the number of holders is limited."""
@@ -240,9 +239,15 @@ class Provision:
 
     def _mount(
         self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
-    ) -> tuple[Sequence[Mount], Layer | None, Prepared | None]:
-        """Mount the rootfs, with a layer that has the container's files if there can be one."""
+    ) -> tuple[Sequence[Mount], Layer | None, Target | None]:
+        """Mount the rootfs, with a layer that has the container's files if there can be one.
+
+        Returns:
+            What was mounted, the layer in it, and where the engine places the container's files;
+            None where no engine runs.
+        """
         rootfs = os.path.join(self._bundle, bundle_files.ROOTFS)
+        staging = os.path.join(self._bundle, bundle_files.STAGING)
         found = self._find_layer(spec, case, wanted)
         if found is not None:
             mount, layer, prepared = found
@@ -252,9 +257,15 @@ class Provision:
                 self._warn("mounted without a layer", str(error))
                 layer.close()
             else:
-                return [mount], layer, prepared
+                return (
+                    [mount],
+                    layer,
+                    engine.LayerTarget(prepared, root_of(spec, self._bundle), staging),
+                )
         mounts.mount_rootfs(wanted, rootfs)
-        return wanted, None, None
+        if case is None:
+            return wanted, None, None
+        return wanted, None, engine.RootfsTarget(root_of(spec, self._bundle), staging)
 
     def _find_layer(
         self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
@@ -275,20 +286,15 @@ class Provision:
             self._log.info("there is no layer for it", bundle=self._bundle, why=str(error))
             return None
 
-    def _inject(
-        self, spec: dict[str, Any], case: _Case, runtime: str, prepared: Prepared | None
-    ) -> Injection:
+    def _inject(self, spec: dict[str, Any], case: _Case, runtime: str, target: Target) -> Injection:
         return engine.inject(
             spec,
             case.verdict.allowed,
             case.inventory,
-            rootfs=root_of(spec, self._bundle),
-            staging=os.path.join(self._bundle, bundle_files.STAGING),
+            target,
             config=case.config,
             oci_version=lambda: self._newest_oci_version(runtime),
             verdict=case.verdict,
-            prepared=prepared,
-            made_nodes=case.made,
         )
 
     def _write_record(self, injection: Injection) -> None:

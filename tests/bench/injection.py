@@ -155,8 +155,7 @@ class Injection:
             self._spec,
             request,
             inventory,
-            rootfs=rootfs,
-            staging=os.path.join(self._directory, bundle.STAGING),
+            engine.RootfsTarget(rootfs, os.path.join(self._directory, bundle.STAGING)),
             config=self._config,
         )
         laps |= injection.record["milliseconds"]

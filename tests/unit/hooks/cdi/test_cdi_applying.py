@@ -288,8 +288,7 @@ def injected(node: Node, rootfs: Path, spec: dict[str, Any], *names: str) -> eng
         spec,
         Request(Void(), cdi_devices=names, origin=Origin.ANNOTATIONS, source="annotation"),
         None,
-        rootfs=str(rootfs),
-        staging=str(node.base / "staging"),
+        engine.RootfsTarget(str(rootfs), str(node.base / "staging")),
         config=node.config,
         oci_version=lambda: "1.3.0",
     )

@@ -40,7 +40,8 @@ def record_of(
         (tmp_path / name).mkdir(exist_ok=True)
     injection = engine.inject(
         spec, engine.read_request(spec), inventory,
-        rootfs=str(tmp_path / "rootfs"), staging=str(tmp_path / "staging"), config=node.config,
+        engine.RootfsTarget(str(tmp_path / "rootfs"), str(tmp_path / "staging")),
+        config=node.config,
     )  # fmt: skip
     record: dict[str, Any] = json.loads(json.dumps(injection.record))
     return record
