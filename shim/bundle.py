@@ -69,9 +69,9 @@ _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
 _LOGGER_PREFIX: Final = "logger."
 
-# What is left after an answered Delete: with nothing else, a clean-up has nothing to do (see
-# settled.c).
-SETTLED: Final = (
+# What is left after an answered Delete. With nothing else in the bundle, there is nothing to clean
+# up (fast_delete.c).
+FILES_AFTER_DELETE: Final = (
     ADDRESS, BEFORE, BOOTSTRAP, CONFIG, INIT_PID, LOG, OPTIONS, RECORD, ROOTFS, RUNTIME,
     SHIM_PROGRAM, SOCKET_DIRECTORY, WORK,
 )  # fmt: skip

@@ -11,7 +11,7 @@
  * A copy of this one file, under whatever name, has no program beside it. It becomes the launcher
  * of its proper name that PATH leads to, as containerd would find it.
  *
- * A `delete` for which there is nothing left to do needs neither: settled.c answers it.
+ * A `delete` for which there is nothing left to do needs neither: fast_delete.c answers it.
  *
  * Nothing is decided here but that. Who may be asked and who may ask is checked on both sides
  * (SO_PEERCRED); that the verb's process context is like ours is the fork server's to check.
@@ -319,7 +319,7 @@ int main(int argc, char **argv)
 
     if (asprintf(&script, "%s" SUFFIX, self) < 0)
         return 1;
-    if (!strcmp(last, "delete") && answer_settled(argc, argv))
+    if (!strcmp(last, "delete") && answer_fast_delete(argc, argv))
         return 0;
     become_installed(script, argv);
     if (!strcmp(last, "start") || !strcmp(last, "delete")) {

@@ -1,13 +1,14 @@
-"""``delete``: clean up after a shim that is gone, and say how the container ended.
+"""``delete``: clean up after a shim that is gone, and report how the container ended.
 
-containerd runs it after every shutdown of a shim, in good order or not, and gives it five
-seconds. After a shutdown in good order there is nothing left, and this is in the path that a
-user waits for: so it looks before it acts.
+containerd runs it after every shutdown of a shim, in good order or not, and gives it five seconds.
+A user waits for it, so it looks before it acts. If nothing is left, the launcher answers in its
+place (``shim/forkserver/fast_delete.c``). This module defines the verb: the launcher answers only
+where this would give the same answer and change nothing.
 
-Each step is taken whatever became of the one before, and all can be taken again. What goes
-wrong is told on stderr, a line each, which containerd logs; the answer is given in any case,
-since without one containerd would keep the container for ever. If this is killed, the next
-``start`` on the node finishes it (:mod:`shim.verbs.unfinished`).
+Each step is taken even if an earlier one failed, and every step can be repeated. A failure is a
+line on stderr, which containerd logs. The answer is always given, since without one containerd
+would keep the container. If this is killed, the next ``start`` on the node finishes it
+(:mod:`shim.verbs.unfinished`).
 
 Source: containerd core/runtime/v2/binary.go Delete; docs/runtime-v2.md.
 """
