@@ -42,6 +42,7 @@ from hooks.image.rootfs import Rootfs
 from hooks.node import nvml
 from hooks.node.device_nodes import MadeNodes
 from hooks.node.driver import find_driver
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.host_setup import CharLinks, link_nodes, load_commands, make_missing
 from hooks.node.identity import identity_of
 from hooks.node.inventory import (
@@ -52,7 +53,6 @@ from hooks.node.inventory import (
     take_inventory,
 )
 from hooks.node.kubelet import read_kubelet_record
-from hooks.node.witness import Witness
 from hooks.ocispec import has_user_namespace
 from hooks.plan import Device, Plan
 from hooks.prepared import Prepared
@@ -144,7 +144,7 @@ def probe_command(config: Config) -> tuple[str, ...]:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    return nvml.probe_command(config, find_driver(Witness(config.host_root), config))
+    return nvml.probe_command(config, find_driver(Fingerprint(config.host_root), config))
 
 
 def look_at_node(

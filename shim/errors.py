@@ -125,17 +125,17 @@ class ServerNotStarted(ShimError):
 class ContainerdNotFound(ShimError):
     """Nobody listens at the address, so there is nobody to be started beside.
 
-    Raised by :mod:`shim.forkserver.standing`.
+    Raised by :mod:`shim.forkserver.systemd_start`.
     """
 
     code = "NVSHIM-E0700"
     status = Status.UNAVAILABLE
 
 
-class SurroundingsDiffer(ShimError):
+class ProcessContextDiffers(ShimError):
     """The namespaces, cgroup, limits or rights of a fork server are not containerd's.
 
-    Raised by :mod:`shim.forkserver.standing`.
+    Raised by :mod:`shim.forkserver.systemd_start`.
     """
 
     code = "NVSHIM-E0701"

@@ -38,7 +38,7 @@ _MODULES: Final = (
     "hooks.engine", "hooks.edits.features", "hooks.cdi.registry", "hooks.cdi.applying",
     "hooks.vendors.amd", "hooks.vendors.intel", "hooks.platforms.tegra", "hooks.platforms.wsl",
     "shim.work.provision", "shim.rootfs.node_cover",
-    "shim.rootfs.proc_cover", "shim.causes.ended", "shim.work.exit_cause",
+    "shim.rootfs.proc_cover", "shim.causes.exit_store", "shim.work.exit_cause",
     "shim.pod.sandbox_service",
 )  # fmt: skip
 

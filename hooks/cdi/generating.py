@@ -100,7 +100,7 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SpecOptions:
     """What a spec is to be of."""
 
     kind: str = "gpu"
@@ -119,7 +119,7 @@ class Wish:
     groups: bool = True
 
 
-def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
+def generate(wish: SpecOptions, inventory: Inventory, config: Config) -> SpecFile:
     """A spec of the node's devices, of the lowest version that has all it uses.
 
     Raises:
@@ -155,7 +155,7 @@ def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
 class _Work:
     """A spec in the making."""
 
-    def __init__(self, wish: Wish, inventory: Inventory, config: Config) -> None:
+    def __init__(self, wish: SpecOptions, inventory: Inventory, config: Config) -> None:
         self._wish = wish
         self._inventory = inventory
         self._config = config

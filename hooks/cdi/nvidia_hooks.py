@@ -50,9 +50,9 @@ from hooks.edits.compat import DIRECTORY, Compat, Host, with_compat
 from hooks.edits.planning import application_profile
 from hooks.image.elf import Elf, elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
+from hooks.node.fingerprint import read_fields, read_names, read_text
 from hooks.node.host_setup import without_node_making
 from hooks.node.roots import is_version
-from hooks.node.witness import read_fields, read_names, read_text
 from hooks.ocispec import part, parts
 from hooks.plan import (
     Bounds,

@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedDevice:
     """A device, and the file that it is of."""
 
     name: QualifiedName
@@ -59,7 +59,7 @@ class Found:
 class Resolution:
     """What the names of a container stand for, in the order in which it names them."""
 
-    devices: tuple[Found, ...] = ()
+    devices: tuple[ResolvedDevice, ...] = ()
     left: tuple[str, ...] = ()  # names of kinds that no file is of, and that are known without one
 
 
@@ -137,7 +137,7 @@ class Registry:
         except (CdiFileUnusable, CdiSpecInvalid) as error:
             self.faults.append(Fault(path, error, kind))
 
-    def find(self, name: QualifiedName) -> Found:
+    def find(self, name: QualifiedName) -> ResolvedDevice:
         """The device of a name, from the file with the highest priority.
 
         Raises:
@@ -145,7 +145,7 @@ class Registry:
             CdiDeviceConflict: several files of one directory have it.
         """
         having = [
-            Found(name, device, file)
+            ResolvedDevice(name, device, file)
             for file in self.files
             if file.spec.kind == name.kind
             for device in file.spec.devices

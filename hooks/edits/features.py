@@ -46,8 +46,8 @@ from hooks.edits.planning import make_plan
 from hooks.errors import ImexChannelMissing, MigCapabilityMissing
 from hooks.image.layout import Layout
 from hooks.node.device_nodes import CAPS, cap_minors, cap_path, look_at_node, read_majors
+from hooks.node.fingerprint import Fingerprint, read_names, read_text
 from hooks.node.inventory import Inventory
-from hooks.node.witness import Witness, read_names, read_text
 from hooks.plan import Bounds, Contribution, Device, Missing, Mount, Plan, device_of, groups_of
 from hooks.requests.request import Request
 from hooks.words import Capability, Feature, Node
@@ -200,7 +200,7 @@ class _Look:
     def _add_mount(self, feature: str, path: str) -> None:
         # In a driver container's root there is no udev; the host's is meant then.
         for root in self._roots:
-            host = Witness(root).resolve(path)
+            host = Fingerprint(root).resolve(path)
             if host is not None and os.path.exists(host):
                 self.mounts.append(Mount(host, path, reason=feature))
                 return

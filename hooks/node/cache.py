@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 from api.values import dataclass
 from hooks.config import Config
 from hooks.node.driver import Driver, DriverFile, LibraryFile
+from hooks.node.fingerprint import first_change
 from hooks.node.gpus import Gpu, MigDevice
-from hooks.node.witness import first_change
 from hooks.words import Arch
 
 NAME: Final = "inventory.json"

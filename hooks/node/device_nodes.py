@@ -13,7 +13,7 @@ from typing import Final
 
 from api.values import dataclass
 from hooks.config import Config
-from hooks.node.witness import read_text
+from hooks.node.fingerprint import read_text
 from hooks.words import Node
 
 CAPS: Final = ("nvidia-caps",)

@@ -38,8 +38,8 @@ from hooks.node.capabilities import (
     every_row,
 )
 from hooks.node.driver_layouts import DISTRIBUTION, DriverLayout, layout_named
+from hooks.node.fingerprint import Fingerprint, read_names
 from hooks.node.roots import Root, choose, module_version
-from hooks.node.witness import Witness, read_names
 from hooks.words import SERVICES, Arch
 
 _COMPATIBLE_32: Final = {Arch.X86_64: Arch.I386, Arch.AARCH64: Arch.ARM}
@@ -86,14 +86,14 @@ class Driver:
         return _COMPATIBLE_32.get(self.arch)
 
 
-def find_driver(witness: Witness, config: Config) -> Driver:
+def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
     """Finds the driver.
 
     Raises:
         DriverNotFound: neither libcuda nor libnvidia-ml of any version is there.
         DriverMismatch: they are there, but not of the loaded module's version.
     """
-    root = choose(witness, config, module_version(witness, config))
+    root = choose(fingerprint, config, module_version(fingerprint, config))
     libraries = tuple(_libraries(root.reader, root.directories, root.version))
     present = {library.arch for library in libraries}
     arch = next((arch for arch in _PREFERENCE if arch in present), None)
@@ -125,11 +125,11 @@ def find_sockets(root: str, services: Collection[str] = SERVICES) -> dict[str, s
         root: the directory that is "/" for the driver's files.
         services: those whose sockets containers may get.
     """
-    witness = Witness(root)
+    fingerprint = Fingerprint(root)
     found = {}
     for row in every_row():
         if isinstance(row, Socket) and row.service in services:
-            host = witness.resolve(row.path)
+            host = fingerprint.resolve(row.path)
             if host is not None and _is_trusted(host, row):
                 found[row.path] = host
     return found
@@ -148,18 +148,18 @@ def _is_trusted(host: str, row: Socket) -> bool:
 
 
 def _libraries(
-    witness: Witness, directories: Iterable[tuple[str, tuple[str, ...]]], version: str
+    fingerprint: Fingerprint, directories: Iterable[tuple[str, tuple[str, ...]]], version: str
 ) -> Iterator[LibraryFile]:
     rows = [row for row in every_row() if isinstance(row, Library)]
     patterns = {row.name: row.name.format(v=version) for row in rows}
     taken: set[tuple[str, Arch]] = set()
-    prefix = "" if witness.root == "/" else witness.root
+    prefix = "" if fingerprint.root == "/" else fingerprint.root
     for host, names in directories:
         inside = host.removeprefix(prefix)
         candidates = [name for name in names if ".so." in name]
         for row, pattern in patterns.items():
             for name in _matches(pattern, candidates):
-                source = witness.file(f"{inside}/{name}")
+                source = fingerprint.file(f"{inside}/{name}")
                 elf = read_elf(source) if source is not None else None
                 if source is None or elf is None or elf.arch is None or (row, elf.arch) in taken:
                     continue

@@ -79,8 +79,8 @@ from api.values import dataclass
 from hooks.config import Config
 from hooks.node.capabilities import FRONTEND, MODESET, UVM, nodes_of
 from hooks.node.device_nodes import CAPS, MadeNodes, cap_path, read_majors
+from hooks.node.fingerprint import read_line, read_names, read_text
 from hooks.node.inventory import Inventory
-from hooks.node.witness import read_line, read_names, read_text
 from hooks.plan import Device, ProcFile
 
 TIMEOUT: Final = 60.0

@@ -3,7 +3,7 @@
 Between the create and the start of a container the driver may be exchanged under it; between
 that of a restored one, whole days may lie. What was mounted then is of the old driver, and the
 kernel module of the new: every NVIDIA program would fail, each in its own words. So the record
-keeps, as observations of :mod:`hooks.node.witness` that the inventory was found to be true by,
+keeps, as observations of :mod:`hooks.node.fingerprint` that the inventory was found to be true by,
 
 - what the loaded kernel module says of its version;
 - the identity of each of the driver's files that was mounted (a driver container that was
@@ -21,9 +21,9 @@ from typing import Any
 
 from hooks.config import Config
 from hooks.errors import DriverChanged
+from hooks.node.fingerprint import Fingerprint, first_change, read_text
 from hooks.node.inventory import Inventory
 from hooks.node.roots import module_files, module_version
-from hooks.node.witness import Witness, first_change, read_text
 from hooks.plan import Plan
 
 
@@ -57,7 +57,7 @@ def what_changed(record: Mapping[str, Any]) -> str:
     if not isinstance(identity, dict):
         return ""
     then = identity["driver"]
-    now = module_version(Witness("/"), Config(proc=identity["proc"], sys=identity["sys"]))
+    now = module_version(Fingerprint("/"), Config(proc=identity["proc"], sys=identity["sys"]))
     if now is not None and now != then:
         return f"it was made with driver {then}, and the loaded kernel module is {now}"
     path = first_change(identity["observations"])

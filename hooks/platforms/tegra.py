@@ -50,8 +50,8 @@ from hooks.config import Config
 from hooks.errors import CsvFilesMissing, GpuExcluded, NoGpus, PlatformNodeMissing
 from hooks.image.layout import Layout
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.node.fingerprint import Fingerprint, read_names, read_text
 from hooks.node.gpus import Gpu, find_gpus, mark_excluded
-from hooks.node.witness import Witness, read_names, read_text
 from hooks.plan import Bounds, Contribution, Device, device_of, groups_of
 from hooks.platforms.detecting import is_integrated, root_of
 from hooks.platforms.files import Files, HostTree, named, unchecked, unknown
@@ -232,7 +232,7 @@ class _Gpus:
 
 
 def _gpus(config: Config) -> _Gpus:
-    found = find_gpus(Witness(root_of(config)), config, None).gpus
+    found = find_gpus(Fingerprint(root_of(config)), config, None).gpus
     listed, _ = mark_excluded(found, config.excluded_gpus)
     has_nvgpu = os.path.exists(f"{config.sys}/module/nvgpu")
     if len(listed) == 1 and not has_nvgpu:

@@ -27,7 +27,7 @@ from hooks.config import Config
 from hooks.errors import DriverStoreMissing, PlatformNodeMissing
 from hooks.image.layout import Layout
 from hooks.node.device_nodes import look_at_node, read_majors
-from hooks.node.witness import read_names, read_text
+from hooks.node.fingerprint import read_names, read_text
 from hooks.plan import Bounds, Contribution, Device, device_of, groups_of
 from hooks.platforms.detecting import DXCORE, root_of
 from hooks.platforms.files import Files, HostTree, named, unchecked, unknown

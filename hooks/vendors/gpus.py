@@ -24,7 +24,7 @@ from api.values import dataclass
 from hooks.config import Config
 from hooks.errors import GpuExcluded, NoVendorGpus, UnknownVendorGpu, VendorNodeMissing, enumerated
 from hooks.node.device_nodes import look_at_node
-from hooks.node.witness import read_line, read_names
+from hooks.node.fingerprint import read_line, read_names
 from hooks.plan import (
     Bounds,
     Contribution,

@@ -16,8 +16,8 @@ from typing import Final
 from hooks.config import Config
 from hooks.errors import NoVendorDriver
 from hooks.node.device_nodes import read_majors
+from hooks.node.fingerprint import read_line, read_names
 from hooks.node.gpus import bus_order
-from hooks.node.witness import read_line, read_names
 from hooks.plan import Contribution
 from hooks.vendors.gpus import DRM, VendorGpu, drm_devices, granted
 from hooks.vendors.names import VendorRequest, address_names

@@ -1,7 +1,7 @@
 """Containers that a fault of a GPU has ended, as the shim remembers them.
 
 Most of them are gone: containerd has removed their bundles. Another attempt of the same container
-of a pod may run, of which people ask by the same name. See :mod:`shim.causes.ended`.
+of a pod may run, of which people ask by the same name. See :mod:`shim.causes.exit_store`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from integration.containers.bundles import Container, Pod
 from shim import bundle as bundle_files
-from shim.causes.ended import list_ended
+from shim.causes.exit_store import list_ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 One runs for each containerd and each process context (:mod:`shim.verbs.warmstart` names it by
 them). The first cold ``start`` leaves it behind, or systemd starts it
-(:mod:`shim.forkserver.standing`). It is single-threaded and does nothing between requests but wait
-in poll(2).
+(:mod:`shim.forkserver.systemd_start`). It is single-threaded, and between requests it waits in
+poll(2).
 
 Rules
 - It ends by itself when nobody has asked for long, and when a file that it has imported has
   changed: a shim must be of the version that is installed. SIGTERM ends it at any time. Shims
   are not its children, so nothing of this concerns them.
 - It reads nothing of what is asked: a connection is handed to a process that is forked for it
-  (:mod:`shim.forkserver.spares`), so that nobody who is slow, or stopped, holds up others.
+  (:mod:`shim.forkserver.prefork_pool`), so that nobody who is slow, or stopped, holds up others.
 - A request that cannot be served is closed without an answer; the verb then forks by itself,
   the launcher becomes an interpreter.
 - What is imported is frozen out of the garbage collector's sight before the first fork, so
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from shim import PROGRAM, files, forked, processes
 from shim.errors import NvshimError
-from shim.forkserver import standing
+from shim.forkserver import systemd_start
 from shim.forkserver.installation import Installation
 from shim.verbs.handover import UMASK
 from shim.verbs.invocation import FORK_SERVER, parse
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> NoReturn:
     try:
         asked = parse(words, (FORK_SERVER,))
         if not asked.socket:
-            standing.stand(asked.address)
+            systemd_start.serve(asked.address)
     except NvshimError as error:
         sys.exit(str(error))
     serve(asked.socket, asked.address, stay=asked.stay)

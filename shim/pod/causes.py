@@ -97,7 +97,7 @@ def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
     if ending.unexplained is None:
         return
     # Here: few containers with GPUs fail.
-    from shim.causes.ended import identity_of, write_ended  # noqa: PLC0415
+    from shim.causes.exit_store import identity_of, write_ended  # noqa: PLC0415
 
     spec, record = ending.unexplained
     try:

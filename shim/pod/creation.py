@@ -42,10 +42,10 @@ from shim.errors import (
     UnmountFailed,
 )
 from shim.mountinfo import may_hang
-from shim.pod import spare
+from shim.pod import fd_reserve
 from shim.pod.causes import forget_cause
 from shim.rootfs import detaching, mounts
-from shim.runtime import remains
+from shim.runtime import orphans
 from shim.runtime.options import with_cgroup_driver
 from shim.runtime.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
@@ -319,7 +319,7 @@ class Resources:
     def signal_cgroup(self, signum: int) -> None:
         """Signal all processes of the container without its runtime."""
         if self.cgroup is not None:
-            with spare.lent():
+            with fd_reserve.released():
                 self.cgroup.signal(signum)
 
     async def _undo(self, init: Process, *, made: bool) -> None:
@@ -354,8 +354,8 @@ class Resources:
         with self._logged(f"{doing}: remains"):
             path = cgroups_path_of(bundle_files.read_spec(self._bundle))
             record = bundle_files.read_runtime_record(self._bundle)
-            if record and (self._runtime_has_it() or remains.has_cgroup(path, self._id)):
-                end = partial(remains.end_container, cgroup_path=path, ask_runtime=False)
+            if record and (self._runtime_has_it() or orphans.has_cgroup(path, self._id)):
+                end = partial(orphans.end_container, cgroup_path=path, ask_runtime=False)
                 for problem in await in_thread(partial(end, record, self._id, 0)):
                     self._shim.log.warning("a container is left", id=self._id, why=problem)
 

@@ -22,7 +22,7 @@ from shim import files, loop, syscalls
 from shim.children import run, spawn
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.processes import kill_family
-from shim.runtime.standins import StandIns
+from shim.runtime.fast_path import FastPath
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ class LowLevelRuntime:
         self._mapped = mapped
         self._under_way: dict[Child, str] = {}
         # For calls about the container, once its init process has been made.
-        self._stand_ins: StandIns | None = None
+        self._fast_path: FastPath | None = None
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
         """Make the container and its init process, which waits for :meth:`start`."""
@@ -121,7 +121,7 @@ class LowLevelRuntime:
         Args:
             init: its init process, which waits for :meth:`start`.
         """
-        self._stand_ins = StandIns(
+        self._fast_path = FastPath(
             self._options.binary_name,
             os.path.join(self._root, self._id),
             init,
@@ -130,7 +130,7 @@ class LowLevelRuntime:
 
     async def start(self) -> None:
         """Let the init process execute its program."""
-        if self._stand_ins is None or not await self._stand_ins.start():
+        if self._fast_path is None or not await self._fast_path.start():
             await self._call("start", [self._id])
 
     async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
@@ -140,7 +140,7 @@ class LowLevelRuntime:
 
     async def kill(self, signal: int, *, everyone: bool = False) -> None:
         """Signal the init process, or every process of the container."""
-        if not everyone and self._stand_ins is not None and self._stand_ins.kill(signal):
+        if not everyone and self._fast_path is not None and self._fast_path.kill(signal):
             return
         arguments = ["--all"] if everyone else []
         await self._call("kill", [*arguments, self._id, str(signal)])
@@ -203,7 +203,7 @@ class LowLevelRuntime:
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""
-        if not force and self._stand_ins is not None and await self._stand_ins.delete():
+        if not force and self._fast_path is not None and await self._fast_path.delete():
             return
         arguments = ["--force"] if force else []
         await self._call("delete", [*arguments, self._id])

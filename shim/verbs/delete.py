@@ -23,7 +23,7 @@ from api.proto import task_pb2
 from shim import bundle, files, mountinfo, sockets
 from shim.errors import BundleUnusable, NvshimError
 from shim.rootfs import mounts
-from shim.runtime import remains
+from shim.runtime import orphans
 from shim.sandbox import members as sandbox_members
 from shim.verbs import unfinished
 
@@ -85,7 +85,7 @@ def finish_killed(directory: str, name: str, *, starting: bool = False) -> None:
     if not starting and note.left and note.left[0].is_made_again():
         note.leave()  # its own start has seen to it, or will
         return
-    _take(directory, lambda: remains.end_process(*note.holder))
+    _take(directory, lambda: orphans.end_process(*note.holder))
     for left in note.left:
         _take(left.bundle, _finish(left))
     _take(directory, note.remove)
@@ -98,7 +98,7 @@ def _finish(left: unfinished.Left) -> Callable[[], None]:
             _clean_up(left.id, left.bundle, left.record)
             return
         _unmount(os.path.join(left.record.root, left.id, bundle.RESTORED_ROOT))
-        for problem in remains.end_container(
+        for problem in orphans.end_container(
             left.record, left.id, left.pid, cgroup_path=left.cgroup
         ):
             _warn(problem)
@@ -177,7 +177,7 @@ def _pid(path: str, *, tell: bool = True) -> int:
 def _end_calls(path: str, logs: Sequence[str]) -> None:
     """A runtime that the dead shim had called must not make what nobody will look for."""
     if logs:
-        for problem in remains.end_calls(path, logs):
+        for problem in orphans.end_calls(path, logs):
             _warn(problem)
 
 
@@ -188,7 +188,7 @@ def _end_sandbox(path: str) -> None:
     if not (members or pid):
         return
     deadline = time.monotonic() + _MEMBERS_TIMEOUT
-    remains.end_process(pid, start_time)
+    orphans.end_process(pid, start_time)
     for container_id in members:
         _take(path, _end_of_member(path, container_id, deadline))
 
@@ -207,7 +207,7 @@ def _end_loggers(path: str) -> None:
     """What the dead shim had started to take the container's output."""
     loggers = bundle.loggers_left(path)
     if loggers:
-        for problem in remains.end_loggers(loggers):
+        for problem in orphans.end_loggers(loggers):
             _warn(problem)
 
 
@@ -228,7 +228,7 @@ def _end_container(
     if not (cut_off or os.path.lexists(state) or os.path.exists(f"/proc/{pid}")):
         return
     _unmount(os.path.join(state, bundle.RESTORED_ROOT))
-    for problem in remains.end_container(
+    for problem in orphans.end_container(
         record,
         container_id,
         pid,

@@ -32,10 +32,10 @@ from hooks.requests.prefilter import read_fault_exit_code
 from hooks.sharing import held_by_nodes, held_by_record, id_of
 from shim import bundle as bundle_files
 from shim import files
-from shim.causes import ended, kernel_log, message
+from shim.causes import exit_store, kernel_log, message
 from shim.causes.agent import agent_runs
+from shim.causes.exit_message import exit_message, relevant
 from shim.causes.record import KERNEL_LOG, Fault, Whose, read_causes
-from shim.causes.sentence import relevant, sentence
 from shim.causes.xids import RECOVERY, Action, about, heed, is_nonfatal, recovery_asked
 from shim.errors import NvshimError
 from shim.processes import may_be_alive
@@ -114,7 +114,7 @@ def tell_cause(end: End, log: Log) -> dict[str, Any]:
         return {"cause": "", "status": end.status, "first": None}
     status = _status(end, faults[0], spec, config)
     original = None if status == end.status else end.status
-    cause = sentence(faults, end.at, os.uname().nodename, original)
+    cause = exit_message(faults, end.at, os.uname().nodename, original)
     path, stays_empty = message.find_message_file(spec)
     try:
         if path:
@@ -122,14 +122,14 @@ def tell_cause(end: End, log: Log) -> dict[str, Any]:
     except OSError as error:
         warn(f"{path}: {files.reason(error)}")
     container = {
-        **ended.identity_of(end.namespace, end.container_id, spec),
+        **exit_store.identity_of(end.namespace, end.container_id, spec),
         "gpus": [device.uuid for device in held],
         "ended": end.at,
         "exit_status": end.status,
         "told_status": status,
     }
     try:
-        ended.write_ended(config.state, container, faults, cause)
+        exit_store.write_ended(config.state, container, faults, cause)
     except NvshimError as error:
         warn(str(error))
     first = faults[0]

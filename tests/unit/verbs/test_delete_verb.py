@@ -25,7 +25,7 @@ from shim import sockets, syscalls
 from shim.bundle import RuntimeRecord
 from shim.mountinfo import mount_points_below
 from shim.processes import start_time_of
-from shim.runtime import remains
+from shim.runtime import orphans
 from shim.verbs import unfinished
 from tests.harness.waiting import eventually
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
@@ -147,7 +147,7 @@ CASES = {
     ),
     "without its runtime, by crun": Case(_without_its_runtime, (UNKNOWN,), runtime="crun"),
     "runtime that hangs": Case(
-        _hanging, (f"had not ended after {remains.RUNTIME_TIMEOUT} s",), more=True
+        _hanging, (f"had not ended after {orphans.RUNTIME_TIMEOUT} s",), more=True
     ),
     "runtime that fails": Case(_failing, ("/runtime delete {id}: exit status 3: one two",)),
     "frozen, without its runtime": Case(_frozen, (UNKNOWN,), more=True),

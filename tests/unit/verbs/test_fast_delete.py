@@ -94,6 +94,16 @@ def test_it_is_answered_and_nothing_is_changed(
     assert _state(bundle) == before
 
 
+def _strip(bundle: Path) -> None:
+    for path in bundle.iterdir():
+        if path.name not in {"address", "options.json", "rootfs"}:
+            path.unlink()
+
+
+def _pid(bundle: Path) -> str:
+    return (bundle / "init.pid").read_text()
+
+
 # What a bundle may lack, or have in another form, and need no clean-up all the same.
 SETTLED: dict[str, Callable[[Path], object]] = {
     "all files": lambda _: None,
@@ -104,11 +114,7 @@ SETTLED: dict[str, Callable[[Path], object]] = {
     },
     "no rootfs": lambda bundle: (bundle / "rootfs").rmdir(),
     "a full rootfs": lambda bundle: (bundle / "rootfs" / "file").touch(),
-    "only what is looked at": lambda bundle: [
-        path.unlink()
-        for path in bundle.iterdir()
-        if path.name not in {"address", "options.json", "rootfs"}
-    ],
+    "only what is looked at": _strip,
     "a pid on a line": lambda bundle: (bundle / "init.pid").write_text(f"{_pid(bundle)} \n"),
     "an address on a line": lambda bundle: (bundle / "address").write_text(
         (bundle / "address").read_text() + "\n"
@@ -122,10 +128,6 @@ SETTLED: dict[str, Callable[[Path], object]] = {
     ),
     "no spec that can be read": lambda bundle: (bundle / "config.json").write_text("{"),
 }
-
-
-def _pid(bundle: Path) -> str:
-    return (bundle / "init.pid").read_text()
 
 
 def _contents(bundle: Path) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """What a worker does for every container with GPUs, done for nobody by the fork server.
 
-The reason is that of :mod:`shim.forkserver.rehearsal`: a worker that has to fit its bytecode copies
+The reason is that of :mod:`shim.forkserver.warmup`: a worker that has to fit its bytecode copies
 a page for each function. Processor time of a life with two GPUs: see docs/performance.md.
 
 The node is made up, so that it is the same whatever this one has: a driver of one library and one
@@ -74,7 +74,7 @@ _NOTE: Final = engine.Prepared(
 ).encode()
 
 
-def rehearse(directory: str, times: int) -> None:
+def warm_up(directory: str, times: int) -> None:
     """Do a worker's work.
 
     Args:

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api.values import dataclass
 from shim import files
+from shim.causes.exit_message import exit_message
 from shim.causes.record import as_rows, faults_of, most_telling
-from shim.causes.sentence import sentence
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def add_faults(
         return False
     known = [*{(f.at, f.kind, f.code, f.pid): f for f in (*faults_of(document), *faults)}.values()]
     status, told = document["exit_status"], document["told_status"]
-    cause = sentence(known, document["ended"], node, None if status == told else status)
+    cause = exit_message(known, document["ended"], node, None if status == told else status)
     write_ended(state, document, known, cause)
     return True
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shim.causes.record import Fault
 
-__all__ = ["LONGEST", "RELEVANT", "relevant", "sentence"]
+__all__ = ["LONGEST", "RELEVANT", "exit_message", "relevant"]
 
 LONGEST: Final = 400
 """Bytes that a sentence may have."""
@@ -96,7 +96,7 @@ def relevant(faults: Iterable[Fault], end: float, start: float = 0.0) -> list[Fa
     return by_weight(filter(may_matter, faults), end)
 
 
-def sentence(
+def exit_message(
     faults: Iterable[Fault], end: float | None = None, node: str = "", original: int | None = None
 ) -> str:
     """Faults in one line; "" if there are none.

@@ -66,7 +66,7 @@ _BUSY: Final = (0.001, 0.002, 0.004, 0.008, 0.016)
 _CHILDLESS: Final = 2
 
 
-class StandIns:
+class FastPath:
     """What stands in for a runtime's calls about one container; to be made while its init waits.
 
     Args:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from shim import sockets
 from shim.cgroup import cgroup
-from shim.errors import ContainerdNotFound, SurroundingsDiffer
+from shim.errors import ContainerdNotFound, ProcessContextDiffers
 from shim.verbs import warmstart
 from shim.verbs.warmstart import explain_difference, process_context
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-def stand(containerd: str) -> NoReturn:
+def serve(containerd: str) -> NoReturn:
     """Become the fork server of a containerd.
 
     Args:
@@ -37,7 +37,7 @@ def stand(containerd: str) -> NoReturn:
 
     Raises:
         ContainerdNotFound: nobody listens there.
-        SurroundingsDiffer: shims would not have its process context.
+        ProcessContextDiffers: shims would not have its process context.
         SocketDirectoryUnusable: there is no directory for the socket.
         SocketPathTooLong: its path would be too long.
     """
@@ -73,7 +73,7 @@ def _take_on_context_of(pid: int) -> None:
         problem = f"; {error}"
     differs = explain_difference(process_context(pid), process_context())
     if differs:
-        raise SurroundingsDiffer(
+        raise ProcessContextDiffers(
             f"a fork server like process {pid}, containerd",
             found=f"another process context ({differs}{problem})",
             do="start it as containerd is started: as the same user, without a sandbox of its own",
