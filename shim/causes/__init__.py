@@ -1,4 +1,4 @@
-"""Why a container ended, as far as its GPUs have to do with it.
+"""Why a container with GPUs ended.
 
 :mod:`shim.causes.record` is the file per container through which the node agent and the shim
 exchange faults. :mod:`shim.causes.xids` is the one table of the driver's numbered errors, and

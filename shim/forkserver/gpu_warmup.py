@@ -1,11 +1,11 @@
-"""What a worker does for every container with GPUs, done for nobody by the fork server.
+"""Run what a worker does for every container with GPUs once in the fork server.
 
 The reason is that of :mod:`shim.forkserver.warmup`: a worker that has to fit its bytecode copies
 a page for each function. Processor time of a life with two GPUs: see docs/performance.md.
 
 The node is made up, so that it is the same whatever this one has: a driver of one library and one
 program, one GPU. Its inventory is kept and loaded, a container gets what was decided for its image
-before, and spec and record are written, in a directory beside the fork server's socket. Nothing
+before, and spec and record are written, in a directory next to the fork server's socket. Nothing
 else is touched: no module is loaded, no node or link made, nothing mounted.
 """
 
@@ -83,7 +83,7 @@ def warm_up(directory: str, times: int) -> None:
 
     Raises:
         NvshimError: the directory cannot be used.
-        OSError: likewise.
+        OSError: the directory cannot be used.
     """
     config = Config(
         dev=f"{directory}/dev",

@@ -10,7 +10,7 @@ int answer_fast_delete(int argc, char **argv);
 /* From the compiler's command line (shim/forkserver/launcher.py), so that each has one home:
  *
  * NAME                  of the program
- * SUFFIX                of the Python program beside it
+ * SUFFIX                of the Python program next to it
  * DIRECTORY             of sockets, root's
  * SWITCH                the variable that turns fork servers off
  * ACCEPTED, READY, GO   the words of the fork server's protocol, a byte each

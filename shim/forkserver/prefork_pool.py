@@ -150,7 +150,7 @@ def _wait_for_connection(channel: socket.socket) -> NoReturn:
 
 
 class VerbRequest(NamedTuple):
-    """A verb that somebody wants done."""
+    """A verb to do."""
 
     program: str  # the Python program that would do it otherwise
     words: list[str]  # what follows the program's name
@@ -198,7 +198,7 @@ def _receive(connection: socket.socket) -> bytes:
     """The content of a request.
 
     Raises:
-        ValueError: it is no request.
+        ValueError: it is not a request.
     """
     content = b""
     missing = LENGTH.size
@@ -216,9 +216,9 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _become_verb(connection: socket.socket, request: VerbRequest, caller: WarmCaller) -> None:
-    """Do a verb in this process, and end it; return if the client does not want it any more."""
+    """Do a verb in this process, and end it; return if the client has withdrawn it."""
     connection.send(READY)
-    # However long it takes: a client that does not want the verb any more closes its end.
+    # Without a limit: a client that withdraws the verb closes its end.
     connection.settimeout(None)
     go, descriptors, _, _ = socket.recv_fds(
         connection, len(GO), _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -246,10 +246,10 @@ def _tell(connection: socket.socket, status: int) -> None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process when the other end is closed, of which SIGIO tells.
+    """End this process when the other end is closed, which SIGIO reports.
 
-    The signal alone says nothing: it comes with all that is sent, too, and then after the bytes,
-    so that what was read before this was called may be announced after it.
+    The signal alone proves nothing: it also comes after each byte that is sent, even one that was
+    read before this was called.
     """
 
     def look(*_: object) -> None:

@@ -35,7 +35,7 @@ from shim.work.layers import note_used_last
 if TYPE_CHECKING:
     from shim.forkserver.installation import Installation
 
-# Seconds without a request after which a spare is forked: who has just been served comes first.
+# Seconds without a request after which the pool is refilled: the last client comes first.
 _REFILL: Final = 0.02
 # How often bytecode is executed until the interpreter has fitted all of it to what it meets.
 _WARMUPS: Final = 20
@@ -45,7 +45,7 @@ def prepare(path: str) -> None:
     """Do once what every shim would do for itself.
 
     Args:
-        path: where the fork server will listen; what is made for the warmup is beside it.
+        path: where the fork server will listen; files of the warmup are next to it.
     """
     resident.load()
     look_at_node()
@@ -60,22 +60,22 @@ def prepare(path: str) -> None:
 
 
 def look_at_node() -> None:
-    """Read what a container with GPUs needs, so that shims find it parsed, as long as it is so.
+    """Read what a container with GPUs needs, so that shims find it parsed while it is valid.
 
-    That is the inventory, and what was decided for the image that a container has had last.
+    That is the inventory, and what was prepared for the image that was used last.
     """
     try:
         config = load_config()
         decode_ahead(config)
         Prepared.decode(note_used_last(config.layers))
-    except Exception:  # noqa: BLE001, S110 - whoever asks for a GPU will be told
+    except Exception:  # noqa: BLE001, S110 - a container with GPUs reports it
         pass
 
 
 def serve_until_idle(
     path: str, address: str, installation: Installation, idle: float | None
 ) -> None:
-    """Listen, and fork for each connection, until nobody has asked for long.
+    """Listen, and fork for each connection, until requests have stopped for long.
 
     Args:
         path: where.
@@ -89,7 +89,7 @@ def serve_until_idle(
     if listener_fd is None:
         return
     identity = sockets.identity(path)
-    # Nobody waits for the processes that are forked.
+    # The forked processes are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     link = _leave_link(path, address)
     try:

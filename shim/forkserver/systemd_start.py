@@ -1,11 +1,10 @@
 """A fork server that is started with the node, before the first shim is.
 
-systemd starts it (:file:`integration/systemd`), in a cgroup and with limits of its own. Shims are
-to have containerd's, like those that its ``start`` forks by itself. So this process asks the kernel
-who listens at containerd's address, takes on the parts of that process's context that can be taken
-on, and says what differs if that is not enough. Then it is a fork server like any other, only that
-it stays although nobody asks. If there is one, left behind by a cold start, it waits until that one
-has ended.
+systemd starts it (:file:`integration/systemd`), in a cgroup and with limits of its own. Its shims
+need containerd's, like those that a cold ``start`` forks. So this process asks the kernel who
+listens at containerd's address, and adopts that process's context as far as a process can. If a
+difference remains, it reports it and exits. Otherwise it becomes a fork server like any other, but
+stays even without requests. If a cold start has left one behind, it waits until that one exits.
 
 Source: unix(7) SO_PEERCRED; cgroups(7); getrlimit(2), prlimit.
 """
@@ -36,7 +35,7 @@ def serve(containerd: str) -> NoReturn:
         containerd: its gRPC address.
 
     Raises:
-        ContainerdNotFound: nobody listens there.
+        ContainerdNotFound: no process listens there.
         ProcessContextDiffers: shims would not have its process context.
         SocketDirectoryUnusable: there is no directory for the socket.
         SocketPathTooLong: its path would be too long.
@@ -81,7 +80,7 @@ def _take_on_context_of(pid: int) -> None:
 
 
 def _locked(path: str) -> int:
-    """The lock that makes a fork server the only one, once nobody else holds it."""
+    """Wait for the lock that makes a fork server the only one, and return it."""
     while True:
         lock = warmstart.open_lock(path)
         # SIGTERM ends this process meanwhile, and leaves nothing.
@@ -90,7 +89,7 @@ def _locked(path: str) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if sockets.identity(warmstart.lock_path(path)) == _identity(lock):
             return lock
-        os.close(lock)  # who held it has removed it at its end
+        os.close(lock)  # its holder removed it when it exited
 
 
 def _identity(fd: int) -> tuple[int, int]:

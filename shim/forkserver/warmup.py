@@ -1,9 +1,8 @@
-"""What every shim does at its start, done for nobody: by the fork server.
+"""Run what every shim does at its start once in the fork server.
 
-A process that was forked shares its memory until it writes to it, and Python writes wherever it
-executes: it counts references, and fits its bytecode to what it meets. The fork server warms up,
-so that its children find that done. Nobody can tell that it happened, but by the clock: no
-program is started, and what is made for it is gone at the end.
+A forked process shares its memory until it writes to it, and Python writes wherever it executes: it
+counts references, and specializes its bytecode. After a warmup in the fork server, its children
+find that done. It has no other effect: no program is started, and its files are removed.
 
 Source: fork(2), Notes, on copy-on-write.
 """
@@ -43,10 +42,10 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGUSR1
 
 
 def warm_up(path: str) -> None:
-    """Start a shim that does nothing, call it once, and end it, all in this process.
+    """Start a shim, call it once, and end it, all in this process.
 
     Args:
-        path: where the fork server will listen; what is made for this is beside it.
+        path: where the fork server will listen; files of the warmup are next to it.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -83,7 +82,7 @@ def _warm_up_shim(path: str) -> None:
     listener = sockets.listen(path)
     if listener is None:
         return
-    # By a descriptor of it a socket is found that has no name any more, so that none can be left.
+    # The socket loses its name, so that none can be left; its descriptor leads to it.
     file = os.open(path, os.O_PATH | os.O_CLOEXEC)
     os.unlink(path)
     try:

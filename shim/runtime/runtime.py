@@ -1,7 +1,7 @@
 """The low-level OCI runtime (runc or crun) as a program that is called.
 
 Both take the same arguments and report errors as JSON objects in a log file of our choosing;
-the last one is what a person needs to read. One that crashes, or does not even begin, writes to
+the last one is what a person needs to read. A runtime that crashes, or cannot start, writes to
 its stderr instead, which is read unless a process of the container has inherited it.
 
 Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
@@ -51,7 +51,7 @@ _LOG_LIMIT: Final = 1 << 16
 _STDERR: Final = 2
 _STDERR_LIMIT: Final = 1 << 12
 
-# An entry begins a line. runc's ends with it; crun, where it writes with json-c, takes several.
+# An entry starts a line. runc's ends with it; crun, where it writes with json-c, takes several.
 _OBJECT: Final = re.compile(r"^\{", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
 
@@ -69,7 +69,7 @@ _PATIENCE: Final = {"kill": 15, "pause": 30, "resume": 30, "update": 30, "delete
 _DYING: Final = 2.0
 
 POINTLESS: Final = ("start", "exec", "pause", "resume", "update")
-"""The verbs whose calls can do nothing any more when init has ended."""
+"""The verbs whose calls are pointless after init has ended."""
 
 
 class LowLevelRuntime:
@@ -221,8 +221,8 @@ class LowLevelRuntime:
         argv += ["--log-format", "json"]
         if self._options.systemd_cgroup:
             argv.append("--systemd-cgroup")
-        # Init and execs inherit stderr, but for those with a terminal; and what they write is
-        # nobody's to keep in memory.
+        # Init and execs inherit stderr, but for those with a terminal; and what they write must
+        # not be kept in memory.
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
         process_stderr = fds.get(_STDERR)
@@ -306,7 +306,7 @@ class LowLevelRuntime:
             said = f"exit status {status}, and {word or self._silence()}"
             if not word and process_stderr is not None:
                 do = "see the container's stderr, which is that of the call"
-        # crun begins the same words with a capital letter.
+        # crun starts the same text with a capital letter.
         if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
         return RuntimeFailed(asked, found=said, do=do, status=code, verb=verb)
@@ -334,12 +334,12 @@ def _memory() -> int | None:
     """A descriptor for what a call writes to stderr; None if there can't be one."""
     try:
         return os.memfd_create("stderr")
-    except OSError:  # also where the kernel is told to refuse them (vm.memfd_noexec)
+    except OSError:  # also where the kernel refuses them (vm.memfd_noexec)
         return None
 
 
 def _first_line(text: bytes) -> str:
-    """What a call began to say on stderr: of a crash, the rest is for its programmers."""
+    """Return the first line of a call's stderr; the rest of a crash is for its developers."""
     return one_line((text.decode(errors="replace").strip().splitlines() or [""])[0])
 
 

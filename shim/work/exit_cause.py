@@ -36,7 +36,7 @@ from shim.causes import exit_store, kernel_log, message
 from shim.causes.agent import agent_runs
 from shim.causes.exit_message import exit_message, relevant
 from shim.causes.record import KERNEL_LOG, Fault, Whose, read_causes
-from shim.causes.xids import RECOVERY, Action, about, heed, is_nonfatal, recovery_asked
+from shim.causes.xids import RECOVERY, Action, about, is_nonfatal, recovery_asked, with_recovery
 from shim.errors import NvshimError
 from shim.processes import may_be_alive
 
@@ -193,7 +193,7 @@ def _attributed(
         asked = recovery_asked(line.text)
         if asked in {None, Action.NOTHING}:
             return None
-        whose, action = heed(xid, asked)
+        whose, action = with_recovery(xid, asked)
     if whose != Whose.DEVICE and not is_own:
         if may_be_alive(line.pid):
             return None

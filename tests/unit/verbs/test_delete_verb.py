@@ -287,7 +287,10 @@ def test_a_process_that_got_inits_pid_later_is_left_alone(
                 json.dumps({"init_process_pid": innocent.pid, "init_process_start": started - 1})
             )
         _, complaints = _delete(program, bundle)
-        assert f"process {innocent.pid} is not {bundle.name}'s any more: left alone" in complaints
+        assert (
+            f"process {innocent.pid} no longer belongs to {bundle.name}; it was left alone"
+            in complaints
+        )
         assert innocent.poll() is None
         assert not has_ended(innocent.pid)
     assert not state.exists()
