@@ -122,10 +122,9 @@ def read(directory: str) -> RuntimeState | None:
 
 
 def remove(directory: str) -> None:
-    """Remove a state directory that :func:`read` knows, the file that identifies the container last.
+    """Remove a state directory that :func:`read` knows, the file with its identity last.
 
-    Like a runtime, this also removes files that were added meanwhile: without the file that
-    identifies the container, no runtime would remove them.
+    Like a runtime, this also removes files that were added meanwhile: without that file, no runtime would remove them.
 
     Raises:
         OSError: something in it cannot be removed, or is mounted there.

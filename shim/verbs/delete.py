@@ -41,8 +41,8 @@ _DEFAULT_RUNTIME: Final = "runc"
 _DEFAULT_ROOT: Final = "/run/containerd/runc"
 _STDERR: Final = 2
 
-# Seconds, of containerd's five, after which the runtimes of a pod's further containers are not
-# asked any more, but the containers ended without them.
+# Seconds, of containerd's five, after which a pod's further containers are ended without their
+# runtimes.
 _MEMBERS_TIMEOUT: Final = 1.5
 
 
@@ -119,7 +119,7 @@ def _note(
         name = sockets.name_of(invocation.address, invocation.namespace, invocation.container_id)
         return unfinished.write(directory, name, sandbox_members.read_holder(path), left)
     except (NvshimError, OSError):
-        return None  # what stands in the way is told by the step that needs it
+        return None  # the step that needs it reports what stands in the way
 
 
 def _left(container_id: str, path: str, record: bundle.RuntimeRecord) -> unfinished.Left:
@@ -175,14 +175,14 @@ def _pid(path: str, *, tell: bool = True) -> int:
 
 
 def _end_calls(path: str, logs: Sequence[str]) -> None:
-    """A runtime that the dead shim had called must not make what nobody will look for."""
+    """End the runtime calls of the dead shim: what they would still make would be orphaned."""
     if logs:
         for problem in orphans.end_calls(path, logs):
             _warn(problem)
 
 
 def _end_sandbox(path: str) -> None:
-    """End what a sandbox holds: nobody else cleans up after the containers of its pod."""
+    """End the containers of a sandbox's pod and its holder; no other process does."""
     members = sandbox_members.members(path)
     pid, start_time = sandbox_members.read_holder(path)
     if not (members or pid):
@@ -257,7 +257,7 @@ def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
 
 
 def _read(read: Callable[[], Read | None]) -> Read | None:
-    """What is read of a bundle; None if it is unusable, which is told."""
+    """Read something of a bundle; warn and return None if it is unusable."""
     try:
         return read()
     except BundleUnusable as error:

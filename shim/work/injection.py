@@ -149,7 +149,7 @@ class Injection:
 
         Raises:
             NvshimError: the request cannot be met; the message says why.
-            OSError: no process is to be had, or the kernel refused something.
+            OSError: the process limit is reached, or the kernel refused something.
         """
         ahead = _ahead.pop(self._bundle, None)
         worker = None if ahead is None else ahead.worker

@@ -182,7 +182,7 @@ class Provision:
         return replace(case, inventory=inventory)
 
     def _more_than_listed(self, spec: dict[str, Any]) -> _Case | None:
-        """What is asked beside the devices that something else has put into the spec."""
+        """Decide what is requested besides the devices that the spec lists already."""
         try:
             config = load_config()
             inventory = engine.load_inventory(config) or self._take_inventory(config)
@@ -347,11 +347,11 @@ class Provision:
             self._log.warning("NVML did not answer", why=str(error))
         inventory = engine.take_inventory(config, report)
         if report is not None and inventory.nvml_failure:
-            self._log.warning("NVML is of no use", why=inventory.nvml_failure)
+            self._log.warning("NVML cannot be used", why=inventory.nvml_failure)
         for note in inventory.notes:
             if note.startswith(engine.NOT_KEPT):
                 # Nothing fails, but NVML delays each container from now on.
-                self._log.warning("every container looks at the node anew", why=note)
+                self._log.warning("every container has to ask NVML", why=note)
         return inventory
 
     def _warn(self, event: str, why: str) -> None:
