@@ -93,7 +93,7 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        # What is still to come of an oversized frame's data.
+        # The bytes of an oversized frame that have not arrived yet.
         self._skip = 0
 
     @property

@@ -83,7 +83,7 @@ class Resources:
     Attributes:
         runtime: calls its low-level runtime.
         injection: what is injected into it; None if it asks for nothing.
-        has_gpus: whether it may have GPUs, by whom ever they were given.
+        has_gpus: whether it may have GPUs, from any source.
         cgroup: its cgroup, once it has an init process.
         own_pid_namespace: whether all its processes die with its init.
         saved: the checkpoint that Start restores; None for all others.
@@ -123,7 +123,7 @@ class Resources:
 
         Raises:
             KilledWhileStarting: :meth:`cancel` was called; nothing is left of the attempt.
-            NvshimError, OSError: what failed; likewise.
+            NvshimError, OSError: what failed; nothing is left of the attempt.
         """
         ours = not self._runtime_has_it()
         try:
@@ -486,7 +486,7 @@ class Rootfs:
             )
 
     def _detach(self, count: int) -> None:
-        """Undo the mounts that came late, and no other that somebody has made there meanwhile."""
+        """Undo the mounts that came late, and no mount that another process has made there."""
         for _ in range(count):
             syscalls.umount(self.path, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
 

@@ -124,7 +124,8 @@ def read(directory: str) -> RuntimeState | None:
 def remove(directory: str) -> None:
     """Remove a state directory that :func:`read` knows, the file with its identity last.
 
-    Like a runtime, this also removes files that were added meanwhile: without that file, no runtime would remove them.
+    Like a runtime, this also removes files that were added meanwhile: without that file, no runtime
+    would remove them.
 
     Raises:
         OSError: something in it cannot be removed, or is mounted there.
