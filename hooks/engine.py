@@ -102,10 +102,10 @@ def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
     """What policy allows of a request. In a pod, the kubelet's records are read for it.
 
     Returns:
-        The verdict; its denials are to be said to people.
+        The verdict; report its denials.
 
     Raises:
-        RequestError: it is denied, and that is to be an error, or it may not be had at all.
+        RequestError: it is denied, and that is an error by configuration or by rule.
         MalformedSpec: a part of the spec has the wrong shape.
     """
     container = policy.read_container(spec)
@@ -157,8 +157,8 @@ def look_at_node(
 ) -> Inventory:
     """The inventory that a request can be granted from, with the nodes that it needs made.
 
-    The kernel does not tell of every change. So a request that an earlier inventory refuses is
-    tried again with a new one, once.
+    The kernel does not report every change. So a request that an earlier inventory refuses is tried
+    again with a new one, once.
 
     Args:
         ask_nvml: takes a new inventory (:func:`take_inventory`).
@@ -198,7 +198,7 @@ def make_nodes(request: Request, inventory: Inventory, config: Config) -> Invent
 
 
 def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | None:
-    """What a container asks for beside the devices that its spec has already.
+    """What a container requests besides the devices that its spec has already.
 
     Returns:
         The request; None if it cannot be said which devices these are, as of a privileged
@@ -206,7 +206,7 @@ def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | N
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
-        RequestError: what is asked cannot be understood, or may not be had.
+        RequestError: the request is malformed, or not allowed.
         InventoryError: the node does not have it.
     """
     container = policy.read_container(spec)
@@ -256,8 +256,8 @@ def inject(
         verdict: what :func:`judge` said, for the record.
 
     Returns:
-        The edited spec, and the record. If nothing is to be given, the spec as it is; then there
-        is a record if something was denied.
+        The edited spec, and the record. If nothing is granted, the spec as it is; then there is a
+        record only if something was denied.
 
     Raises:
         RequestError: the node does not have what is asked.
@@ -347,7 +347,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What is to be done for a request, checked. ``spec`` has the edits of the plan."""
+    """What the engine does for a request, checked. ``spec`` has the edits of the plan."""
 
     grant: Grant | None
     planned: Planned

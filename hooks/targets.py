@@ -99,7 +99,7 @@ class LayerTarget:
     """
 
     is_layer = True
-    image: Rootfs | None = None  # it is neither read nor written
+    image: Rootfs | None = None  # it is not read or written
 
     def __init__(self, prepared: Prepared, rootfs: str, staging: str) -> None:
         self._prepared = prepared

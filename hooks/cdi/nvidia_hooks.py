@@ -93,7 +93,7 @@ def _malformed(hook: SpecHook, owner: str, found: str) -> CdiHookMalformed:
 
 
 def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with the effects of hooks, and notes for people.
+    """The plan with the effects of hooks, and notes for display.
 
     Raises:
         CdiHookMalformed: a value of an option has the wrong form.
@@ -221,7 +221,7 @@ def _absolute(text: str, call: Call) -> str:
 
 
 def _link(text: str, call: Call) -> tuple[str, str]:
-    """Path and target of ``TARGET::PATH``; the target a name beside it, or absolute."""
+    """Path and target of ``TARGET::PATH``; the target is a sibling, or absolute."""
     target, _, at = text.rpartition("::")
     if not target:
         raise CdiHookMalformed(

@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDevice:
-    """A device, and the file that it is of."""
+    """A device, and the file that defines it."""
 
     name: QualifiedName
     device: SpecDevice
@@ -60,7 +60,9 @@ class Resolution:
     """What the names of a container stand for, in the order in which it names them."""
 
     devices: tuple[ResolvedDevice, ...] = ()
-    left: tuple[str, ...] = ()  # names of kinds that no file is of, and that are known without one
+    left: tuple[
+        str, ...
+    ] = ()  # names of kinds that no file defines, and that are known without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Registry:
         return deciding[0]
 
     def has_kind(self, kind: str) -> bool:
-        """Whether any file is of a kind, also one that cannot be used."""
+        """Whether any file has a kind, also one that cannot be used."""
         return any(file.spec.kind == kind for file in self.files) or any(
             fault.kind == kind for fault in self.faults
         )
@@ -204,8 +206,8 @@ def resolve(
 
     Args:
         wanted: full names; one that is there twice counts once.
-        builtin: whether a name is known without a spec file. It is left to whoever knows it, if
-            no file is of its kind.
+        builtin: whether a name is known without a spec file. It is left to the caller if no
+            file has its kind.
         state: the state directory, where what was read of YAML is kept; "" for nowhere.
 
     Raises:

@@ -54,7 +54,7 @@ _DIGITS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The configuration, as far as the prefilter needs it."""
+    """The part of the configuration that the prefilter needs."""
 
     config: Config = Config()  # the default one if it cannot be read
     failure: str = ""  # why it cannot be read; "" if it can

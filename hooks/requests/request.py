@@ -30,8 +30,9 @@ A variable that is set twice has its last value, as the process will see it. Par
 every spec gives a request or one typed error.
 
 containerd and Docker can apply CDI specs themselves, and then NVIDIA_VISIBLE_DEVICES is
-``void`` at its end. Without an annotation that is all there is, and nothing is left to do. With
-one, the same devices are given, and :func:`hooks.edits.mutation.apply` adds only what is not there.
+``void`` at its end. Without an annotation nothing else is requested, and nothing is left to do.
+With one, the same devices are granted, and :func:`hooks.edits.mutation.apply` adds only what is
+missing.
 
 Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook;
 its user guide, "Environment variables". Where they differ from one another, from this, and
@@ -98,7 +99,7 @@ class Request:
     hooked: bool = False  # whether a hook of NVIDIA's is in the spec, which is then removed
     # where NVIDIA's devices are requested, of Origin; if none are, where other devices are
     origin: str = Origin.NOBODY
-    source: str = ""  # the text of the request, for people ("NVIDIA_VISIBLE_DEVICES=0")
+    source: str = ""  # the text of the request, for display ("NVIDIA_VISIBLE_DEVICES=0")
 
     @property
     def wants_driver(self) -> bool:
@@ -108,7 +109,7 @@ class Request:
 
     @property
     def wants_injection(self) -> bool:
-        """Whether the spec is to be edited; if not, the container is not touched at all."""
+        """Whether the engine edits the spec; if not, the container is not touched at all."""
         return self.wants_devices or self.hooked
 
     @property
@@ -209,11 +210,11 @@ def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[
 
 
 def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
-    """What a container requests beside the devices that its spec has already.
+    """What a container requests besides the devices that its spec has already.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        held: what those devices go by (:mod:`hooks.sharing`).
+        held: the ids of those devices (:mod:`hooks.sharing`).
 
     Returns:
         A request of these devices, with the driver capabilities that the container names.

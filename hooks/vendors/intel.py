@@ -2,7 +2,7 @@
 
 Rules
 - Integrated and discrete ones, whole ones and virtual functions alike: whatever i915 or xe has
-  made a render node for. Indices go by PCI address.
+  made a render node for. Indices follow the PCI address.
 - A display device without a render node (no driver, or one for display alone) is not a GPU.
 - There is no node that all share: the render node is all that a process opens.
 

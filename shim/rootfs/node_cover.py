@@ -4,8 +4,8 @@ There a runtime cannot make nodes: it mounts the host's. Their owners are the ho
 unmapped inside. So a node with a restricted mode (a DRM node is ``root:video`` 0660) cannot be
 opened by any process in the container, not even by its root. devtmpfs takes no mapped mounts. So
 each such node is made once more, for the same device and with the same mode, with the owner and
-group that the container has under the same numbers, and mounted over the host's. What a device may be
-opened for is still the device cgroup's to say.
+group that the container has under the same numbers, and mounted over the host's. The device cgroup
+still decides how a device may be opened.
 
 - It is done as procfs is covered, between ``create`` and ``start`` (:mod:`shim.rootfs.proc_cover`).
 - The ids are those of init's own user namespace, as the kernel has them.
