@@ -12,8 +12,8 @@ Rules
   its own libraries.
 - Devices that a spec lists already (``--device``, CDI that containerd applies, as for a kubelet)
   are limited like ours: such a container has a device by its nodes. A privileged one lists all
-  nodes, which proves nothing: it does not count and is not refused. Devices from another vendor's CDI file
-  are counted by their nodes afterwards, and not refused.
+  nodes, which proves nothing: it does not count and is not refused. Devices from another vendor's
+  CDI file are counted by their nodes afterwards, and not refused.
 - A container beyond the limit fails with an error that names the holder, or starts without any GPU,
   as configured. It then keeps what its spec lists already, and counts. This is not a matter of
   permission, so [policy] does not cover it.

@@ -1,4 +1,4 @@
-"""Devices beside GPUs: fabric, storage and network that work with them.
+"""Devices besides GPUs: fabric, storage and network that work with them.
 
 ==============  ===============================================  ==========================
 feature         nodes                                            and mounts
@@ -70,7 +70,7 @@ class _Nodes:
     """Device nodes of one driver."""
 
     directory: str  # where they are, in the container
-    name: str  # what their names begin with; a number follows
+    name: str  # the prefix of their names; a number follows
     driver: str  # its name in /proc/devices; for a misc device, in /proc/misc
     numbered: bool = True  # whether a number follows; if not, the name is whole
     minor: int | None = None  # the minor number, where it is known
@@ -116,11 +116,11 @@ def contribute(
     config: Config,
     given: Collection[str] = (),
 ) -> Contribution:
-    """What a container gets of what it asks for beside GPUs.
+    """What a container gets besides GPUs.
 
     Raises:
         ImexChannelMissing: a channel is named that has no usable node.
-        MigCapabilityMissing: MIG is to be configured or monitored, and the node has none.
+        MigCapabilityMissing: the request configures or monitors MIG, and the node has none.
     """
     look = _Look(config, dict.fromkeys((inventory.driver.root, config.host_root)))
     for feature, family in FAMILIES.items():

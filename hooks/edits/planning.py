@@ -3,7 +3,7 @@
 Rules
 - A library is mounted read-only at ``LIBRARY DIRECTORY/FILE NAME``, where the directory is the
   one that the image's own dynamic loader searches for that architecture (the layout knows).
-  Beside it come links for its soname and for the names of its row, and each of these names
+  Next to it come links for its soname and for the names of its row, and each of these names
   becomes an entry of the loader's cache that leads to the file itself: so libraries are found
   by name, by cache, and where links cannot be written.
 - 32-bit libraries come with ``compat32`` only.

@@ -52,7 +52,7 @@ _MEANING: Final[dict[int, tuple[type[RootfsError], str, str]]] = {
     errno.EISDIR: (DirectoryInTheWay, "a directory", "remove it from the image"),
     errno.EEXIST: (DirectoryInTheWay, "something that cannot be replaced", ""),
     errno.ENOTEMPTY: (DirectoryInTheWay, "a directory with files in it", ""),
-    errno.EAGAIN: (RootfsBusy, "somebody who keeps renaming directories below it", "try again"),
+    errno.EAGAIN: (RootfsBusy, "a process that keeps renaming directories below it", "try again"),
     errno.EROFS: (RootfsReadOnly, "a read-only file system", "use a writable snapshot"),
 }
 """errno → what it means about an image. Anything else is the file system's own failure."""

@@ -133,15 +133,15 @@ def _reader(fd: int) -> _Reader:
 def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
     """What the notes of one owner in an open file say, if they say it in words.
 
-    Notes that a linker put into no segment are found by their sections. How far a name is padded
-    is not agreed upon (to four bytes, to the section's alignment, from its begin or from the
-    note's), so all NULs behind it are passed over.
+    Notes that a linker put into no segment are found by their sections. Linkers pad
+    a name differently (to four bytes, to the section's alignment, from its start or from the
+    note's), so all NULs behind it are skipped.
 
     Args:
         fd: a regular file, open for reading; its offset is not moved.
 
     Yields:
-        The text of each of its notes, as far as it is there.
+        The text of each of its notes, or the part of it that the file has.
 
     Raises:
         MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.

@@ -10,7 +10,7 @@ what is replaced                      how it is kept
 nothing                               undo removes
 a link                                its target
 a regular file of at most 1 MiB       its content, mode, owner and times, in memory
-a larger file, FIFO, socket, device   under another name beside it, until the end
+a larger file, FIFO, socket, device   under another name next to it, until the end
 an empty directory, by a mount point  undo makes it again
 a directory                           not replaced: ``DirectoryInTheWay``
 a file of more than 64 MiB            not replaced: ``FileTooLarge``; the caller of a link can
@@ -111,7 +111,7 @@ class Journal:
         found = directory.stat(name)
         if found is None:
             raise RootfsBusy(
-                f"to make {path} in the image", found="somebody who makes and removes it"
+                f"to make {path} in the image", found="a process that makes and removes it"
             )
         if stat.S_ISDIR(found.st_mode) and not directory.names(name):
             # What bind mounts of missing files leave behind.

@@ -2,11 +2,11 @@
 
 :func:`place` makes, in this order:
 
-- /dev as a directory, if devices are to be made in it: before runc 1.3.6 and crun 1.28 a
+- /dev as a directory, if devices are made in it: before runc 1.3.6 and crun 1.28 a
   runtime follows a link there out of the image (CVE-2026-41579, CVE-2026-47766);
 - the mount points of the plan's mounts, so that the runtime has none to make, and finds no
   link there whose target it would mount over;
-- the plan's links: sonames beside their libraries, and others;
+- the plan's links: sonames next to their libraries, and others;
 - the files that the image's dynamic loaders read (:mod:`hooks.image.loader_files`);
 - the plan's own files, and directories on which its directories of links are mounted.
 
@@ -109,7 +109,7 @@ def _check(plan: Plan) -> None:
             raise PathRefused(
                 f"the link {link.path} in the image",
                 found=f"it leads to {link.target!r}",
-                do="name a file beside it or an absolute path",
+                do="name a file next to it or an absolute path",
             )
     for path in (edit.path for edit in (*plan.small, *plan.proc_files)):
         if not components(path):

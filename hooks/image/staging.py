@@ -1,4 +1,4 @@
-"""What is mounted from the container's staging directory, beside the image or in place of it.
+"""Mounts from the container's staging directory, in addition to the image or in place of it.
 
 Small files, directories of links, and content for files of procfs lie in a directory on the host
 that is this container's alone; :func:`stage` makes them there. What is mounted is read-only inside.
@@ -18,8 +18,8 @@ Rules
 - A file or directory of links is mounted over the one that the image has, or on a tmpfs of the
   container's own, where the runtime makes the mount point.
 - A mount of the plan that has no mount point in the image, and a link that is not in it, are
-  omitted. Libraries are what a container cannot be started without: if there is no tmpfs for
-  them, that is an error, and so it is of a mount that is required.
+  omitted. A container cannot start without its libraries: if there is no tmpfs for them, that is an
+  error, and so is an omitted mount that is required.
 - The staging directory is private to us (0700), what is mounted from it is readable to all.
 """
 
@@ -291,7 +291,7 @@ class _StagedDirectories:
         return tuple(self._used)
 
     def add_program(self, mount: Mount, staging: Journal) -> None:
-        """Have a program beside the libraries, if it is one, as the image has no room for it."""
+        """Put a program next to the libraries, since the image has no room for it."""
         directory, _, name = mount.destination.rpartition("/")
         if self._programs and directory in _OF_PROGRAMS and not is_on_directory(mount):
             staging.mount_point(f"{_PROGRAMS}/{name}")

@@ -90,7 +90,7 @@ def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
     """Finds the driver.
 
     Raises:
-        DriverNotFound: neither libcuda nor libnvidia-ml of any version is there.
+        DriverNotFound: there is no libcuda and no libnvidia-ml of any version.
         DriverMismatch: they are there, but not of the loaded module's version.
     """
     root = choose(fingerprint, config, module_version(fingerprint, config))
@@ -170,7 +170,7 @@ def _libraries(
 def _matches(pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern matches, the longest first.
 
-    Beside ``libnvidia-egl-gbm.so.1.1.0`` there may be links to it with shorter names.
+    Next to ``libnvidia-egl-gbm.so.1.1.0`` there may be links to it with shorter names.
     """
     head, star, tail = pattern.partition("*")
     if not star:
@@ -182,7 +182,7 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def read_elf(path: str) -> Elf | None:
-    """What an ELF file of the node says of itself; None for anything else.
+    """Parse an ELF file of the node; None for any other file.
 
     Args:
         path: on the host, free of links at its end.
@@ -216,7 +216,7 @@ def _files(root: Root) -> Iterator[DriverFile]:
 
 
 def _unpatched(root: Root, source: str) -> str:
-    """The program as NVIDIA built it, if it lies in a directory beside that of ``source``."""
+    """The program as NVIDIA built it, if it lies in a directory next to that of ``source``."""
     directory, _, name = source.rpartition("/")
     home = directory.rpartition("/")[0].removeprefix(root.reader.root.rstrip("/"))
     return root.reader.file(f"{home}/{root.layout.unpatched}/{name}") or source

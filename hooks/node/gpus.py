@@ -7,15 +7,15 @@ Rules
   where NVML has not reported one. A GPU that the driver's settings exclude has none.
 - A GPU is in MIG mode if NVML says so or if procfs shows GPU instances of it.
 - A GPU that fell off the bus keeps its index as long as procfs lists it, for NVML's indices stay
-  as well; its node has a fault. It is one that NVML cannot open, or that sysfs lists no more.
+  as well; its node has a fault. It is one that NVML cannot open, or that sysfs no longer lists.
 - NVML alone reports two things, so they are checked again after a while
   (:func:`find_unsettled`): MIG mode without instances, and a GPU that cannot be opened. So is
   its word on instances if procfs shows others: they were changed between the two looks.
 - A GPU that the configuration excludes by UUID or PCI address stays in the inventory with its
   index, so that the indices of the others are those that nvidia-smi shows on the node. It is left
   out of ``all``; naming it is an error.
-- None of its nodes is usable: neither its own, nor those of its MIG devices, nor those below
-  /dev/dri. So nothing that is planned from the inventory can have them.
+- None of its nodes is usable: its own, those of its MIG devices, and those below /dev/dri. So no plan
+  that is made from the inventory can contain them.
 - A GPU with an unknown UUID is excluded as well if the configuration excludes a UUID that matches
   no other GPU: it may be that one.
 - Device nodes are looked at each time and not kept: they appear when a module is first
@@ -55,7 +55,7 @@ class Gpu:
 
     index: int  # its place in PCI bus order, from 0
     minor: int  # the number in its node's name, and its minor device number
-    uuid: str  # "GPU-…" in lower case; "" if neither procfs nor NVML knows it
+    uuid: str  # "GPU-…" in lower case; "" if procfs and NVML do not know it
     bus_id: str  # its PCI address ("0000:07:00.0")
     model: str
     mig: bool = False
@@ -132,8 +132,8 @@ class FoundGpus:
 
     gpus: tuple[Gpu, ...]
     reported: dict[str, NvmlGpu]  # NVML's report of each, by the PCI address that procfs has
-    notes: tuple[str, ...] = ()  # GPUs of procfs that are left out, for people
-    conflicts: tuple[str, ...] = ()  # differences between NVML and procfs, for people
+    notes: tuple[str, ...] = ()  # GPUs of procfs that are left out, for display
+    conflicts: tuple[str, ...] = ()  # differences between NVML and procfs, for display
 
 
 _NOT_REPORTED: Final = NvmlGpu(index=-1)
@@ -266,7 +266,7 @@ def _numbered(found: list[Gpu], reported: Mapping[str, NvmlGpu]) -> tuple[Gpu, .
 
 
 def find_unsettled(fingerprint: Fingerprint, config: Config, found: FoundGpus) -> tuple[str, ...]:
-    """What NVML said of GPUs and procfs does not confirm, for people."""
+    """What NVML reported of GPUs and procfs does not confirm, for display."""
     return tuple(filter(None, (_unsettled(fingerprint, config, gpu, found) for gpu in found.gpus)))
 
 
@@ -279,7 +279,7 @@ def _unsettled(fingerprint: Fingerprint, config: Config, gpu: Gpu, found: FoundG
     shown = _instances(fingerprint, config, gpu.minor)
     known = {(device.gpu_instance, device.compute_instance) for device in nvml.mig_devices}
     if {pair for pair in shown if pair[1] is not None} != known:
-        return f"{gpu} has other MIG devices in procfs than NVML told of"
+        return f"{gpu} has other MIG devices in procfs than NVML reports"
     return f"{gpu} is in MIG mode, and has no instances" if nvml.mig and not shown else ""
 
 
@@ -367,7 +367,7 @@ def look_at_nodes(
 
 
 def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """What is wrong with the nodes of GPUs that are there no more."""
+    """What is wrong with the nodes of GPUs that are gone."""
     devices = f"{config.sys}/bus/pci/devices"
     has_list = os.path.isdir(devices)
     faults = {}
@@ -432,7 +432,7 @@ def _uuid(text: str) -> str:
 def mark_excluded(
     gpus: tuple[Gpu, ...], names: tuple[str, ...]
 ) -> tuple[tuple[Gpu, ...], list[str]]:
-    """The GPUs, the excluded ones marked; and notes for people.
+    """The GPUs, the excluded ones marked; and notes for display.
 
     Args:
         names: UUIDs and PCI addresses, as :mod:`hooks.node.gpus` writes them.
@@ -441,7 +441,7 @@ def mark_excluded(
         return gpus, []
     known = {name for gpu in gpus for name in (gpu.uuid, gpu.bus_id)}
     unmatched = [name for name in names if name not in known]
-    notes = [f"{name} is to be excluded, and no GPU here is it" for name in unmatched]
+    notes = [f"{name} is excluded, and no GPU of this node matches" for name in unmatched]
     doubtful = any(name.startswith("GPU-") for name in unmatched)
     marked = []
     for gpu in gpus:

@@ -1,7 +1,7 @@
 """What a container needs and the host lacks: kernel modules, device nodes and links to them.
 
-After a boot nothing may have used the GPUs yet: neither the module for unified memory nor, perhaps,
-the driver's own is loaded, and no kernel announces these devices to udev, so their nodes are made
+After a boot nothing may have used the GPUs yet: the module for unified memory and perhaps the
+driver's own are not loaded, and no kernel announces these devices to udev, so their nodes are made
 by the driver's first user (nvidia-modprobe, which is root for everybody, or root's nvidia-smi).
 That may be a container. NVIDIA's tools load and make what is missing on demand, and so does this,
 unless ``load-kernel-modules`` or ``make-nodes`` says no. It grants nothing that every user of the
@@ -56,7 +56,7 @@ Links
 The links /dev/char/MAJOR:MINOR: when systemd makes a container's cgroup, the low-level runtime
 names the devices by such names. Up to version 252 or so, one that does not exist on the host is
 left out: the container works, because the runtime allows the device itself as well, until the next
-``systemctl daemon-reload``, when systemd writes the cgroup's rules anew from these names, and the
+``systemctl daemon-reload``, when systemd writes the cgroup's rules again from these names, and the
 GPU answers EPERM from then on. udev makes these links for devices that the kernel announces;
 nothing makes those of NVIDIA's nodes.
 
@@ -151,7 +151,7 @@ def may_make_nodes(parameters: Mapping[str, str]) -> bool:
 
 
 def node_owner(parameters: Mapping[str, str]) -> tuple[int, int, int]:
-    """Permission bits, owner and group of the nodes that are to be made."""
+    """Permission bits, owner and group of the nodes to make."""
     mode = _number(parameters, _MODE, _DEFAULT_MODE)
     return (
         mode if mode <= _PERMISSIONS else _DEFAULT_MODE,
@@ -199,7 +199,7 @@ _CAPABILITY_MODE: Final = 0o444
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A node that is to be there."""
+    """A node that should exist."""
 
     path: str  # in the container ("/dev/nvidia0")
     # names of its driver in /proc/devices, of which one has its major number
@@ -214,8 +214,7 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
     """Makes the nodes that are missing.
 
     Returns:
-        What was done. If anything was made or found, the inventory's nodes have to be looked at
-        anew.
+        What was done. If anything was made or found, the inventory's nodes have to be read again.
     """
     faults = inventory.nodes.faults
     if not config.make_nodes or not faults or not inventory.parameters:
@@ -322,7 +321,7 @@ class CharLinks:
     """What came of making links."""
 
     made: tuple[str, ...] = ()  # the names of those that were made or replaced ("195:0")
-    # what stood in the way, for people, by the names of those that are not right
+    # what stood in the way, for display, by the names of those that are not right
     failed: tuple[tuple[str, str], ...] = ()
 
 
@@ -376,7 +375,7 @@ def _make_link(dev: str, device: Device, name: str, host: str) -> bool:
 
 
 def _replace_link(link: str, target: str, number: int) -> bool:
-    """Puts a link in the place of one that is wrong; whether it did."""
+    """Replace a link that is wrong; return whether it was replaced."""
     if _is_numbered(link, number):
         return False  # another shim's, made meanwhile
     if not os.path.islink(link):

@@ -1,13 +1,13 @@
 """The driver that a container was created with, so that a change is noticed before it starts.
 
-Between the create and the start of a container the driver may be exchanged under it; between
-that of a restored one, whole days may lie. What was mounted then is of the old driver, and the
-kernel module of the new: every NVIDIA program would fail, each in its own words. So the record
-keeps, as observations of :mod:`hooks.node.fingerprint` that the inventory was found to be true by,
+The driver may be replaced between the create and the start of a container, or in the days before a
+restore. The mounted files then belong to the old driver, and the kernel module to the new: every
+NVIDIA program would fail, each with its own message. So the record keeps, as observations of
+:mod:`hooks.node.fingerprint`:
 
-- what the loaded kernel module says of its version;
+- the version of the loaded kernel module;
 - the identity of each of the driver's files that was mounted (a driver container that was
-  restarted has the same files anew, and what was mounted of the old one is gone);
+  restarted has new copies of the same files, and the mounted old ones are gone);
 - the numbers of each device node (nvidia-uvm and nvidia-caps have others after a reload).
 
 Files of ours, sockets of services and nodes of other vendors are not among them: they come and
@@ -52,7 +52,7 @@ def identity_of(plan: Plan, inventory: Inventory | None, config: Config) -> dict
 
 
 def what_changed(record: Mapping[str, Any]) -> str:
-    """What of the driver has changed since a container was created, for people; "" for nothing."""
+    """What of the driver has changed since a container was created, for display; "" for nothing."""
     identity = record.get("identity")
     if not isinstance(identity, dict):
         return ""
@@ -64,7 +64,7 @@ def what_changed(record: Mapping[str, Any]) -> str:
     if path is None:
         return ""
     if path in identity["modules"]:
-        loaded = "was loaded anew" if now else "is loaded no more"
+        loaded = "was reloaded" if now else "was unloaded"
         return f"it was made with driver {then}, whose kernel module {loaded}"
     return f"{path} is not the one that it was made with"
 

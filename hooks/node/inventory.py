@@ -51,7 +51,7 @@ class Inventory:
     mig_devices: tuple[MigDevice, ...]  # the MIG devices, by GPU and index
     nodes: Nodes
     sockets: dict[str, str]  # the sockets that are there now: host path by path in the container
-    notes: tuple[str, ...] = ()  # what did not fit together, for people
+    notes: tuple[str, ...] = ()  # what did not fit together, for display
     nvml_failure: str = ""  # why it lacks NVML's answer; "" if it has it
     parameters: str = ""  # the kernel module's, as procfs has them now; "" if it is not loaded
     # the newest CUDA that the driver supports ("12.2"), by NVML's word or else by the driver's

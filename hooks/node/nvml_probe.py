@@ -191,7 +191,7 @@ def main(seconds: str, library: str, modules: str) -> None:
 
 
 def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
-    """What NVML says of all GPUs; those on which it hangs or crashes are lost.
+    """Ask NVML about all GPUs; those on which it hangs or crashes are left out.
 
     Args:
         patience: seconds that it may take for one of them.

@@ -149,7 +149,7 @@ def choose(fingerprint: Fingerprint, config: Config, module: str | None) -> Root
         module: the version that the loaded kernel module has; None if none is loaded.
 
     Raises:
-        DriverNotFound: neither libcuda nor libnvidia-ml of any version is anywhere.
+        DriverNotFound: there is no libcuda and no libnvidia-ml of any version.
         DriverMismatch: they are there, but not of the loaded module's version.
     """
     others: dict[str, None] = {}
@@ -252,7 +252,7 @@ def _is_roots(path: str, host_root: str) -> bool:
             seen = os.lstat(path)
         except OSError:
             return False
-        # Debian's "staff", to whom /usr/local may belong, and its likes are as good as root.
+        # System groups like Debian's "staff", which may own /usr/local, are trusted like root.
         untrusted = stat.S_IWOTH | (stat.S_IWGRP if seen.st_gid >= _FIRST_OF_USERS else 0)
         if seen.st_uid not in {0, os.geteuid()}:
             return False

@@ -1,7 +1,7 @@
 """Driver files that lie in the container where they lie on the host.
 
 On Tegra and WSL2, libraries load each other, and programs load them, by the host's paths. So
-they are mounted at these paths, with links of their sonames beside them, and entered into the
+they are mounted at these paths, with links of their sonames next to them, and entered into the
 loader's cache.
 
 Rules

@@ -52,7 +52,7 @@ _UTILITY: Final = frozenset({Capability.UTILITY})
 _VIDEO: Final = frozenset({Capability.VIDEO})
 _GRAPHICS: Final = frozenset({Capability.GRAPHICS, Capability.DISPLAY})
 
-# The beginnings of file names, and the capabilities of which any brings them. The first eight
+# The prefixes of file names, and the capabilities of which any brings them. The first eight
 # have to be there; what follows differs between drivers.
 _REQUIRED: Final = (
     (_CUDA, _COMPUTE),

@@ -2,9 +2,9 @@
 
 In a pod, the environment may be the image's and the annotations, mounts and variables may be those
 of the pod's author: a spec does not show who wrote what. A UUID is not a secret either, since
-procfs shows it to every container. So what a pod requests is a wish, and the grant is what the kubelet has
-recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of Kubernetes the person
-who starts a container says what it gets. The mode decides whom to trust:
+procfs shows it to every container. So what a pod requests is a wish, and the grant is what the
+kubelet has recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of Kubernetes
+the user who starts a container decides what it gets. The mode decides whom to trust:
 
 ============  =================  ==================  ==========================================
 mode          environment,       privileged in       unprivileged in Kubernetes
