@@ -14,8 +14,8 @@ Rules
 - A GPU that the configuration excludes by UUID or PCI address stays in the inventory with its
   index, so that the indices of the others are those that nvidia-smi shows on the node. It is left
   out of ``all``; naming it is an error.
-- None of its nodes is usable: its own, those of its MIG devices, and those below /dev/dri. So no plan
-  that is made from the inventory can contain them.
+- None of its nodes is usable: its own, those of its MIG devices, and those below /dev/dri. So no
+  plan that is made from the inventory can contain them.
 - A GPU with an unknown UUID is excluded as well if the configuration excludes a UUID that matches
   no other GPU: it may be that one.
 - Device nodes are looked at each time and not kept: they appear when a module is first

@@ -30,8 +30,8 @@ from shim.causes.xids import (
     Action,
     Remedy,
     about,
-    heed,
     recovery_asked,
+    with_recovery,
 )
 from shim.errors import BundleUnusable, InvalidIdentifier
 
@@ -198,10 +198,10 @@ def test_each_number_says_whose_it_is_and_what_to_do() -> None:
         (79, RECOVERY_ACTIONS[6], (Whose.DEVICE, Action.BUS_RESET)),
     ],
 )
-def test_a_driver_that_says_what_it_needs_is_heeded(
+def test_a_driver_that_says_what_it_needs_overrides_the_table(
     number: int, action: Action | None, expected: tuple[Whose, Action]
 ) -> None:
-    assert heed(about(number), action) == expected
+    assert with_recovery(about(number), action) == expected
 
 
 @pytest.mark.parametrize(
