@@ -168,7 +168,7 @@ class Config:
     """The configuration, checked.
 
     Attributes:
-        driver_root: the directory that is "/" for the driver's files; None to search for it. What
+        driver_root: the directory that is "/" for the driver's files; None if the engine searches for it. What
             was found is :attr:`hooks.node.driver.Driver.root`.
         host_root: the directory that is "/" for the host.
         dev: the directory of the device nodes.
@@ -182,7 +182,7 @@ class Config:
         platform: what NVIDIA's driver is like, of :class:`Platform`.
         csv_directory: the files that list what a Tegra machine has, within the driver root.
         kubelet_root: the directory of the kubelet's state, in which it records its
-            allocations; None to search for it.
+            allocations; None if the engine searches for it.
         nvml_timeout: how long NVML may take to answer, in seconds.
         loggers: the programs that may be loggers; None for any that is root's alone.
         char_links: whether missing links in ``dev/char`` are made for the nodes of containers.
