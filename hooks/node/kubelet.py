@@ -54,7 +54,7 @@ def read_kubelet_record(container: Container, config: Config) -> KubeletRecord:
         container: as :func:`hooks.requests.policy.read_container` reads it from a spec.
     """
     if not container.pod_uid:
-        return KubeletRecord(found="its spec does not name its pod for certain")
+        return KubeletRecord(found="its spec does not say for certain which pod it belongs to")
     record = _read_record(container, config)
     return record if record.gave_anything else _read_record(container, config)
 

@@ -60,12 +60,12 @@ def renumbered(node: Node, name: str, major: int, minor: int) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Node], object], str]] = {
     "another module": (lambda n: n.add_kernel_version("550.54.14"), "550.54.14"),
-    "no module": (lambda n: (n.proc / "driver/nvidia/version").unlink(), "no more"),
-    "a module loaded anew": (
+    "no module": (lambda n: (n.proc / "driver/nvidia/version").unlink(), "unloaded"),
+    "a module reloaded": (
         lambda n: n.write(
             n.proc / "driver/nvidia/version", f"NVRM version: NVIDIA Module  {VERSION}  Fri"
         ),
-        "anew",
+        "reloaded",
     ),
     "a library replaced": (
         lambda n: replaced(n.driver / MULTIARCH / f"libcuda.so.{VERSION}"),
