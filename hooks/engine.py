@@ -323,7 +323,7 @@ def prepare(
     rootfs: str,
     config: Config,
 ) -> Prepared:
-    """Writes what a container gets into a layer of its image, for all that ask the same.
+    """Write the files of a container into a layer of its image, for all with the same request.
 
     Args:
         spec: config.json, decoded, with a :func:`placement_key`.

@@ -51,11 +51,11 @@ def fork(child: Callable[[], NoReturn], blocked: Iterable[int] = _EVERY_SIGNAL) 
     return pid
 
 
-def begin(shim: int, kept: set[int]) -> None:
-    """Be a process of one's own: without the loop's signals and files, ending with the shim.
+def set_up_child(shim: int, kept: set[int]) -> None:
+    """Become independent of the loop's signals and files, and end with the shim.
 
     Args:
-        shim: the pid of who forked.
+        shim: the pid of the shim that forked.
         kept: the descriptors that stay open.
     """
     reset_signals()

@@ -134,7 +134,7 @@ class _Work:
         self._notes: list[str] = []
 
     def add(self, edits: Edits, owner: str) -> None:
-        """Adds the edits of one device, or those that are common to a file."""
+        """Add the edits of one device, or those that are common to a file."""
         for entry in edits.env:
             name, _, value = entry.partition("=")
             self._environment[name] = value

@@ -187,7 +187,7 @@ def load_kept(state: str, content: Content, path: str) -> SpecFile | None:
 
 
 def store_kept(state: str, content: Content, spec: SpecFile) -> None:
-    """Keeps the spec that was read from a file.
+    """Keep the spec that was read from a file.
 
     Args:
         state: the state directory; it is made if it is not there.

@@ -93,7 +93,7 @@ class Registry:
     def of(
         cls, directories: Iterable[str], kinds: Iterable[str] | None = None, state: str = ""
     ) -> Registry:
-        """Reads the spec files; unusable ones become faults of the registry.
+        """Read the spec files; unusable ones become faults of the registry.
 
         Args:
             directories: by priority, the lowest first. One that is not there has no files.

@@ -136,7 +136,7 @@ class _Builder:
         self._documents = 0
 
     def take(self, event: Any) -> None:
-        """Takes the next event.
+        """Take the next event.
 
         Raises:
             BadTree: the tree would break a rule of this module's head.

@@ -114,7 +114,7 @@ class Compat:
 
 
 def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Arch) -> Compat:
-    """Decides for an image; what an image holds is never an error.
+    """Decide for an image; the content of an image is never an error.
 
     Args:
         plan: without the driver's libcuda the image is not searched.

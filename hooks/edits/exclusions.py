@@ -25,7 +25,7 @@ from hooks.vendors import amd
 
 
 def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Inventory | None) -> None:
-    """Looks for nodes of excluded GPUs among what is planned.
+    """Look for nodes of excluded GPUs among what is planned.
 
     Args:
         inventory: what the node has; None if it was not looked at.

@@ -253,7 +253,7 @@ class _Work:
     def add_file(
         self, row: Program | ConfigFile | XorgModule, destination: str, reason: str
     ) -> bool:
-        """Adds the file of a row; whether the node has it."""
+        """Add the file of a row; return whether the node has it."""
         files = self._files(row)
         for file in files:
             self._add_mount(file.source, destination, reason)

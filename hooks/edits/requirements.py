@@ -103,7 +103,7 @@ def _comparison(text: str, variable: str, expression: str) -> Comparison:
 def check_requirements(
     requirements: Iterable[tuple[str, str]], grant: Grant, inventory: Inventory
 ) -> None:
-    """Checks what an image needs against what it gets.
+    """Check what an image needs against what it gets.
 
     Raises:
         MalformedRequirement: an expression is no condition.

@@ -63,7 +63,7 @@ def verify(
     bounds: Bounds,
     forbidden_roots: Collection[str] = (),
 ) -> None:
-    """Checks that a mutated spec is what a plan allows, within bounds.
+    """Check that a mutated spec has only what a plan allows, within bounds.
 
     Args:
         forbidden_roots: directories of the host that sources of mounts may not be below.
@@ -173,7 +173,7 @@ def _verify_hooks(kind: str, hooks: list[Any], plan: Plan, programs: Collection[
 
 
 def verify_bounds(contribution: Contribution, forbidden_roots: Collection[str]) -> None:
-    """Checks that a vendor's part of a plan is what that vendor may bring.
+    """Check that a vendor's part of a plan has only what that vendor may bring.
 
     Raises:
         VerificationFailed: it is not.

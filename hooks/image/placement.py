@@ -65,7 +65,7 @@ def place(
     staging_dir: str,
     variables: Mapping[str, str] | None = None,
 ) -> Placed:
-    """Writes the files of ``plan`` into the image, or into staging if that takes no writes.
+    """Write the files of ``plan`` into the image, or into staging if that takes no writes.
 
     Args:
         plan: whose libraries are in the directories of ``layout``.
@@ -100,7 +100,7 @@ def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
 
 
 def _check(plan: Plan) -> None:
-    """Refuses paths and names that would lead somewhere else; a foreign CDI spec may hold any."""
+    """Refuse paths and names that would lead somewhere else; a foreign CDI spec may hold any."""
     for link in plan.links:
         components(link.path)
         if link.target.startswith("/"):
@@ -175,7 +175,7 @@ def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Plac
 
 
 def _write_loader_files(journal: Journal, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Writes what loaders read; yields the dispensable ones that there is no room for."""
+    """Write the files that loaders read; yield the dispensable ones that have no room."""
     for path, content in files.items():
         try:
             journal.file(path, content)
@@ -186,7 +186,7 @@ def _write_loader_files(journal: Journal, files: Mapping[str, bytes]) -> Iterato
 
 
 def _make_link(journal: Journal, link: Link, plan: Plan) -> tuple[Mount, ...]:
-    """Makes a link, or returns the mount that takes its place."""
+    """Make a link, or return the mount that takes its place."""
     try:
         journal.link(link.path, link.target)
     except FileTooLarge:

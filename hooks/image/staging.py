@@ -117,7 +117,7 @@ def open_staging(staging_dir: str) -> Iterator[Journal]:
 
 
 def stage(placed: Placed, plan: Plan, staging_dir: str) -> None:
-    """Makes in staging what is mounted from there (:meth:`Placed.at`).
+    """Make the files in staging that are mounted from there (:meth:`Placed.at`).
 
     Raises:
         RootfsError: it cannot be written; nothing of it is left.
@@ -148,7 +148,7 @@ def is_on_directory(mount: Mount) -> bool:
 def place_beside(
     rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, variables: Mapping[str, str]
 ) -> Placed:
-    """Makes in the staging directory what cannot be made in the image.
+    """Make in the staging directory the files that cannot be made in the image.
 
     Args:
         plan: whose libraries are in the directories of ``layout``.
@@ -193,7 +193,7 @@ def place_beside(
 
 
 def _cover_indices(rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout) -> dict[str, str]:
-    """Makes the files by which loaders find libraries; what each of them covers, by its path."""
+    """Make the files by which loaders find libraries; return what each covers, by its path."""
     covered = {}
     for path, content in loader_files(rootfs, plan, layout).items():
         over = coverable(rootfs, layout, path)
@@ -235,7 +235,7 @@ def _extended(
 def _fill_homes(
     rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, directories: _StagedDirectories
 ) -> list[str]:
-    """Makes mount points and links in staging; returns the paths without room."""
+    """Make mount points and links in staging; return the paths without room."""
     omitted = []
     taken: list[Mount] = []
     for mount in plan.mounts:

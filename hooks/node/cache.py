@@ -162,7 +162,7 @@ def _why_stale(config: Config, document: Any) -> str:
 def store(
     config: Config, kept: StoredInventory, observations: Mapping[tuple[str, str], Any]
 ) -> str:
-    """Keeps an inventory, in place of any other.
+    """Store an inventory, in place of any other.
 
     Args:
         config: where the state directory is; it is made if it is not there.

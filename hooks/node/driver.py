@@ -87,7 +87,7 @@ class Driver:
 
 
 def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
-    """Finds the driver.
+    """Find the driver.
 
     Raises:
         DriverNotFound: there is no libcuda and no libnvidia-ml of any version.

@@ -211,7 +211,7 @@ class Wanted:
 
 
 def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[str]) -> MadeNodes:
-    """Makes the nodes that are missing.
+    """Make the nodes that are missing.
 
     Returns:
         What was done. If anything was made or found, the inventory's nodes have to be read again.
@@ -228,7 +228,7 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
 
 
 def make_all(config: Config, wanted: Iterable[Wanted]) -> MadeNodes:
-    """Makes the missing ones of some nodes if their driver is loaded."""
+    """Make the nodes that are missing and whose driver is loaded."""
     majors = read_majors(config)
     made: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -294,7 +294,7 @@ def _is_device(host: str) -> bool:
 
 
 def _make(host: str, node: Wanted, number: int) -> bool:
-    """Makes one node; False if another process made it at the same moment."""
+    """Make one node; False if another process made it at the same moment."""
     directory, name = os.path.split(host)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o755)
@@ -328,7 +328,7 @@ class CharLinks:
 def link_nodes(
     dev: str, devices: Iterable[Device], hosts: Mapping[str, str] | None = None
 ) -> CharLinks:
-    """Makes sure that each device's node has its link; a failure is not an error.
+    """Make sure that each device's node has its link; a failure is not an error.
 
     Args:
         hosts: where the nodes are on the host that are not below ``dev``, by path in the
@@ -353,7 +353,7 @@ def is_linked(dev: str, device: Device) -> bool:
 
 
 def _make_link(dev: str, device: Device, name: str, host: str) -> bool:
-    """Makes the link of one node, if it has none that is right; whether it did."""
+    """Make the link of one node unless it has a right one; return whether it was made."""
     node = device.path.removeprefix("/dev/")
     number = os.makedev(device.major, device.minor)
     directory = os.path.join(dev, _DIRECTORY)

@@ -70,7 +70,7 @@ def what_changed(record: Mapping[str, Any]) -> str:
 
 
 def refuse_changed(record: Mapping[str, Any], name: str) -> None:
-    """Refuses to start a container with another driver than it was made with.
+    """Refuse to start a container with another driver than it was made with.
 
     Raises:
         DriverChanged: the driver has changed since.

@@ -96,7 +96,7 @@ def _is_too_old(kept: cache.StoredInventory) -> bool:
 
 
 def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
-    """Takes an inventory and keeps it; if that fails, one of its notes says why.
+    """Take an inventory and store it; if storing fails, one of its notes says why.
 
     Args:
         nvml_report: what the command of :func:`hooks.node.nvml.probe_command` printed; None if it
@@ -149,7 +149,7 @@ def _look(
     nvml_report: bytes | None,
     unanswered: str = _TOO_LATE,
 ) -> cache.StoredInventory:
-    """Looks at the node through a fingerprint."""
+    """Read the node through a fingerprint."""
     fingerprint.text(cache.boot_id_path(config))
     driver = find_driver(fingerprint, config)
     report, failure = _understand(nvml_report, driver, unanswered)

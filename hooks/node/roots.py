@@ -143,7 +143,7 @@ class Place:
 
 
 def choose(fingerprint: Fingerprint, config: Config, module: str | None) -> Root:
-    """Finds the driver's root.
+    """Find the driver's root.
 
     Args:
         module: the version that the loaded kernel module has; None if none is loaded.
@@ -182,7 +182,7 @@ def choose(fingerprint: Fingerprint, config: Config, module: str | None) -> Root
 
 
 def look(fingerprint: Fingerprint, config: Config) -> Iterator[Place]:
-    """Looks into the places where a driver may be, one after the other.
+    """Search the places where a driver may be, one after the other.
 
     Yields:
         Each place that there is, in the order of this module's head.
@@ -227,8 +227,8 @@ def _in(config: Config, path: str) -> str:
 def _why(config: Config, module: str | None, others: Iterable[str]) -> str:
     how = "it is configured" if config.driver_root is not None else "found by looking"
     fits = f"of the loaded kernel module's version, {module}" if module else "the first found"
-    beside = "".join(f"; not {other}" for other in others)
-    return f"{how}: {fits}{beside}"
+    rest = "".join(f"; not {other}" for other in others)
+    return f"{how}: {fits}{rest}"
 
 
 def _library_directories(

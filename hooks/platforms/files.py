@@ -169,7 +169,7 @@ class Files:
         self._missing: list[Missing] = []
 
     def add(self, found: LocatedFile, reason: str, *, beside_libraries: bool = False) -> str:
-        """Adds a file or a directory; returns where the container sees it.
+        """Add a file or a directory; return where the container sees it.
 
         Args:
             beside_libraries: whether it has to lie where the libraries lie.
@@ -194,11 +194,11 @@ class Files:
         return path
 
     def link(self, path: str, target: str, reason: str) -> None:
-        """Adds a link; the first at its path stays."""
+        """Add a link; the first at its path stays."""
         self._links.setdefault(path, Link(path, target, reason))
 
     def miss(self, what: str, *sought: str) -> None:
-        """Notes what the node lacks."""
+        """Record what the node lacks."""
         self._missing.append(Missing(what, sought))
 
     def plan(self, devices: Iterable[Device], groups: tuple[int, ...]) -> Plan:

@@ -361,6 +361,6 @@ def _add_links(path: str, target: str, tree: HostTree, files: Files) -> None:
         following = posixpath.normpath(posixpath.join(directory[1], says))
         if tree.link_at(following) is None:
             following = target
-        beside = posixpath.dirname(following) == posixpath.dirname(path)
-        files.link(path, posixpath.basename(following) if beside else following, "link")
+        is_sibling = posixpath.dirname(following) == posixpath.dirname(path)
+        files.link(path, posixpath.basename(following) if is_sibling else following, "link")
         path = following

@@ -425,11 +425,11 @@ _current: Loop | None = None
 
 
 def unyielding() -> None:
-    """Parks a task where it cannot be cancelled."""
+    """Park a task where it cannot be cancelled."""
 
 
 def another_turn() -> None:
-    """Does not park a task: its next turn comes after the other tasks'."""
+    """Give a task its next turn after the other tasks', without parking it."""
 
 
 def running() -> bool:

@@ -438,7 +438,7 @@ def _unmount_one(point: str, *, last: bool) -> None:
 
 
 def _what_is_missing(source: str, options: MountOptions) -> str:
-    """Names the missing directory: the kernel's ENOENT does not."""
+    """Name the missing directory: the kernel's ENOENT does not."""
     paths = [source] if options.flags & syscalls.MS_BIND else []
     for option in options.data.split(","):
         key, _, value = option.partition("=")

@@ -372,11 +372,11 @@ def last_error(path: str) -> str:
         return ""
     said = ""
     end = 0
-    for begin in _OBJECT.finditer(text):
-        if begin.start() < end:
+    for brace in _OBJECT.finditer(text):
+        if brace.start() < end:
             continue
         try:
-            entry, end = _DECODER.raw_decode(text, begin.start())
+            entry, end = _DECODER.raw_decode(text, brace.start())
         except (ValueError, RecursionError):
             continue
         if entry.get("level") in {"error", "fatal", "panic"}:

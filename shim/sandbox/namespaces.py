@@ -161,10 +161,10 @@ def _fork_maker(pod: Pod, machine: holder.Machine, network: int, report: int) ->
 
 
 def _be_maker(shim: int, pod: Pod, machine: holder.Machine, network: int, report: int) -> NoReturn:
-    doing = "to begin"
+    doing = "to start"
     try:
         # No other descriptor of the shim may reach the holder.
-        forked.begin(shim, {report, network})
+        forked.set_up_child(shim, {report, network})
         os.set_blocking(report, True)
         os.setsid()
         if pod.uids:
@@ -255,7 +255,7 @@ def _become(user: int) -> None:
 
 
 def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
-    doing = "to begin"
+    doing = "to start"
     try:
         forked.close_others({report})
         syscalls.die_with_parent(signal.SIGKILL)

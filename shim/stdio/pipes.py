@@ -180,7 +180,7 @@ class Relay:
         self._waiting: loop.CancelScope | None = None
 
     def start(self, tasks: Tasks) -> None:
-        """Begin."""
+        """Start."""
         self._running = True
         tasks.start_soon(self._run)
 

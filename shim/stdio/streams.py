@@ -199,9 +199,9 @@ class FifoOutput(Output):
 
     async def drain(self, deadline: float) -> None:
         """If something is in the fifo, wait a little for a client to take it."""
-        began = loop.current_time() if self._ended_at is None else self._ended_at
+        since = loop.current_time() if self._ended_at is None else self._ended_at
         if self.relay is not None:
-            until = began + _READER_SECONDS
+            until = since + _READER_SECONDS
             await self._while_passed_on(self.relay, until=until, deadline=deadline)
             if not self.relay.done.is_set():
                 return
@@ -209,7 +209,7 @@ class FifoOutput(Output):
             if self._has_reader():
                 await self._while_taken()
                 break
-            if loop.current_time() >= began + _READER_SECONDS:
+            if loop.current_time() >= since + _READER_SECONDS:
                 return
             await loop.sleep(_POLL_SECONDS)
         self._close_write_end()

@@ -287,7 +287,7 @@ def _run(
         os.setpgid(0, 0)
         # What is collected here is the shim's, whose descriptors have other numbers' files.
         gc.disable()
-        forked.begin(shim, kept)
+        forked.set_up_child(shim, kept)
         _signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
             answer = work(link)
