@@ -168,8 +168,8 @@ class Config:
     """The configuration, checked.
 
     Attributes:
-        driver_root: the directory that is "/" for the driver's files; None if the engine searches for
-            it. What was found is :attr:`hooks.node.driver.Driver.root`.
+        driver_root: the directory that is "/" for the driver's files; None if the engine searches
+            for it. What was found is :attr:`hooks.node.driver.Driver.root`.
         host_root: the directory that is "/" for the host.
         dev: the directory of the device nodes.
         proc: where procfs is.
