@@ -13,8 +13,8 @@ PACKAGES := binutils busybox-static containerd containernetworking-plugins criu 
 # version 2 of cgroups and on systemd.
 VM_PACKAGES := e2fsprogs mmdebstrap qemu-system-x86
 VM_TESTS    := tests/vm tests/e2e/test_metrics.py tests/e2e/test_options.py \
-               tests/e2e/test_checkpoint_images.py tests/e2e/test_stand_ins.py \
-               tests/unit/shim/test_remains.py
+               tests/e2e/test_checkpoint_images.py tests/e2e/test_fast_path.py \
+               tests/unit/shim/test_orphans.py
 
 # What a release is made with, and tried with.
 RELEASE_PACKAGES := lintian mmdebstrap openssh-client rpm

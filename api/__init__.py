@@ -1,1 +1,1 @@
-"""What is said on the wire: ttrpc, the messages, and the errors both sides can name."""
+"""The wire: ttrpc, the messages, and the errors that both sides know."""

@@ -54,9 +54,9 @@ class NvshimError(Exception):
     """The root: every error this project raises on purpose is one of these.
 
     Args:
-        asked: what was to be done or had, in the caller's words ("to read /etc/x", "GPU 7").
-        found: what stood in the way ("it is not valid TOML"); if it begins with a verb it goes on
-            with ``asked`` ("does not exist; this node has 0 and 1").
+        asked: what the caller wanted, in its words ("to read /etc/x", "GPU 7").
+        found: what stood in the way ("it is not valid TOML"); if it starts with a verb it continues
+            ``asked`` ("does not exist; this node has 0 and 1").
         do: what the reader can do about it; by default the class's remedy.
 
     ``str()`` of it is one line that reads as sentences: ``CODE name: cannot read /etc/x: it is not
@@ -86,7 +86,7 @@ class NvshimError(Exception):
 
     @property
     def sentence(self) -> str:
-        """What a person is told: what cannot be done or had, and why; then what to do."""
+        """The message: what failed and why, then what to do."""
         asked, found = self.asked, self.found.rstrip(".")
         if asked.startswith("to "):
             said = f"cannot {asked[3:]}: {found}"
@@ -139,8 +139,8 @@ def describe_bug(error: BaseException, *, depth: int = _DEEPEST_CAUSE) -> str:
         depth: how many exceptions that it came from, or that are in it, may be told with it.
 
     Returns:
-        Its type and text, the calls that led to it, outermost first, and likewise what is in it and
-        what it came from; in one line.
+        Its type and text, the calls that led to it, outermost first, and the same of its cause and
+        of the exceptions in a group; in one line.
     """
     text = one_line(f"{type(error).__name__}: {error}")
     places = []
@@ -180,7 +180,7 @@ def printable(text: str) -> str:
     """``text`` as it is, but for what breaks a line or moves a cursor, which is escaped.
 
     Args:
-        text: anything, also what an image or a pod says of itself.
+        text: anything, also the content of an image or a pod.
 
     Returns:
         Printable text of one line, however long, from which one can tell what it was.

@@ -1,7 +1,7 @@
 """``Any``, as containerd reads and writes it.
 
 Rules
-- A protobuf message goes by its bare full name, ``containerd.events.TaskExit``. Python's own
+- A protobuf message is named by its bare full name, ``containerd.events.TaskExit``. Python's own
   ``Any.Pack`` would write ``type.googleapis.com/containerd.events.TaskExit``, which containerd
   does not know; what comes in either form is understood.
 - Some values are no protobuf at all but JSON under a URL of their own, as the OCI spec of an
@@ -128,7 +128,7 @@ def unpack_json(packed: AnyMessage, *urls: str) -> dict[str, Any]:
         The object, with all its fields.
 
     Raises:
-        TypeMismatch: it holds another type, or no JSON object.
+        TypeMismatch: it holds another type, or is not a JSON object.
     """
     wanted = " or ".join(urls) or f"{_JSON_PREFIX}*"
     if packed.type_url not in urls if urls else not is_json(packed):
@@ -138,7 +138,9 @@ def unpack_json(packed: AnyMessage, *urls: str) -> dict[str, Any]:
     try:
         value = json.loads(packed.value)
     except (ValueError, RecursionError) as error:
-        raise TypeMismatch(f"a JSON value of type {wanted}", found=f"no JSON: {error}") from None
+        raise TypeMismatch(
+            f"a JSON value of type {wanted}", found=f"not valid JSON: {error}"
+        ) from None
     if not isinstance(value, dict):
         raise TypeMismatch(
             f"a JSON value of type {wanted}", found=f"a JSON {type(value).__name__}, no object"

@@ -10,9 +10,9 @@ A pipeline of small values; every arrow is a function that can be tested alone::
     Plan ──apply, verify──▶ spec'
          └─place──▶ files
 
-Callers use :mod:`hooks.engine`, :mod:`hooks.config`, :mod:`hooks.errors` and, to find out whether a
-container needs the engine at all, :mod:`hooks.requests.glance`. The rooms, from the ground up; each
-may use those above it in this list (a lint contract checks it):
+Callers use :mod:`hooks.engine`, :mod:`hooks.config`, :mod:`hooks.errors` and, to decide whether a
+container needs the engine at all, :mod:`hooks.requests.prefilter`. The rooms, from the ground up;
+each may use those above it in this list (a lint contract checks it):
 
 ===================  ==========================================================================
 ``words, errors``    values, closed lists and errors that all rooms share
@@ -28,7 +28,8 @@ may use those above it in this list (a lint contract checks it):
 ``platforms``        NVIDIA's driver on Tegra and WSL2, as a plan
 ``sharing``          which container has which device, and how many may
 ``prepared``         layers with the files of an injection, shared by containers of an image
-``record, story``    the record of an injection as JSON, and for people
+``record``           the record of an injection as JSON
+``targets``          where a container's files go: its rootfs, or a prepared layer
 ``engine``           the functions that the shim calls
 ===================  ==========================================================================
 

@@ -170,7 +170,7 @@ def _of_others(case: Case, layout: Layout) -> tuple[Contribution, ...]:
 
 
 def _compat_finder(image: Rootfs | None, layout: Layout) -> Callable[[Plan, Host], Compat] | None:
-    """Decides for an image, by what a CDI spec tells of the node; None if nothing can be."""
+    """Return a function that decides for an image by a CDI spec; None without an image."""
     arches = arches_of(None, None)
     if image is None or not arches:
         return None

@@ -2,49 +2,48 @@
 
 A container's way through it, each step of which is one function::
 
-    request   = read_request(spec, config)                   # what it asks for
-    verdict   = judge(spec, request, config)                 # what policy allows of it
-    inventory = look_at_node(verdict.allowed, config, …)     # what the node has
-    injection = inject(spec, verdict.allowed, inventory, …)  # grant, plan, edits, check, files
+    request   = read_request(spec, config)                           # what it requests
+    verdict   = judge(spec, request, config)                         # what policy allows of it
+    inventory = look_at_node(verdict.allowed, config, …)             # what the node has
+    injection = inject(spec, verdict.allowed, inventory, target, …)  # grant to files
 
 :func:`inject` decides which devices are granted, plans the edits, writes them into the spec, checks
 the result, and places files in the image. Everything is decided and checked before anything is
 written. :func:`explain` does the same and writes nothing.
 
-Where an image is shared, its files can be made once for all containers that ask the same
-(:mod:`hooks.prepared`). What was planned and placed then is kept, and :func:`inject` takes it in
-place of planning and placing::
+Files go to a target (:mod:`hooks.targets`): the container's rootfs, or a layer of its image that
+has them already. A layer is made once for all containers of an image that request the same, and
+what was planned and placed then is kept with it (:mod:`hooks.prepared`)::
 
     key      = placement_key(spec, verdict.allowed, inventory, config)
-    prepared = prepare(spec, verdict.allowed, inventory, layer, …)      # or from an earlier time
+    prepared = prepare(spec, verdict.allowed, inventory, layer, …)   # or from an earlier container
+    target   = LayerTarget(prepared, …)
 
-:func:`hooks.requests.glance.may_ask` says, without loading all of this, that a container asks for
-nothing.
+:func:`hooks.requests.prefilter.prefilter` decides before, without loading the engine, whether there
+is anything for it to do.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import Any, Final
 
 from api.values import dataclass, replace
 from hooks import platforms
 from hooks.config import Config, Platform, load_config
-from hooks.contributions import Case, Check, contribute
-from hooks.edits.compat import Compat
+from hooks.contributions import Case, Check
 from hooks.edits.exclusions import refuse_excluded
 from hooks.edits.grant import Grant, decide
-from hooks.edits.planning import arches_of
 from hooks.edits.requirements import check_requirements
 from hooks.errors import DeviceNodeMissing, MigModeGpu, MigUnknown, NoGpus, UnknownDevice
-from hooks.image.layout import Layout, read_layout, unseen_layout
-from hooks.image.placement import Placed, place, place_inside, stage
+from hooks.image.placement import Placed, place_inside
 from hooks.image.rootfs import Rootfs
 from hooks.node import nvml
+from hooks.node.device_nodes import MadeNodes
 from hooks.node.driver import find_driver
-from hooks.node.host_setup import CharLinks, MadeNodes, link_nodes, load_commands, make_missing
+from hooks.node.fingerprint import Fingerprint
+from hooks.node.host_setup import CharLinks, link_nodes, load_commands, make_missing
 from hooks.node.identity import identity_of
 from hooks.node.inventory import (
     NOT_KEPT,
@@ -54,9 +53,8 @@ from hooks.node.inventory import (
     take_inventory,
 )
 from hooks.node.kubelet import read_kubelet_record
-from hooks.node.witness import Witness
 from hooks.ocispec import has_user_namespace
-from hooks.plan import Bounds, Contribution, Device, Plan, united
+from hooks.plan import Device, Plan
 from hooks.prepared import Prepared
 from hooks.prepared import key_of as placement_key
 from hooks.record import apply_to_process, make_denial, make_record
@@ -64,12 +62,15 @@ from hooks.requests import policy
 from hooks.requests.policy import Verdict
 from hooks.requests.request import Request, read_more, read_request
 from hooks.sharing import held_by_nodes
+from hooks.targets import NOWHERE, LayerTarget, Planned, RootfsTarget, Target
 
 __all__ = [
     "NOT_KEPT",
     "Injection",
     "Inventory",
+    "LayerTarget",
     "Prepared",
+    "RootfsTarget",
     "apply_to_process",
     "explain",
     "inject",
@@ -88,8 +89,6 @@ __all__ = [
     "take_inventory",
 ]
 
-# Nothing of a node is below it.
-_NOWHERE: Final = "/dev/null"
 # Explaining asks no runtime; what it tells holds for one that knows linux.netDevices.
 _NEW_ENOUGH: Final = "1.3.0"
 # Refusals that say what the node has. They are wrong if it has something else by now.
@@ -103,10 +102,10 @@ def judge(spec: Mapping[str, Any], request: Request, config: Config) -> Verdict:
     """What policy allows of a request. In a pod, the kubelet's records are read for it.
 
     Returns:
-        The verdict; its denials are to be said to people.
+        The verdict; report its denials.
 
     Raises:
-        RequestError: it is denied, and that is to be an error, or it may not be had at all.
+        RequestError: it is denied, and that is an error by configuration or by rule.
         MalformedSpec: a part of the spec has the wrong shape.
     """
     container = policy.read_container(spec)
@@ -145,7 +144,7 @@ def probe_command(config: Config) -> tuple[str, ...]:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    return nvml.probe_command(config, find_driver(Witness(config.host_root), config))
+    return nvml.probe_command(config, find_driver(Fingerprint(config.host_root), config))
 
 
 def look_at_node(
@@ -155,11 +154,11 @@ def look_at_node(
     ask_nvml: Callable[[], Inventory],
     claim: Callable[[Inventory], None] = lambda _: None,
     seen: Inventory | None = None,
-) -> tuple[Inventory, MadeNodes]:
+) -> Inventory:
     """The inventory that a request can be granted from, with the nodes that it needs made.
 
-    The kernel does not tell of every change. So a request that an earlier inventory refuses is
-    tried again with a new one, once.
+    The kernel does not report every change. So a request that an earlier inventory refuses is tried
+    again with a new one, once.
 
     Args:
         ask_nvml: takes a new inventory (:func:`take_inventory`).
@@ -172,7 +171,7 @@ def look_at_node(
     """
     inventory = seen or load_inventory(config) or ask_nvml()
     while True:
-        inventory, made = make_nodes(request, inventory, config)
+        inventory = make_nodes(request, inventory, config)
         try:
             claim(inventory)
             decide(request, inventory)
@@ -181,23 +180,25 @@ def look_at_node(
                 raise
             inventory = ask_nvml()
         else:
-            return inventory, made
+            return inventory
 
 
-def make_nodes(
-    request: Request, inventory: Inventory, config: Config
-) -> tuple[Inventory, MadeNodes]:
-    """Makes the driver's device nodes that a container needs and the host does not have.
+def make_nodes(request: Request, inventory: Inventory, config: Config) -> Inventory:
+    """Make the driver's device nodes that a container needs and the host does not have.
 
     Returns:
-        The inventory with the nodes as they are now, and what was done.
+        The inventory with the nodes as they are now; its ``made`` says what was done.
     """
     made = make_missing(config, inventory, request.capabilities)
-    return (look_again(config, inventory) if made.made or made.found else inventory), made
+    if made == MadeNodes():
+        return inventory
+    if made.made or made.found:
+        inventory = look_again(config, inventory)
+    return replace(inventory, made=made)
 
 
 def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | None:
-    """What a container asks for beside the devices that its spec has already.
+    """What a container requests besides the devices that its spec has already.
 
     Returns:
         The request; None if it cannot be said which devices these are, as of a privileged
@@ -205,7 +206,7 @@ def more_of_listed(spec: Mapping[str, Any], inventory: Inventory) -> Request | N
 
     Raises:
         MalformedSpec: a part of the spec has the wrong shape.
-        RequestError: what is asked cannot be understood, or may not be had.
+        RequestError: the request is malformed, or not allowed.
         InventoryError: the node does not have it.
     """
     container = policy.read_container(spec)
@@ -233,38 +234,30 @@ def inject(
     spec: Mapping[str, Any],
     request: Request,
     inventory: Inventory | None,
+    target: Target,
     *,
-    rootfs: str,
-    staging: str,
     config: Config,
     oci_version: Callable[[], str] = str,
     verdict: Verdict | None = None,
-    prepared: Prepared | None = None,
-    made_nodes: MadeNodes | None = None,
 ) -> Injection:
-    """Gives a container what it asks for.
+    """Give a container what it requests.
 
-    What is written into the rootfs, or into the staging directory if the rootfs takes no writes, is
-    taken back if that fails; the spec is returned and not written at all. On the host, device nodes
-    of the driver and links to nodes are made where they are missing, and stay.
+    A failure undoes what was written into the rootfs or the staging directory. The spec is returned
+    and not written. On the host, missing links to device nodes are made, and stay.
 
     Args:
         spec: config.json, decoded. It is not changed.
         request: what :func:`judge` allows of what the container asks for.
-        inventory: what the node has; None only if none is needed (:func:`needs_inventory`).
-        rootfs: the mounted root of the container; nothing of it runs yet.
-        staging: a directory of this container's bundle for files to be mounted from there. It
-            need not exist. No other container has it: one that may mount can write into it.
+        inventory: from :func:`look_at_node`; None only if none is needed
+            (:func:`needs_inventory`).
+        target: where the container's files go.
         oci_version: asks the low-level runtime for the latest OCI runtime specification that it
             knows; "" if it cannot be asked. Few CDI specs need it.
         verdict: what :func:`judge` said, for the record.
-        prepared: what :func:`prepare` has written into the image, under the same key; then
-            the image is neither looked at nor written to.
-        made_nodes: what :func:`make_nodes` did for ``inventory``; None to do it here.
 
     Returns:
-        The edited spec, and the record. If nothing is to be given, the spec as it is; then there
-        is a record if something was denied.
+        The edited spec, and the record. If nothing is granted, the spec as it is; then there is a
+        record only if something was denied.
 
     Raises:
         RequestError: the node does not have what is asked.
@@ -277,19 +270,10 @@ def inject(
     if not request.wants_injection:
         return _nothing(spec, verdict)
     clock = _Clock()
-    if inventory is not None and made_nodes is None:
-        inventory, made_nodes = make_nodes(request, inventory, config)
-    clock.lap("nodes")
-    with ExitStack() as stack:
-        image = None if prepared else stack.enter_context(Rootfs.open(rootfs))
-        case = Case(spec, request, inventory, config, image, oci_version, config.state)
-        decision = _decide(case, staging, rootfs, clock, prepared)
-        if image is None:
-            placed = decision.planned.placed
-            stage(placed, decision.plan, staging)
-        else:
-            layout = decision.planned.layout
-            placed = place(image, decision.plan, layout, staging, case.variables())
+    with target:
+        case = Case(spec, request, inventory, config, target.image, oci_version, config.state)
+        decision = _decide(case, target, clock)
+        placed = target.place(case, decision.planned)
     clock.lap("place")
     decision = decision.after(placed)
     clock.lap("apply")
@@ -299,9 +283,8 @@ def inject(
         links = link_nodes(config.dev, nodes, _elsewhere(nodes, config))
     clock.lap("char links")
     return decision.injection(
-        case, clock, char_links=links, made_nodes=made_nodes, verdict=verdict,
-        layered=prepared is not None,
-    )  # fmt: skip
+        case, clock, char_links=links, verdict=verdict, layered=target.is_layer
+    )
 
 
 def explain(
@@ -325,10 +308,9 @@ def explain(
     if not request.wants_injection:
         return _nothing(spec, verdict)
     clock = _Clock()
-    with ExitStack() as stack:
-        image = None if rootfs is None else stack.enter_context(Rootfs.open(rootfs))
-        case = Case(spec, request, inventory, config, image, lambda: _NEW_ENOUGH)
-        decision = _decide(case, _NOWHERE, rootfs or _NOWHERE, clock)
+    with RootfsTarget(rootfs, NOWHERE) as target:
+        case = Case(spec, request, inventory, config, target.image, lambda: _NEW_ENOUGH)
+        decision = _decide(case, target, clock)
     return decision.injection(case, clock, char_links=CharLinks(), verdict=verdict)
 
 
@@ -341,7 +323,7 @@ def prepare(
     rootfs: str,
     config: Config,
 ) -> Prepared:
-    """Writes what a container gets into a layer of its image, for all that ask the same.
+    """Write the files of a container into a layer of its image, for all with the same request.
 
     Args:
         spec: config.json, decoded, with a :func:`placement_key`.
@@ -350,13 +332,13 @@ def prepare(
         rootfs: where the root of this container will be.
 
     Returns:
-        What :func:`inject` needs of it.
+        What :class:`~hooks.targets.LayerTarget` needs of it.
 
     Raises:
         NvshimError: it cannot be done; :func:`inject` without it would say the same.
     """
-    decision = _decide(Case(spec, request, inventory, config, layer), _NOWHERE, rootfs, _Clock())
-    planned = decision.planned
+    case = Case(spec, request, inventory, config, layer)
+    planned = _decide(case, RootfsTarget(rootfs, NOWHERE), _Clock()).planned
     placed = place_inside(layer, planned.plan, planned.layout)
     # Its mounts are in the plan then.
     plan, placed = placed.added_to(planned.plan), replace(placed, mounts=())
@@ -364,22 +346,11 @@ def prepare(
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """What a container gets of its grant, in its image."""
-
-    layout: Layout
-    compat: Compat
-    contributions: tuple[Contribution, ...]  # what the plan was made of
-    plan: Plan  # the edits, with those that come of placing files where that was done before
-    placed: Placed  # what was placed before
-
-
-@dataclass(frozen=True, slots=True)
 class _Decision:
-    """What is to be done for a request, checked. ``spec`` has the edits of the plan."""
+    """What the engine does for a request, checked. ``spec`` has the edits of the plan."""
 
     grant: Grant | None
-    planned: _Planned
+    planned: Planned
     check: Check
     spec: dict[str, Any]
 
@@ -402,6 +373,7 @@ class _Decision:
             request=case.request,
             grant=self.grant,
             inventory=case.inventory,
+            made_nodes=None if case.inventory is None else case.inventory.made,
             layout=self.planned.layout,
             plan=self.plan,
             placed=self.planned.placed,
@@ -415,20 +387,15 @@ class _Decision:
         return Injection(self.spec, record)
 
 
-def _decide(
-    case: Case, staging: str, rootfs: str, clock: _Clock, prepared: Prepared | None = None
-) -> _Decision:
+def _decide(case: Case, target: Target, clock: _Clock) -> _Decision:
     """Grant, plan and edits, checked: everything that can be decided before a file is written."""
     grant = _grant(case)
     clock.lap("grant")
-    if prepared is not None and case.inventory is not None:
-        planned = _planned_before(prepared, case.inventory, staging)
-    else:
-        planned = _plan(case, grant, clock)
+    planned = target.plan(case, grant, clock.lap)
     if case.config.excluded_gpus:
         refuse_excluded(planned.plan.devices, case.config, case.inventory)
     clock.lap("plan")
-    check = Check(case.spec, planned.contributions, staging, rootfs)
+    check = Check(case.spec, planned.contributions, target.staging, target.rootfs)
     edited = check.edited(planned.plan)
     clock.lap("check")
     return _Decision(grant, planned, check, edited)
@@ -443,28 +410,6 @@ def _grant(case: Case) -> Grant | None:
     if required:
         check_requirements(required, grant, case.inventory)
     return grant
-
-
-def _plan(case: Case, grant: Grant | None, clock: _Clock) -> _Planned:
-    """What every source contributes, for this image."""
-    arches = arches_of(grant, case.inventory)
-    if case.image is None:
-        layout = unseen_layout(arches)
-    else:
-        layout = read_layout(case.image, arches, spec_mounts=case.mounts())
-    clock.lap("layout")
-    contributions, compat = contribute(case, grant, layout)
-    plan = united(each.plan for each in contributions)
-    return _Planned(layout, compat, contributions, plan, Placed())
-
-
-def _planned_before(prepared: Prepared, inventory: Inventory, staging: str) -> _Planned:
-    """What was planned for the image, and placed in its layer."""
-    placed = prepared.placed.at(prepared.plan, staging)
-    plan = placed.added_to(prepared.plan)
-    bounds = Bounds(inventory.nodes.majors, (*inventory.sources, staging))
-    contributions = (Contribution(plan, bounds),)
-    return _Planned(prepared.layout, prepared.compat, contributions, plan, placed)
 
 
 def _nothing(spec: Mapping[str, Any], verdict: Verdict | None) -> Injection:

@@ -43,7 +43,7 @@ from api.errors import NvshimError, Status
 
 
 def enumerated(items: Iterable[str], separator: str = ", ", most: int = 8) -> str:
-    """A list for people, cut after ``most``: a message is one line, and a node may be large."""
+    """A list in words, cut after ``most``: a message is one line, and a node may be large."""
     every = list(items)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return separator.join(every[:most]) + more
@@ -85,7 +85,7 @@ class NvmlFailed(InventoryError):
 
 
 class DriverMismatch(InventoryError):
-    """The loaded kernel module and the driver's files are of different versions.
+    """The loaded kernel module and the driver's files have different versions.
 
     Raised by :func:`driver.find_driver`: every NVIDIA program would fail with it, in words
     that are harder to understand.
@@ -114,10 +114,10 @@ class DriverChanged(InventoryError):
 
 
 class RequestError(NvshimError):
-    """Something about what the container requests.
+    """The container's request cannot be met.
 
-    containerd 1 ends our line with the words for its status, behind what is to be done. There,
-    "invalid argument" reads as if it were said of the remedy.
+    containerd 1 appends the words for the status to our line, after the remedy. There, "invalid
+    argument" would read as a part of the remedy.
     """
 
     code = "NVSHIM-E0200"
@@ -157,7 +157,7 @@ class MigModeGpu(RequestError):
 
 
 class AmbiguousDevice(RequestError):
-    """The beginning of a UUID is that of several devices. Raised by :func:`grant.decide`."""
+    """The start of a UUID matches several devices. Raised by :func:`grant.decide`."""
 
     code = "NVSHIM-E0205"
 
@@ -169,7 +169,7 @@ class TooManyDevices(RequestError):
 
 
 class MalformedChannel(RequestError):
-    """An IMEX channel is no number of one. Raised by :func:`names.parse_channels`."""
+    """An IMEX channel is not a valid number. Raised by :func:`names.parse_channels`."""
 
     code = "NVSHIM-E0207"
 
@@ -201,7 +201,7 @@ class GpuExcluded(RequestError):
 
 
 class PrivilegeNeeded(RequestError):
-    """MIG is to be steered by a container without CAP_SYS_ADMIN. Raised by :func:`policy.judge`."""
+    """A container without CAP_SYS_ADMIN asks to control MIG. Raised by :func:`policy.judge`."""
 
     code = "NVSHIM-E0223"
     status = Status.PERMISSION_DENIED
@@ -254,7 +254,7 @@ class ClaimsUnusable(RequestError):
 
 
 class FaultExitCodeWrong(RequestError):
-    """An annotation asks for an exit code that is none. Raised by :func:`glance.glance`."""
+    """An annotation asks for an exit code that is none. Raised by :func:`prefilter.prefilter`."""
 
     code = "NVSHIM-E0230"
 
@@ -268,7 +268,7 @@ class OutOfService(RequestError):
     code = "NVSHIM-E0231"
 
 
-# -- features beside GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------
+# -- features besides GPUs (E011x), other vendors (E065x), Tegra and WSL2 (E066x) --------------
 
 
 class ImexChannelMissing(InventoryError):
@@ -311,7 +311,7 @@ class UnknownVendorGpu(RequestError):
 
 
 class MalformedVendorRange(RequestError):
-    """A range of indices that ends before it begins. Raised by :func:`names.parse`."""
+    """A range of indices ends before it starts. Raised by :func:`names.parse`."""
 
     code = "NVSHIM-E0654"
 
@@ -402,7 +402,7 @@ class ConfigUnreadable(ConfigError):
 
 
 class ConfigMalformed(ConfigError):
-    """The configuration file is no TOML. Raised by :func:`config.load_config`."""
+    """The configuration file is not valid TOML. Raised by :func:`config.load_config`."""
 
     code = "NVSHIM-E0502"
     remedy = "correct the line; `nvshim config validate` tells when it is right"

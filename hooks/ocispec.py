@@ -24,7 +24,7 @@ def part(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> An
         where: the names of the tables around this one ("linux.resources."), for the message.
 
     Raises:
-        MalformedSpec: it is of another kind.
+        MalformedSpec: it has another type.
     """
     value = table.get(name)
     if value is None:
@@ -38,7 +38,7 @@ def parts(table: Mapping[str, Any], name: str, kind: type, where: str = "") -> l
     """The entries of a list, all of one kind.
 
     Raises:
-        MalformedSpec: it is no list, or an entry is of another kind.
+        MalformedSpec: it is not a list, or an entry has another type.
     """
     entries: list[Any] = part(table, name, list, where)
     if not all(isinstance(entry, kind) for entry in entries):

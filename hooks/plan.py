@@ -33,7 +33,7 @@ class Device:
     uid: int = 0
     gid: int = 0
     access: str = "rwm"  # cgroup access, a subset of "rwm"
-    reason: str = ""  # why it is there, for people ("GPU 0", "control device")
+    reason: str = ""  # why it is there, for display ("GPU 0", "control device")
     # "c" for a character device, "b" for a block device, "p" for a FIFO; only a foreign CDI spec
     # brings others than "c"
     kind: str = "c"
@@ -61,8 +61,8 @@ class Mount:
 class Link:
     """A symbolic link in the rootfs: ``path`` → ``target``.
 
-    ``target`` is a bare file name (a link beside its library) or an absolute path inside the
-    container. Neither has an empty or ``..`` component.
+    ``target`` is a bare file name (a link next to its library) or an absolute path inside the
+    container. It has no empty or ``..`` component.
     """
 
     path: str
@@ -222,9 +222,9 @@ class Contribution:
 
     plan: Plan
     bounds: Bounds
-    vendor: str = NVIDIA  # whose it is, for people ("NVIDIA", "AMD")
-    granted: tuple[str, ...] = ()  # the devices, for people
-    notes: tuple[str, ...] = ()  # what it does not give and why, for people
+    vendor: str = NVIDIA  # whose it is ("NVIDIA", "AMD")
+    granted: tuple[str, ...] = ()  # the devices, for display
+    notes: tuple[str, ...] = ()  # what it does not give and why, for display
 
 
 def united(plans: Iterable[Plan]) -> Plan:

@@ -1,21 +1,20 @@
-"""What is decided for an image once, and for every container that asks the same of it.
+"""Plans that containers of one image share, kept with a layer that has their files.
 
-What a container is given, and which files that takes in its image, depends on its request, on
-the node, on the image, and on where its spec mounts something. Nothing of it depends on which
-container it is. So the files can be made once, as one more layer of the image, and what was
-decided can be kept beside them:
+What a container gets, and which files that takes in its image, depends on its request, the node,
+the image, and the mounts of its spec. It does not depend on the container's identity. So the files
+are made once, as one more layer of the image, and the plan is kept with them:
 
-- :func:`key_of` says on what it depends, but for the image, whose layers the caller knows;
-- :class:`Prepared` is what was decided, and :meth:`Prepared.encode` its form on disk.
+- :func:`key_of` returns all that it depends on, except the image, whose layers the caller knows;
+- :class:`Prepared` is the plan, and :meth:`Prepared.encode` its form on disk.
 
 Rules
-- What could depend on more has no key: CDI devices (their files), the hooks of a CDI spec that an
-  engine has applied, other vendors' GPUs, features and IMEX channels (files of the host that no
+- A request that depends on more has no key: CDI devices (their files), the hooks of a CDI spec that
+  an engine has applied, other vendors' GPUs, features and IMEX channels (files of the host that no
   inventory knows), a user namespace.
-- Only values are kept, no code: numbers of kinds, and the fields of each. What is damaged does not
+- Only values are kept, no code: the number of each type, and its fields. Damaged bytes do not
   decode.
-- What has to be true of the node at this moment (device nodes, the identity of the driver's files)
-  is looked at for each container, and what is given to it is verified for each container.
+- The present state of the node (device nodes, the identity of the driver's files) is checked for
+  each container, and so are the edits of its spec.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ __all__ = ["Prepared", "key_of"]
 def key_of(
     spec: Mapping[str, Any], request: Request, inventory: Inventory | None, config: Config
 ) -> bytes | None:
-    """On what a container's files depend besides its image.
+    """Return all that a container's files depend on, besides its image.
 
     Returns:
         Bytes that are the same if all of it is the same; None if it depends on more, or if the
@@ -98,12 +97,12 @@ def _seen(mount: Mapping[str, Any]) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was decided for an image, and done in a layer of it."""
+    """What was planned for an image, and written into a layer of it."""
 
     layout: Layout
     compat: Compat  # what was decided of its own libcuda
     plan: Plan  # the edits, without those that have to be staged for each container
-    placed: Placed  # what is in the layer, and what is to be staged
+    placed: Placed  # what is in the layer, and what each container stages
 
     def encode(self) -> bytes:
         """Its form on disk."""

@@ -17,7 +17,7 @@ edits           devices, mounts, links, libraries, files; each with its reason; 
 in_spec         which of these edits the spec had before the shim saw it: paths of ``devices`` and
                 of ``mounts``; an engine that applies CDI has put them there, or ``--device``
 spec_hooks      the hooks that the spec had: ``done`` in process, and taken out; ``left``, which the
-                runtime runs; and ``notes`` for people
+                runtime runs; and ``notes`` for display
 process         variables and groups of every process: what :func:`process_edits` reads
 proc_files      files of procfs that are covered before the start: their content on the host,
                 and ``state``, what came of it
@@ -49,7 +49,8 @@ from hooks.edits.mutation import apply_process
 from hooks.errors import MalformedSpec
 from hooks.image.layout import Layout
 from hooks.image.placement import Placed
-from hooks.node.host_setup import CharLinks, MadeNodes
+from hooks.node.device_nodes import MadeNodes
+from hooks.node.host_setup import CharLinks
 from hooks.node.inventory import Inventory
 from hooks.ocispec import part, parts
 from hooks.plan import Contribution, Plan, device_node, shut_devices
@@ -62,7 +63,7 @@ __all__ = ["is_needed", "make_denial", "make_record", "process_edits"]
 
 FORMAT: Final = 1
 PLANNED: Final = "planned"
-"""The state of a file of procfs before somebody has tried to cover it."""
+"""The state of a file of procfs before the shim has tried to cover it."""
 
 # Without these a container can do nothing with a GPU; the nodes of what was asked for.
 _NEEDED: Final = ("/dev/", "libcuda.so.", "libnvidia-ml.so.")
@@ -92,8 +93,8 @@ def make_record(
 
     Args:
         spec: as it was before the injection.
-        grant: what of NVIDIA's devices was given; None if nothing of its driver was asked.
-        inventory: what the node has of that; None likewise.
+        grant: the granted devices of NVIDIA's; None if nothing of its driver was requested.
+        inventory: what the node has; None if nothing of NVIDIA's driver was requested.
         identity: what :func:`hooks.node.identity.identity_of` says; None without a driver.
         layered: whether what was written is in a layer of the image.
         mapped: whether the container has a user namespace.
@@ -152,7 +153,7 @@ def make_record(
 
 
 def make_denial(verdict: Verdict) -> dict[str, Any]:
-    """The record of a container that is given nothing, of values that JSON has.
+    """The record of a container that gets nothing, of values that JSON has.
 
     Returns:
         The record: of the table in this module's head, format, request, policy and process.

@@ -1,8 +1,7 @@
-"""What a container is refused because it is out of service; the rules: :mod:`hooks.node.drained`.
+"""Refuse devices that are out of service; the rules are in :mod:`hooks.node.drained`.
 
-:func:`hooks.edits.grant.decide` refuses most, by the inventory that it goes by. Here is the rest:
-what is asked before anything of the driver is loaded, and after the bundle has what shows others
-that the container holds a device.
+:func:`hooks.edits.grant.decide` refuses most, by its inventory. The two checks here come before any
+part of the driver is loaded, and after the bundle shows others that the container holds a device.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from hooks.config import Config
 from hooks.node.drained import driver_of, driver_refusal, mark_drained, read_drains, refusal
 from hooks.node.inventory import Inventory
-from hooks.requests.glance import NODES
+from hooks.requests.places import NODES
 from hooks.sharing import by_name, held_by_nodes, held_by_record
 
 __all__ = ["refuse_driver", "refuse_held"]
@@ -42,7 +41,7 @@ def refuse_held(
 
     Args:
         record: of its injection; empty for none.
-        listed: the paths of the device nodes that its spec has listed from the beginning.
+        listed: the paths of the device nodes that its spec listed before the injection.
         find_inventory: says what the node has; it is asked only if something is out of service.
 
     Raises:

@@ -7,19 +7,20 @@ Rules
   mode may have been turned on meanwhile.
 - A container has a device from before it is created until its task is deleted, or its init process
   has ended, and all others with it. What it got while there was no limit counts as well.
-- Containers of exempt namespaces, and if so configured those that can but look (``utility``),
-  neither count nor are refused. Without that setting they do, since an image brings what it likes.
-- What a spec lists already (``--device``, CDI that containerd does by itself, as for a kubelet)
-  is limited as what we would give: such a container has a device by its nodes. A privileged one has
-  them all and says nothing by that: it neither counts nor is refused. What a CDI file of another
-  gives is counted by its nodes afterwards, and is not refused.
-- One too many is an error that names who has the device; or it starts without any GPU, as
-  configured. What its spec lists already it keeps then, and it counts. That is no matter of who may
-  have what, so [policy] says nothing of it.
-- A device goes by its UUID; a GPU that has none, by its PCI address.
-- A MIG device is held by who has all its capability nodes. The node of a GPU that goes with one of
-  its MIG devices is not the whole GPU.
-- A record may be damaged, or of a node that was divided otherwise: what is in it is checked.
+- Containers of exempt namespaces do not count and are not refused. If so configured, the same holds
+  for containers with only ``utility``. Without that setting they count, since an image can bring
+  its own libraries.
+- Devices that a spec lists already (``--device``, CDI that containerd applies, as for a kubelet)
+  are limited like ours: such a container has a device by its nodes. A privileged one lists all
+  nodes, which proves nothing: it does not count and is not refused. Devices from another vendor's
+  CDI file are counted by their nodes afterwards, and not refused.
+- A container beyond the limit fails with an error that names the holder, or starts without any GPU,
+  as configured. It then keeps what its spec lists already, and counts. This is not a matter of
+  permission, so [policy] does not cover it.
+- A device is identified by its UUID; a GPU that has none, by its PCI address.
+- A container holds a MIG device if it has all its capability nodes. The node of a GPU that comes
+  with one of its MIG devices is not the whole GPU.
+- A record may be damaged, or from before the node was repartitioned, so its content is checked.
 
 The shims keep the list of claims: :mod:`shim.work.claims`.
 
@@ -45,12 +46,12 @@ __all__ = ["by_name", "gpus_of", "held_by_nodes", "held_by_record", "id_of"]
 
 
 def id_of(gpu: Gpu) -> str:
-    """What a GPU goes by: its UUID, or its PCI address if it has none."""
+    """The id of a GPU: its UUID, or its PCI address if it has none."""
     return gpu.uuid or gpu.bus_id
 
 
 def by_name(mig_devices: Iterable[MigDevice], gpus: Iterable[Gpu]) -> dict[str, Gpu | MigDevice]:
-    """MIG devices and GPUs, in this order, by what they go by."""
+    """MIG devices and GPUs, in this order, by id."""
     found: dict[str, Gpu | MigDevice] = {each.uuid: each for each in mig_devices}
     return found | {id_of(gpu): gpu for gpu in gpus}
 
@@ -59,7 +60,7 @@ def gpus_of(devices: Iterable[str], inventory: Inventory | None) -> tuple[str, .
     """The GPUs that devices are, or are parts of; those that the node does not have are left out.
 
     Args:
-        devices: what GPUs and MIG devices go by.
+        devices: ids of GPUs and MIG devices.
         inventory: what the node has; None if that is not known.
     """
     if inventory is None:

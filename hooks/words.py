@@ -46,7 +46,7 @@ DEFAULT_CAPABILITIES: Final = frozenset({Capability.UTILITY, Capability.COMPUTE}
 
 
 class Feature:
-    """What a container may request beside GPUs, as the record writes it."""
+    """What a container may request besides GPUs, as the record writes it."""
 
     GDS: Final = "gds"
     MOFED: Final = "mofed"
@@ -58,7 +58,7 @@ class Feature:
 
 
 IMEX: Final = "imex-channels"
-"""The word for IMEX channels beside those of :class:`Feature`."""
+"""The word for IMEX channels, which :class:`Feature` does not list."""
 
 
 class Origin:
@@ -222,8 +222,13 @@ def quotes_in(value: str) -> str:
     return "" if _QUOTES.isdisjoint(value) else "; write it without quotes: they are a part of it"
 
 
+def items_of(value: str) -> list[str]:
+    """Split a comma list; drop spaces around items, and empty items."""
+    return [item for item in (part.strip() for part in value.split(",")) if item]
+
+
 def end_of(path: str, links: Mapping[str, str]) -> str:
-    """Where a path leads by links, each to a name beside it or a path; "" if round in a circle."""
+    """Follow links, each to a sibling or an absolute path; "" if they form a circle."""
     for _ in range(_MOST_LINKS):
         if path not in links:
             return path

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.node.witness import Witness
+from hooks.node.fingerprint import Fingerprint
 from hooks.words import Arch
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def where_programs_run(driver: Driver) -> tuple[str, str]:
         The root is "" for the host's; the other is "" where the loader knows by itself.
     """
     loader = _LOADERS.get(driver.arch, "")
-    apart = driver.root != "/" and bool(loader) and Witness(driver.root).file(loader) is not None
+    apart = (
+        driver.root != "/" and bool(loader) and Fingerprint(driver.root).file(loader) is not None
+    )
     root = driver.root if apart else ""
     if driver.root == "/":
         return root, ""  # the host's own loader knows where the host has its driver

@@ -12,8 +12,8 @@ A room each, and what it is for:
 - :mod:`shim.cgroup`: usage, limits, memory events.
 - :mod:`shim.checkpoint`, :mod:`shim.sandbox`: what few pods use.
 
-The modules beside them are the ground floor that all rooms share: the bundle's files, system calls,
-spawning and reaping, sockets, the log, errors.
+The modules next to them are the ground floor that all rooms share: the bundle's files, system
+calls, spawning and reaping, sockets, the log, errors.
 """
 
 __all__ = ["PROGRAM", "RUNTIME_NAME", "VERSION"]

@@ -26,7 +26,7 @@ file                    written by   what it is
 ``logger.*``            server       one for each logger that runs: its pid and start time
 ``shim-binary-path``    containerd   the program that it executed, from 1.7 on
 ``work``                containerd   a link to a directory on disk, which goes with the bundle
-``criu-work/``          server       in ``work``: what CRIU is told and says, while it works
+``criu-work/``          server       in ``work``: CRIU's arguments and output, while it works
 ``criu-*.log``          server       what CRIU said when it failed
 ``pod/``                server       of a sandbox: files that the pod's containers share
 ``holder``              server       of a sandbox: the process that holds its namespaces
@@ -69,9 +69,9 @@ _CALL_PREFIX: Final = f"{LOG}."
 _CALL_SUFFIX: Final = ".json"
 _LOGGER_PREFIX: Final = "logger."
 
-# What is left after an answered Delete: with nothing else, a clean-up has nothing to do (see
-# settled.c).
-SETTLED: Final = (
+# What is left after an answered Delete. With nothing else in the bundle, there is nothing to clean
+# up (fast_delete.c).
+FILES_AFTER_DELETE: Final = (
     ADDRESS, BEFORE, BOOTSTRAP, CONFIG, INIT_PID, LOG, OPTIONS, RECORD, ROOTFS, RUNTIME,
     SHIM_PROGRAM, SOCKET_DIRECTORY, WORK,
 )  # fmt: skip
@@ -85,7 +85,7 @@ _LONGEST_LINE: Final = 4096
 
 
 class RuntimeRecord:
-    """How a container's low-level runtime is called, for whoever has to clean up.
+    """How to call a container's low-level runtime, for the clean-up.
 
     Attributes:
         binary: runc, crun, or the path of one.
@@ -136,7 +136,7 @@ def write_spec(bundle: str, spec: dict[str, Any]) -> None:
 
 
 def keep_spec(bundle: str) -> None:
-    """Keep config.json as it is, for whoever asks later what was changed in it.
+    """Keep config.json as it is, so that what was changed in it can be shown later.
 
     Nothing is copied where the file can have a second name: it is replaced under the first.
 
@@ -167,7 +167,7 @@ def restore_spec(bundle: str) -> None:
     """
     kept = os.path.join(bundle, BEFORE)
     try:
-        # If both names are of one file, this does nothing (rename(2)).
+        # If both are names for one file, this does nothing (rename(2)).
         os.rename(kept, os.path.join(bundle, CONFIG))
         files.remove(kept)
     except FileNotFoundError:
@@ -213,7 +213,7 @@ def has_own_pid_namespace(spec: dict[str, Any]) -> bool:
 
 
 def has_user_namespace(spec: dict[str, Any]) -> bool:
-    """Whether the container's root is somebody else on the host.
+    """Whether the container's root is another user on the host.
 
     Raises:
         BundleUnusable: the spec's namespaces are not what the OCI spec says they are.
@@ -314,8 +314,8 @@ def bootstrap_address(bundle: str) -> str:
 def begin_call(bundle: str, call: str) -> str:
     """Make the log of a call of the low-level runtime.
 
-    It is there before the call and removed after it, so that whoever cleans up after a killed
-    shim knows that a runtime may still be at work.
+    It exists before the call and is removed after it, so that the clean-up after a killed shim
+    knows that a runtime may still be running.
 
     Args:
         bundle: the bundle's path.
@@ -346,7 +346,7 @@ def calls_under_way(bundle: str) -> list[str]:
 
 
 def record_logger(bundle: str, pid: int, start_time: int) -> str:
-    """Write down that a logger runs, for whoever cleans up after a killed shim.
+    """Record that a logger runs, for the clean-up after a killed shim.
 
     Args:
         bundle: the bundle's path.
@@ -397,7 +397,7 @@ def read_pid(path: str) -> int:
         return 0
     text = files.read(path, _LONGEST_LINE).strip()
     if not (text.isdigit() and text.isascii()):
-        raise BundleUnusable(f"the pid in {path}", found=f"{text!r}, which is no number")
+        raise BundleUnusable(f"the pid in {path}", found=f"{text!r}, which is not a number")
     return int(text)
 
 

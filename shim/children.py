@@ -2,11 +2,11 @@
 
 Starting
 - A program is started from the main thread, so that a parent-death signal set by runc is tied to
-  a thread that lives as long as the shim. It has descriptors 0, 1 and 2, those that it is given
-  besides, and no other: a leaked directory descriptor is how CVE-2024-21626 began.
+  a thread that lives as long as the shim. It has descriptors 0, 1 and 2, those that the caller
+  adds, and no other: a leaked directory descriptor was the root of CVE-2024-21626.
 - The C function under :mod:`subprocess` renumbers no descriptor but the first three. So 3, 4 and 5
-  are nobody's in the shim (:func:`reserve_numbers`): a program that is to have them inherits what
-  lies there while it is started.
+  stay unused in the shim (:func:`reserve_numbers`): a program that needs them inherits what is
+  there while it is started.
 - That function uses vfork(2). Its module would bring a second owner of wait(2); and
   ``os.posix_spawn`` leaves signals 32 and 33 ignored (glibc does, in its child), which containers
   would inherit.
@@ -173,7 +173,7 @@ def _is_our_child(pid: int) -> bool:
 
 
 def reserve_numbers(listener: int) -> int:
-    """Let nothing of this process have the numbers that programs may be given besides 0 to 2.
+    """Keep this process from using the descriptor numbers that programs get besides 0 to 2.
 
     To be called before anything else is opened.
 
@@ -214,7 +214,7 @@ def spawn(
 
     Raises:
         ProgramNotFound: there is no such program.
-        OSError: no descriptor or no process is to be had.
+        OSError: no descriptor is free, or the process limit is reached.
     """
     program = program or programs.find(argv[0])
     if program is None:
@@ -262,7 +262,7 @@ def spawn(
 def _in_place(fds: Mapping[int, int]) -> Iterator[list[int]]:
     """Put descriptors where a child is to find them; yields where that is."""
     if not set(fds) <= set(_reserved):
-        message = "numbers are reserved before a child is given them"
+        message = "numbers are reserved before a child gets them"
         raise AssertionError(message)
     try:
         for number, fd in fds.items():
@@ -358,8 +358,8 @@ async def run(
         ) from None
     finally:
         os.close(reading)
-        # Out of time, or nobody wants the answer any more. The pid can't be another
-        # process's by now: only our reaper frees it.
+        # Out of time, or cancelled. The pid can't be another process's by now: only our reaper
+        # frees it.
         if child is not None and child.exit is None:
             os.kill(child.pid, signal.SIGKILL)
 

@@ -1,6 +1,6 @@
 """The shim's errors: its branch of the tree in :mod:`api.errors`, and the leaves.
 
-Each leaf says in its docstring when it is raised and by whom. Codes are never reused::
+The docstring of each leaf says when it is raised, and where. Codes are never reused::
 
     ShimError
     ├── E10xx  the verbs, the bundle, the socket
@@ -85,7 +85,7 @@ class RequestTooLarge(ShimError):
 class BundleUnusable(ShimError):
     """A file of the bundle is missing, unreadable or not what it has to be.
 
-    Raised by :mod:`shim.bundle` and by whoever reads the spec.
+    Raised by :mod:`shim.bundle` and by readers of the spec.
     """
 
     code = "NVSHIM-E1004"
@@ -108,7 +108,7 @@ class SocketPathTooLong(ShimError):
 
 
 class SocketUnavailable(ShimError):
-    """The socket could neither be made nor reached. Raised by :mod:`shim.sockets`."""
+    """The socket could not be made or reached. Raised by :mod:`shim.sockets`."""
 
     code = "NVSHIM-E1007"
     status = Status.UNAVAILABLE
@@ -116,26 +116,26 @@ class SocketUnavailable(ShimError):
 
 
 class ServerNotStarted(ShimError):
-    """The process that was to be the shim could not be set up. Raised by the ``start`` verb."""
+    """The process for the shim could not be set up. Raised by the ``start`` verb."""
 
     code = "NVSHIM-E1008"
     status = Status.UNAVAILABLE
 
 
 class ContainerdNotFound(ShimError):
-    """Nobody listens at the address, so there is nobody to be started beside.
+    """No containerd listens at the address that a fork server was started for.
 
-    Raised by :mod:`shim.forkserver.standing`.
+    Raised by :mod:`shim.forkserver.systemd_start`.
     """
 
     code = "NVSHIM-E0700"
     status = Status.UNAVAILABLE
 
 
-class SurroundingsDiffer(ShimError):
+class ProcessContextDiffers(ShimError):
     """The namespaces, cgroup, limits or rights of a fork server are not containerd's.
 
-    Raised by :mod:`shim.forkserver.standing`.
+    Raised by :mod:`shim.forkserver.systemd_start`.
     """
 
     code = "NVSHIM-E0701"
@@ -201,7 +201,7 @@ class MountFailed(ShimError):
 
 
 class MountTargetUnusable(ShimError):
-    """What is to be mounted on is no directory, or a link. Raised by :mod:`shim.rootfs.mounts`."""
+    """The mount target is a link, or not a directory. Raised by :mod:`shim.rootfs.mounts`."""
 
     code = "NVSHIM-E1104"
     status = Status.FAILED_PRECONDITION

@@ -1,8 +1,8 @@
 """Files read with care and written whole, trees removed with care, names that are safe in paths.
 
 A file is read only if it is a regular one, not through a link, and not beyond a limit. It is
-written beside its place and renamed. A tree is removed by descriptors, without following a link or
-entering a mount. Ids of containers, execs and sandboxes, and namespaces, become parts of paths.
+written under another name and renamed. A tree is removed by descriptors, without following a link
+or entering a mount. Ids of containers, execs and sandboxes, and namespaces, become parts of paths.
 
 Source: containerd pkg/identifiers; open(2) O_NOFOLLOW; rename(2); proc(5), /proc/PID/fdinfo.
 """
@@ -52,7 +52,7 @@ def read(path: str, limit: int) -> bytes:
     """
     asked = f"to read {path}"
     try:
-        # Without O_NONBLOCK, opening a fifo would wait for whoever made it.
+        # Without O_NONBLOCK, opening a fifo would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         do = remedy_of(error, "start the container through containerd")
@@ -73,11 +73,11 @@ def read(path: str, limit: int) -> bytes:
 
 
 def write(path: str, content: bytes, *, mode: int = 0o600) -> None:
-    """Write a file so that whoever reads it sees all of it or none.
+    """Write a file so that a reader sees all of it or none.
 
     Args:
         path: the file; what stood there is replaced.
-        content: what is to be in it.
+        content: its new content.
         mode: its permissions, whatever the umask.
 
     Raises:
@@ -115,7 +115,7 @@ def remove(path: str) -> None:
 def remove_tree(path: str) -> None:
     """Remove a directory and all that is in it, but nothing that is mounted there.
 
-    Descends by descriptors and never through a link, so nobody can lead it astray.
+    Descends by descriptors and never through a link, so it cannot be led astray.
 
     Args:
         path: the directory; it need not be there.

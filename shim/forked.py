@@ -1,7 +1,7 @@
-"""What a process does that was forked from the shim and stays in Python for a moment.
+"""Processes that are forked from the shim and stay in Python for a moment.
 
-It has inherited the loop's signal handlers and descriptors, of which it needs none, and it may
-raise to nobody: it tells over a pipe, in one line, what failed, and ends by ``os._exit``.
+Such a process has inherited the loop's signal handlers and descriptors, and needs none of them. It
+must not raise: it reports a failure in one line over a pipe, and ends by ``os._exit``.
 
 Signals are reset through the C module under :mod:`signal`, which makes no enumeration of each
 number at each call: a fork pays for each page of memory that it touches.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 FAILED: Final = b"!"
-"""What a line begins with that tells of a failure."""
+"""The prefix of a line that reports a failure."""
 
 # Made once: who is forked shares it.
 _EVERY_SIGNAL: Final = frozenset(_signal.valid_signals())
@@ -51,11 +51,11 @@ def fork(child: Callable[[], NoReturn], blocked: Iterable[int] = _EVERY_SIGNAL) 
     return pid
 
 
-def begin(shim: int, kept: set[int]) -> None:
-    """Be a process of one's own: without the loop's signals and files, ending with the shim.
+def set_up_child(shim: int, kept: set[int]) -> None:
+    """Become independent of the loop's signals and files, and end with the shim.
 
     Args:
-        shim: the pid of who forked.
+        shim: the pid of the shim that forked.
         kept: the descriptors that stay open.
     """
     reset_signals()
@@ -77,7 +77,7 @@ def lead_group() -> None:
 
 
 def reset_signals(*ignored: int) -> None:
-    """Handle no signal any more, and ignore those that are named.
+    """Reset all signal handlers, and ignore the named signals.
 
     The caller is the only thread and blocks all signals: one that is caught meanwhile is an error
     to the interpreter (:mod:`shim.handlers`).
@@ -108,7 +108,7 @@ async def read_report(fd: int, *, timeout: float) -> tuple[bytes, bool]:
         timeout: seconds.
 
     Returns:
-        The report, as far as it came, and whether it was complete in time.
+        The part of the report that arrived, and whether it was complete in time.
     """
     report = bytearray()
     with loop.move_on_after(timeout) as waiting:
@@ -128,7 +128,7 @@ def fail(report: int, doing: str, error: BaseException) -> NoReturn:
     """Tell what failed, and end.
 
     Args:
-        report: where it is told.
+        report: the pipe.
         doing: what was being done.
         error: what stood in the way.
     """

@@ -3,8 +3,8 @@
 CPython's ``signal.signal`` runs the handlers of signals that have come, changes what the kernel
 does with the next one, and then notes the new handler. A signal that is caught in between finds
 SIG_DFL or SIG_IGN noted, and the interpreter reports "OSError: Signal 17 ignored due to race
-condition" on stderr, at some later place. So the kernel is told first. What was caught until then
-goes to the old handler, which ``signal.signal`` runs.
+condition" on stderr, at some later place. So the kernel is changed first. A signal that was
+caught before goes to the old handler, which ``signal.signal`` runs.
 
 Blocking the signal would not do: the kernel gives it to another thread, whose C handler notes it
 for the main thread.

@@ -1,8 +1,8 @@
 """The shim's log: lines in logfmt, as containerd prints its own, into the bundle's ``log`` fifo.
 
 containerd copies what comes out of that fifo to its own log. It is opened for reading as well
-as writing, so that neither a containerd that is away ends us with SIGPIPE nor a full fifo
-blocks us: then a line is lost, which is better than a container that does not start.
+as writing, so that the shim gets no SIGPIPE while containerd is away, and does not block on
+a full fifo: a lost line is better than a container that does not start.
 
 The lines are written without structlog, which imports asyncio, ssl and sixty more modules: four
 megabytes in each shim that has something to tell.
@@ -38,7 +38,7 @@ class Log:
             path = os.path.join(directory, LOG_FILE)
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            # Called by hand, without containerd: nobody reads, so nothing is written.
+            # Called by hand, without containerd: there is no reader.
             self._fd = None
 
     def descriptors(self) -> frozenset[int]:
@@ -46,7 +46,7 @@ class Log:
         return frozenset() if self._fd is None else frozenset((self._fd,))
 
     def debug(self, event: str, **fields: Any) -> None:
-        """Something for whoever follows the shim step by step."""
+        """Log a step of the shim."""
         if self._debug:
             self._say("debug", event, fields)
 
@@ -59,7 +59,7 @@ class Log:
         self._say("warning", event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        """Something failed, and somebody has to look."""
+        """Log a failure that needs attention."""
         self._say("error", event, fields)
 
     def _say(self, level: str, event: str, fields: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ def unescape(text: bytes) -> bytes:
         text: a field of mountinfo.
 
     Returns:
-        The bytes that it stands for. A backslash that begins no escape stands for itself.
+        The bytes that it stands for. A backslash that starts no escape stands for itself.
     """
     first, *rest = text.split(b"\\")
     result = bytearray(first)

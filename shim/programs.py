@@ -66,8 +66,8 @@ class Ended(NamedTuple):
     # its exit code, or the signal's number below zero; None if it had to be killed because its time
     # was up
     status: int | None
-    stdout: bytes  # the beginning of what it wrote there
-    stderr: bytes  # the same; all of it is there if both were one
+    stdout: bytes  # the start of its output
+    stderr: bytes  # the start of its errors; both if they share one pipe
 
 
 def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 4096) -> Ended:
@@ -75,7 +75,7 @@ def run(program: str, words: Sequence[str], *, timeout: float, longest: int = 40
 
     Args:
         program: its path.
-        words: its arguments, beginning with its name.
+        words: its arguments, its name first.
         timeout: seconds after which it is killed, with all that it started in its group.
         longest: how many bytes of either output are kept.
 

@@ -1,13 +1,13 @@
-"""What a process that stays has to have loaded, so that nothing it is asked for needs a file.
+"""Modules that a long-lived process loads early, so that no request needs a file later.
 
 A shim lives as long as its pod. The tree that it was started from may be moved, replaced or removed
-meanwhile, and a module that is imported only then is not found, or is another version's. So a
-process that stays imports all that any request and any error may need while its files are there.
+meanwhile, and a module that is imported after that is not found, or is another version's. So the
+process imports all that any request and any error may need while its files exist.
 
 Rules
 - The fork server does it before it forks, so shims share the pages. Most of it no shim ever uses.
-- A shim that nobody forked does it by itself, a second after its start: what it was started for
-  comes first, and one module at a time, so that requests are answered in between.
+- A cold shim does it itself, a second after its start, since its container comes first. It loads
+  one module at a time and answers requests in between.
 - What is imported in a function is imported here, too; a test compares. Those modules that import
   many come after what they import, so that no step takes long.
 
@@ -38,7 +38,7 @@ _MODULES: Final = (
     "hooks.engine", "hooks.edits.features", "hooks.cdi.registry", "hooks.cdi.applying",
     "hooks.vendors.amd", "hooks.vendors.intel", "hooks.platforms.tegra", "hooks.platforms.wsl",
     "shim.work.provision", "shim.rootfs.node_cover",
-    "shim.rootfs.proc_cover", "shim.causes.ended", "shim.work.exit_cause",
+    "shim.rootfs.proc_cover", "shim.causes.exit_store", "shim.work.exit_cause",
     "shim.pod.sandbox_service",
 )  # fmt: skip
 
@@ -53,7 +53,7 @@ async def load_by_and_by(log: Log) -> None:
     """Import what is missing of it, in a shim that serves.
 
     Args:
-        log: is told if it is not found: then what needs it will fail.
+        log: gets an entry for a module that is not found; a request that needs it fails.
     """
     missing = [name for name in _MODULES if name not in sys.modules]
     if not missing:

@@ -1,25 +1,24 @@
 """The shim's listening socket: where it is; how it is made, found, taken over and removed.
 
-All containers of a pod share one shim. The name of its socket is a digest of what the pod is, so
-that it is short and the same for every ``start`` of the pod; that is how the second one finds the
-shim of the first.
+All containers of a pod share one shim. The name of its socket is a digest of the pod's identity, so
+it is short and the same for every ``start`` of the pod. By it the second ``start`` finds the shim
+of the first.
 
-Two containers of a pod can be started at the same moment, and a shim can be ending while
-another ``start`` looks for it. So whoever binds or removes a socket holds a lock on its path
-meanwhile, and nobody does either without; nobody waits for anything but the kernel while holding
-it. One that is stopped or frozen just then holds up its own pod alone, whose other starts fail with
-a line that says so. A shim that serves does not wait for a lock at all: where somebody has it,
-somebody is looking for this shim.
+Two containers of a pod can be started at the same moment, and a shim can be exiting while another
+``start`` looks for it. So a process binds or removes a socket only under a lock on its path, and
+waits for nothing but the kernel while it holds the lock. A holder that is stopped or frozen delays
+its own pod only, whose other starts fail with a line that says so. A serving shim does not wait for
+the lock: if it is taken, a ``start`` is looking for this shim.
 
-An address that ``start`` has given away must not be one of a shim that is about to go: so the
-container is announced, under the same lock under which the socket was found or made, by a link
-beside the socket that leads to its bundle. A shim without tasks that is told to end looks for
-announcements under that lock, and stays if there is one. Create, Delete and Shutdown of the
-container take its announcement away; one that is old, or whose bundle is gone, does not count.
+``start`` never returns the address of an exiting shim. It announces its container, under the lock
+under which it found or made the socket, by a link next to the socket that leads to the bundle. A
+shim without tasks that has to exit looks for announcements under that lock, and stays if there is
+one. Create, Delete and Shutdown of the container remove its announcement. One that is old, or whose
+bundle is gone, does not count.
 
-A shim that is killed before its first Create is nobody's: containerd removes the bundle and calls
-no ``delete``. Such a socket has its announcement beside it, so whoever removes one of its own, a
-shim that ends or the ``delete`` verb, removes those as well.
+A shim that is killed before its first Create leaves its socket behind: containerd removes the
+bundle and calls no ``delete``. Such a socket has its announcement next to it, so an exiting shim
+and the ``delete`` verb remove those as well.
 
 Source: unix(7); containerd pkg/shim/util_unix.go (never an abstract socket: CVE-2020-15257);
 cmd/containerd-shim-runc-v2/manager.
@@ -55,13 +54,13 @@ _BACKLOG: Final = 128
 _LOCK_PAUSE: Final = 0.001  # seconds
 _LOCK_PATIENCE: Final = 1.0
 _LOCKED: Final = "~"
-# Seconds from the announcement of a container after which its Create is not expected any more:
+# Seconds from the announcement of a container after which its Create is no longer expected:
 # containerd sends it at once, unless it was killed in between.
 LATEST_CREATE: Final = 60.0
 
 _OTHERS_MAY_WRITE: Final = 0o022
 
-# Why a directory in the system's place cannot be had by someone who is not root.
+# The errors that a user other than root gets for a directory in the system's place.
 _NOT_OURS_TO_MAKE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 
 
@@ -131,7 +130,7 @@ def prepare_directory(wanted: str = "") -> str:
         wanted: what containerd asked for; then there is no other.
 
     Returns:
-        The best of :func:`directories` that is ours, and that nobody else may write to.
+        The best of :func:`directories` that is ours, and that no other user may write to.
 
     Raises:
         SocketDirectoryUnusable: there is none.
@@ -146,7 +145,7 @@ def first_usable(candidates: Sequence[str]) -> str:
         candidates: absolute paths, best first.
 
     Returns:
-        The first that is there or can be made, is ours, and that nobody else may write to.
+        The first that exists or can be made, is ours, and that no other user may write to.
 
     Raises:
         SocketDirectoryUnusable: there is none.
@@ -180,7 +179,7 @@ def first_usable(candidates: Sequence[str]) -> str:
 
 
 def listen(path: str, *, container_id: str = "", bundle_path: str = "") -> int | None:
-    """Listen at a path, unless somebody does already; and announce a container to whoever does.
+    """Listen at a path, unless a shim does already; and announce a container to the listener.
 
     Args:
         path: where; the directory is there.
@@ -245,14 +244,14 @@ def _listen_or_find(path: str) -> int | None:
 
 
 def is_alive(path: str) -> bool:
-    """Whether somebody listens at a path.
+    """Whether a process listens at a path.
 
     Args:
         path: where.
 
     Returns:
-        False only if the kernel says that nobody does. A listener that is too busy to take a
-        connection now lives.
+        False only if the kernel says that none does. A listener that is too busy to take a
+        connection counts.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
@@ -275,9 +274,9 @@ def identity(path: str) -> tuple[int, int] | None:
 def remove_own(path: str, own: tuple[int, int] | None) -> None:
     """Remove a socket, unless another shim has taken its path over.
 
-    To be called before the listener is closed: a ``start`` that comes in between would
-    otherwise take the socket for a dead one, replace it, and lose its own to us. One that somebody
-    holds against us stays; it is dead soon, and then whoever comes replaces it.
+    Call it before the listener is closed: otherwise a ``start`` that comes in between would take
+    the socket for a dead one, replace it, and lose its own to us. If another process holds the
+    lock, the socket stays; it is dead soon, and the next ``start`` replaces it.
 
     Args:
         path: where it is.
@@ -299,8 +298,8 @@ def remove_own(path: str, own: tuple[int, int] | None) -> None:
 def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) -> bool:
     """Remove a shim's socket, unless a container is announced that will be created through it.
 
-    To be called, as :func:`remove_own`, before the listener is closed. It does not wait: while
-    somebody has the lock, nothing is removed.
+    Call it, like :func:`remove_own`, before the listener is closed. It does not wait: while another
+    process has the lock, nothing is removed.
 
     Args:
         path: where it is.
@@ -308,8 +307,8 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
         regardless: remove it all the same, with what is announced there.
 
     Returns:
-        Whether its shim may end: nobody has been given its address who has not come yet, or is
-        just being given it.
+        Whether its shim may exit: no ``start`` has returned, or is returning, its address for a
+        container that has not been created yet.
     """
     directory, name = os.path.split(path)
     try:
@@ -326,16 +325,16 @@ def retire(path: str, own: tuple[int, int] | None, *, regardless: bool = False) 
     except BlockingIOError:
         return False
     except OSError:
-        pass  # nobody can be told of a socket in a directory like that
+        pass  # no start can find a socket in such a directory
     return True
 
 
 def sweep(directory: str) -> None:
-    """Remove the sockets of shims that were killed before the container came that was announced.
+    """Remove the sockets of shims that were killed before their announced container was created.
 
     Args:
-        directory: of sockets. What others than our shims have there is left alone, and so is what
-            somebody is busy with.
+        directory: of sockets. Files of other programs are left alone, and so are sockets
+            whose lock is held.
 
     Raises:
         OSError: something in it cannot be removed.
@@ -388,7 +387,7 @@ def _counts(announcement: str) -> bool:
 
 
 def remove_dead(path: str) -> bool:
-    """Remove a socket that nobody listens at.
+    """Remove a socket that has no listener.
 
     Args:
         path: where it is; anything but a socket is left alone.
@@ -400,7 +399,7 @@ def remove_dead(path: str) -> bool:
         OSError: it is there and cannot be removed.
     """
     try:
-        # Nothing is made, not even a lock, beside what is none.
+        # Nothing is made, not even a lock, next to a file that is not a socket.
         if not _is_socket(path):
             return False
         with _Lock(path):

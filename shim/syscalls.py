@@ -154,9 +154,9 @@ def umount(target: str, flags: int = UMOUNT_NOFOLLOW) -> None:
 
 
 def null_device() -> int:
-    """A null device like /dev/null, but nobody else's: on a tmpfs that is attached nowhere.
+    """Make a private null device, on a tmpfs that is attached nowhere.
 
-    Whoever gets it may change its owner and mode, and changes nothing of the host's.
+    Its owner and mode can be changed without effect on the host's /dev/null.
 
     Returns:
         A descriptor, for reading and writing; with the last copy of it all of it is gone.
@@ -334,7 +334,7 @@ def clone_and_end(flags: int) -> int:
 
 
 def _clone(flags: int) -> int:
-    # By a handle that keeps the interpreter's lock: nobody else could ever give it back.
+    # By a handle that keeps the interpreter's lock: the child could not acquire it again.
     call = ctypes.PyDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     zeros = (ctypes.c_long(0),) * 4
@@ -342,21 +342,21 @@ def _clone(flags: int) -> int:
 
 
 def inotify_init() -> int:
-    """A descriptor by which the kernel tells of changes; it is not inherited, and never blocks."""
+    """Open a descriptor that reports changes; it is not inherited, and never blocks."""
     return _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def inotify_watch_changes(fd: int, directory: str, *, content: bool = True) -> int:
-    """Be told of each file that is made, written, changed, moved or removed in a directory.
+    """Watch a directory for files that are made, written, changed, moved or removed.
 
     Args:
         fd: what :func:`inotify_init` returned.
-        directory: its path. It is told too if the directory itself is moved or removed.
-        content: False leaves out that something was written to a file: where device nodes are,
-            that happens with every line for /dev/null.
+        directory: its path. Its own move or removal is reported too.
+        content: False leaves out writes to a file: among device nodes, every line for /dev/null
+            is one.
 
     Returns:
-        The watch, by which what is told says whence it is.
+        The number of the watch, which its events contain.
     """
     mask = _IN_CHANGES if content else _IN_CHANGES & ~_IN_WRITTEN
     return _check(_libc.inotify_add_watch(fd, os.fsencode(directory), mask))
@@ -368,7 +368,7 @@ def die_with_parent(signum: int) -> None:
 
 
 def deprive_root() -> None:
-    """Let programs that root executes have no capabilities; nobody can change that any more."""
+    """Deny capabilities to programs that root executes; this cannot be reverted."""
     _check(_libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NOROOT | _SECBIT_NOROOT_LOCKED, 0, 0, 0))
 
 

@@ -73,7 +73,7 @@ class ByteBudget:
     """How many bytes of its peer's requests and messages a connection holds.
 
     Args:
-        limit: in bytes; above it no more should be accepted.
+        limit: in bytes; above it, new requests should wait.
     """
 
     __slots__ = ("_held", "_limit")
@@ -244,7 +244,7 @@ class Calls:
             stream: what the handler of a method that streams gets instead of the request.
 
         Returns:
-            What the answer is to be. An exception is one, too, but not a cancellation.
+            The answer. An exception is one, too, but not a cancellation.
         """
         request = stream
         try:

@@ -270,7 +270,7 @@ class ClientStream:
         await self._multiplexer.send(self._stream_id, message.SerializeToString())
 
     async def finish(self) -> None:
-        """Say that we send no more; the server's messages can still be received.
+        """End our side of the stream; the server's messages can still be received.
 
         Raises:
             LocalProtocolError: the client does not stream here, or has finished.
@@ -283,8 +283,8 @@ class ClientStream:
         """The server's next message; of a method that does not stream its answer, the answer.
 
         Raises:
-            anyio.EndOfStream: there are no more, and the call succeeded.
-            RemoteError: there are no more, and the call failed.
+            anyio.EndOfStream: the stream has ended, and the call succeeded.
+            RemoteError: the stream has ended, and the call failed.
             DeadlineExceeded: the server ran out of the call's time.
             ConnectionClosed: the connection was lost.
             Overloaded: messages were not received fast enough, and the stream was abandoned.

@@ -117,7 +117,7 @@ class _Connection:
             data: what one read returned, split anywhere; ``b""`` for the end of the connection.
 
         Returns:
-            The events, in order. After :class:`Ended` there are no more.
+            The events, in order. :class:`Ended` is the last one.
 
         Raises:
             LocalProtocolError: fed again after :class:`Ended`.
@@ -334,7 +334,7 @@ class ClientConnection(_Connection):
             service: full name of the service.
             method: name of the method.
             payload: the request message, encoded; empty if all messages come as data.
-            timeout_nano: nanoseconds until the answer is of no use, 0 for no limit.
+            timeout_nano: nanoseconds until the answer is useless, 0 for no limit.
             metadata: pairs of key and value; keys may repeat.
             state: ``UNARY``, ``OPEN`` (we shall send data) or ``CLIENT_CLOSED`` (only the server
                 will).
@@ -384,7 +384,7 @@ class ClientConnection(_Connection):
         return self._send(stream_id, streams.Event.CLIENT_DATA, frame)
 
     def send_end(self, stream_id: int) -> bytes:
-        """Say that we send no more on a stream; without a message, as the Go server insists.
+        """End our side of a stream; without a message, as the Go server insists.
 
         Args:
             stream_id: of a stream that was opened in state ``OPEN``.

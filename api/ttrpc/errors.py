@@ -82,7 +82,7 @@ class UndecodableMessage(RemoteProtocolError):
 
     code = "NVSHIM-E0004"
     status = Status.INVALID_ARGUMENT
-    remedy = "see that both ends are of releases that know each other"
+    remedy = "check that both ends have compatible releases"
 
 
 class RemoteError(TtrpcError):

@@ -34,7 +34,7 @@ class RequestReceived(NamedTuple):
 class DataReceived(NamedTuple):
     """One message on an open stream (both sides); ``payload`` is None for a bare end.
 
-    ``end``: the peer sends no more on this stream.
+    ``end``: the peer has ended its side of the stream.
     """
 
     stream_id: int
@@ -55,8 +55,8 @@ class ResponseReceived(NamedTuple):
 class StreamFailed(NamedTuple):
     """A stream has ended, or was never opened, because the peer broke a rule or sent too much.
 
-    The connection lives on. ``reply`` is to be sent as it is; empty on the client's side,
-    where only the caller has to know.
+    The connection stays open. Send ``reply`` as it is; it is empty on the client's side, where
+    only the caller has to know.
     """
 
     stream_id: int

@@ -93,7 +93,7 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        # What is still to come of an oversized frame's data.
+        # The bytes of an oversized frame that have not arrived yet.
         self._skip = 0
 
     @property
@@ -124,16 +124,16 @@ class FrameReader:
         frames: list[Frame | Oversized] = []
         while size - start >= HEADER_SIZE:
             length, stream_id, type_, flags = _unpack_from(source, start)
-            begin = start + HEADER_SIZE
+            body = start + HEADER_SIZE
             if length > DATA_MAX:
                 frames.append(Oversized(stream_id, type_, flags, length))
-                start = min(begin + length, size)
-                self._skip = begin + length - start
+                start = min(body + length, size)
+                self._skip = body + length - start
                 continue
-            end = begin + length
+            end = body + length
             if end > size:
                 break
-            frames.append(Frame(stream_id, type_, flags, bytes(source[begin:end])))
+            frames.append(Frame(stream_id, type_, flags, bytes(source[body:end])))
             start = end
         if source is received:
             self._buffer += received[start:]

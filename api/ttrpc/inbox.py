@@ -1,6 +1,6 @@
 """The messages of one stream that have arrived and are not read yet, within limits.
 
-ttrpc has no flow control per stream. Whoever reads the connection puts messages here and,
+ttrpc has no flow control per stream. The reader of the connection puts messages here and,
 when an inbox is full, stops reading the whole connection for a moment: that is the only way to
 tell the sender. If its reader does not make room in :data:`PATIENCE` seconds the stream is
 abandoned, so that it delays the others no longer. (The Go server waits as long.)
@@ -77,7 +77,7 @@ class Inbox:
             self._wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more will come; what is here can still be read. The first end counts.
+        """End the inbox; its messages can still be read. The first end counts.
 
         Args:
             error: raised to the reader after the last message, in place of ``EndOfStream``.
@@ -88,7 +88,7 @@ class Inbox:
             self._wake()
 
     def clear(self) -> None:
-        """Drop the unread messages, and accept no more."""
+        """Drop the unread messages, and end the inbox."""
         self.end()
         self._messages.clear()
         self._budget.release(self._bytes)

@@ -107,7 +107,7 @@ class Multiplexer:
 
         Raises:
             ConnectionClosed: the connection has ended.
-            LocalProtocolError: the stream takes no messages from us, or no more.
+            LocalProtocolError: our side of the stream has ended, or takes no messages.
             MessageTooLarge: nothing was sent, and the stream goes on.
             StreamClosed: the server has ended the stream.
         """
@@ -116,13 +116,13 @@ class Multiplexer:
         self._write(asked, self._connection.send_data(stream_id, payload))
 
     async def finish(self, stream_id: int) -> None:
-        """Say that we send no more on a stream. Raises what :meth:`send` does."""
+        """End our side of a stream. Raises what :meth:`send` does."""
         asked = f"finish stream {stream_id}"
         await self._room(asked)
         self._write(asked, self._connection.send_end(stream_id))
 
     def give_up(self, stream_id: int) -> None:
-        """Take no more answers on a stream: what comes is dropped."""
+        """Drop the answers that still come on a stream."""
         self._connection.abandon(stream_id)
 
     def forget(self, stream_id: int) -> None:

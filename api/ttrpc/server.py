@@ -187,4 +187,4 @@ class _Serving:
 
 
 def _drop(_: str, __: Mapping[str, object]) -> None:
-    """Nobody asked to be told."""
+    """Drop a report: the caller wants none."""

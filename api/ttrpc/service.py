@@ -17,12 +17,11 @@ answer; ``stream.send()`` sends ours. A method whose answer is a single message 
 that streams its answer returns None.
 
 The third answers at once, without waiting for anything: it is called as soon as its request is
-read, before what follows it on the connection, and costs neither a task nor a turn of the loop.
+read, before the next request on the connection, and costs neither a task nor a turn of the loop.
 
 A client that gives up a request does not say so: ttrpc has no word for it. What waits long, and
 is asked again and again by clients that go away, is therefore declared ``shared``: the same request
-on one connection is one call then, and each further one costs no more than the number of its
-stream.
+on one connection is one call then, and each further one costs only the number of its stream.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Credentials(NamedTuple):
 
 
 class Context:
-    """What a handler may know about its call beside the request.
+    """What a handler may know about its call besides the request.
 
     Attributes:
         service: the name the client called the service by.
@@ -181,8 +180,8 @@ class Service:
 
     Args:
         descriptor: the service as generated from its ``.proto`` file.
-        handlers: method names and what handles them; need not be complete.
-        immediate: likewise, those that answer at once.
+        handlers: handlers by method name; need not be complete.
+        immediate: the same, of those that answer at once.
         shared: names of methods whose answer depends on the request message alone, and that
             change nothing. Equal requests of a client that sets no timeout share one call.
         vital: names of methods by which a client frees resources.

@@ -37,7 +37,7 @@ class Session:
         sock: the connection; closed by :meth:`run`.
         peer: its other end.
         services: by name.
-        log: where failures of handlers are told.
+        log: where failures of handlers are logged.
         max_calls: requests at once.
     """
 

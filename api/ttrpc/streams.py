@@ -31,7 +31,7 @@ State by state, the events that may happen there and what they lead to::
 Rules
 - What is not in the table is a protocol error: a local one if we wanted to send it, a remote
   one if the peer sent it.
-- The server's end is the end: once it has said that it sends no more, the stream has ended even
+- The server's end is the end: once it has ended its side, the stream has ended even
   if the client has not finished (PROTOCOL.md has the client close first; servers in the field,
   the Go one among them, may finish early). What the client still sends then is late, not wrong.
 - ``ABANDON`` is not on the wire: ttrpc has no reset. A client that has lost interest forgets

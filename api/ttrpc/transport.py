@@ -55,7 +55,7 @@ class Transport:
         self._unsent: deque[bytes | memoryview] = deque()
         self._kept = 0
         self._drained: anyio.Event | None = None
-        # Why nothing can be sent any more. What the peer sent before may still be there to read.
+        # Why sending fails. What the peer sent before may still be there to read.
         self._broken = ""
         self._closed = False
         # Tasks that wait for the socket by its number, which may not be used again meanwhile.

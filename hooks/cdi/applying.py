@@ -134,7 +134,7 @@ class _Work:
         self._notes: list[str] = []
 
     def add(self, edits: Edits, owner: str) -> None:
-        """Adds the edits of one device, or those that are common to a file."""
+        """Add the edits of one device, or those that are common to a file."""
         for entry in edits.env:
             name, _, value = entry.partition("=")
             self._environment[name] = value
@@ -219,8 +219,8 @@ class _Work:
         if there is None or (kind and kind != there):
             raise CdiResourceMissing(
                 asked,
-                found=f"it is of type {there}, not {kind}" if there else "it is no device node",
-                do="have the vendor's program write the CDI spec anew",
+                found=f"it is of type {there}, not {kind}" if there else "it is not a device node",
+                do="write the CDI spec again with the vendor's program",
             )
         if node.major:
             return there, node.major, node.minor
@@ -261,7 +261,7 @@ class _Work:
         asked = f"to move the network interface {device.host_name} for {owner}"
         version = self._oci_version()
         if not version:
-            raise RuntimeUnasked(asked, found="nobody asked the low-level runtime if it can")
+            raise RuntimeUnasked(asked, found="the low-level runtime was not asked whether it can")
         if _version(version) < _NET_DEVICES_SINCE:
             raise CdiUnsupported(
                 asked,
@@ -299,7 +299,7 @@ def _mount(wanted: SpecMount, owner: str) -> Mount:
             raise CdiResourceMissing(
                 f"{source} of the host, to be mounted for {owner}",
                 found=str(error.strerror),
-                do="have the vendor's program write the CDI spec anew",
+                do="write the CDI spec again with the vendor's program",
             ) from error
     return Mount(source, destination, options, owner, kind, required=True)
 

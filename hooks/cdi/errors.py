@@ -90,7 +90,7 @@ class CdiNotGenerated(CdiError):
 
 
 class RuntimeUnasked(CdiError):
-    """A spec asks for what not every low-level runtime can, and nobody asked this one.
+    """A spec needs a feature that some low-level runtimes lack, and this one was not asked.
 
     Raised by :mod:`applying`; a shim can ask.
     """

@@ -11,7 +11,7 @@ Rules
   root's, one in an image among them.
 - The file is a regular one, of at most 4 MiB; nothing that blocks or acts is ever opened for
   reading. It may be a link; then the rule applies to its target.
-- A file whose text begins with a brace is JSON, whatever its name: most YAML files that programs
+- A file whose text starts with a brace is JSON, whatever its name: most YAML files that programs
   write are, and PyYAML need not be loaded for them.
 
 A spec that was read from YAML is kept as JSON in ``STATE/cdi/DEVICE-INODE-SIZE-MTIME-CTIME.json``:
@@ -96,7 +96,7 @@ def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Co
         path: of the host; for messages, if the next two are given.
 
     Raises:
-        CdiFileUnusable: it cannot be read, is no regular file, is too long, or somebody else
+        CdiFileUnusable: it cannot be read, is not a regular file, is too long, or another user
             than root may have written it.
     """
     asked = f"the CDI spec {path}"
@@ -132,7 +132,7 @@ def read(path: str, *, dir_fd: int | None = None, name: str | None = None) -> Co
 
 
 def is_json(data: bytes) -> bool:
-    """Whether a file's text begins as an object of JSON does."""
+    """Whether a file's text starts like a JSON object."""
     return data.lstrip()[:1] == b"{"
 
 
@@ -140,14 +140,14 @@ def tree_of(data: bytes, path: str) -> Any:
     """The tree of a spec file: dicts, lists, strings, numbers, booleans and None.
 
     Raises:
-        CdiSpecInvalid: it is neither JSON nor YAML.
+        CdiSpecInvalid: it is not valid JSON or YAML.
     """
     try:
         text = data.decode()
         return of_json(text) if is_json(data) else of_yaml(text)
     except (UnicodeDecodeError, BadTree) as error:
         raise CdiSpecInvalid(
-            f"the CDI spec {path}", found=str(error), do="have the vendor's program write it anew"
+            f"the CDI spec {path}", found=str(error), do="write it again with the vendor's program"
         ) from error
 
 
@@ -187,7 +187,7 @@ def load_kept(state: str, content: Content, path: str) -> SpecFile | None:
 
 
 def store_kept(state: str, content: Content, spec: SpecFile) -> None:
-    """Keeps the spec that was read from a file.
+    """Keep the spec that was read from a file.
 
     Args:
         state: the state directory; it is made if it is not there.

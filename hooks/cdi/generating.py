@@ -13,7 +13,7 @@ looks                                   image searches by default (:data:`DIRECT
 links of a library                      the library, mounted by the names that programs ask
                                         for: its soname, and a few others. Each mount costs a
                                         start as much as everything else of a library, so it is
-                                        not mounted by its file's name, nor by names for linkers
+                                        not mounted by its file's name or by linkers' names
 entries of ld.so.cache                  nothing: the directories above are searched without
 /dev/dri/by-path, the application       nothing: they are there for programs that look at all
 profile, parameters of procfs           GPUs, and a spec has no word for them
@@ -21,8 +21,8 @@ a group for nodes that are not          ``additionalGids``
 everybody's
 ======================================  =====================================================
 
-NVIDIA_VISIBLE_DEVICES is set to ``void``, as NVIDIA's specs do: whoever has got a GPU by such a
-spec is not to get one again by the environment of the image, from us or from NVIDIA's runtime.
+NVIDIA_VISIBLE_DEVICES is set to ``void``, as NVIDIA's specs do: a container that has a GPU by such
+a spec must not get one again by its image's environment, from us or from NVIDIA's runtime.
 
 ====================  =============================  ==================================
 kind                  names                          what
@@ -96,12 +96,12 @@ KINDS: Final = {
     "imex-channel": (_NVIDIA, "imex-channel"),
     Feature.MANAGEMENT: (f"management.{_NVIDIA}", "gpu"),
 }
-"""Vendor and class by what is to be described."""
+"""Vendor and class of each kind of spec."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a spec is to be of."""
+class SpecOptions:
+    """What a spec describes, and how its devices are named."""
 
     kind: str = "gpu"
     vendor: str = ""  # in place of the kind's own; "" for that
@@ -119,7 +119,7 @@ class Wish:
     groups: bool = True
 
 
-def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
+def generate(wish: SpecOptions, inventory: Inventory, config: Config) -> SpecFile:
     """A spec of the node's devices, of the lowest version that has all it uses.
 
     Raises:
@@ -155,7 +155,7 @@ def generate(wish: Wish, inventory: Inventory, config: Config) -> SpecFile:
 class _Work:
     """A spec in the making."""
 
-    def __init__(self, wish: Wish, inventory: Inventory, config: Config) -> None:
+    def __init__(self, wish: SpecOptions, inventory: Inventory, config: Config) -> None:
         self._wish = wish
         self._inventory = inventory
         self._config = config
@@ -311,10 +311,10 @@ def _without_links(plan: Plan) -> Plan:
 
 
 def _is_for_linkers(path: str, end: str) -> bool:
-    """Whether a name beside a library is for linkers, and programs do not open it."""
+    """Whether a name next to a library is for linkers, and programs do not open it."""
     directory, name = posixpath.split(path)
-    beside = directory == posixpath.dirname(end)
-    return beside and name.endswith(".so") and name not in _OPENED and "/xorg/" not in path
+    is_sibling = directory == posixpath.dirname(end)
+    return is_sibling and name.endswith(".so") and name not in _OPENED and "/xorg/" not in path
 
 
 def _edits(plan: Plan, *variables: tuple[str, str]) -> Edits:

@@ -50,9 +50,9 @@ from hooks.edits.compat import DIRECTORY, Compat, Host, with_compat
 from hooks.edits.planning import application_profile
 from hooks.image.elf import Elf, elf_of_fd
 from hooks.image.rootfs_errors import MalformedElf
+from hooks.node.fingerprint import read_fields, read_names, read_text
 from hooks.node.host_setup import without_node_making
 from hooks.node.roots import is_version
-from hooks.node.witness import read_fields, read_names, read_text
 from hooks.ocispec import part, parts
 from hooks.plan import (
     Bounds,
@@ -93,7 +93,7 @@ def _malformed(hook: SpecHook, owner: str, found: str) -> CdiHookMalformed:
 
 
 def perform(calls: Iterable[Call], plan: Plan, config: Config) -> tuple[Plan, tuple[str, ...]]:
-    """The plan with the effects of hooks, and notes for people.
+    """The plan with the effects of hooks, and notes for display.
 
     Raises:
         CdiHookMalformed: a value of an option has the wrong form.
@@ -221,7 +221,7 @@ def _absolute(text: str, call: Call) -> str:
 
 
 def _link(text: str, call: Call) -> tuple[str, str]:
-    """Path and target of ``TARGET::PATH``; the target a name beside it, or absolute."""
+    """Path and target of ``TARGET::PATH``; the target is a sibling, or absolute."""
     target, _, at = text.rpartition("::")
     if not target:
         raise CdiHookMalformed(

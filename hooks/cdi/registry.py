@@ -47,8 +47,8 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A device, and the file that it is of."""
+class ResolvedDevice:
+    """A device, and the file that defines it."""
 
     name: QualifiedName
     device: SpecDevice
@@ -59,8 +59,10 @@ class Found:
 class Resolution:
     """What the names of a container stand for, in the order in which it names them."""
 
-    devices: tuple[Found, ...] = ()
-    left: tuple[str, ...] = ()  # names of kinds that no file is of, and that are known without one
+    devices: tuple[ResolvedDevice, ...] = ()
+    left: tuple[
+        str, ...
+    ] = ()  # names of kinds that no file defines, and that are known without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class Registry:
     def of(
         cls, directories: Iterable[str], kinds: Iterable[str] | None = None, state: str = ""
     ) -> Registry:
-        """Reads the spec files; unusable ones become faults of the registry.
+        """Read the spec files; unusable ones become faults of the registry.
 
         Args:
             directories: by priority, the lowest first. One that is not there has no files.
@@ -137,7 +139,7 @@ class Registry:
         except (CdiFileUnusable, CdiSpecInvalid) as error:
             self.faults.append(Fault(path, error, kind))
 
-    def find(self, name: QualifiedName) -> Found:
+    def find(self, name: QualifiedName) -> ResolvedDevice:
         """The device of a name, from the file with the highest priority.
 
         Raises:
@@ -145,7 +147,7 @@ class Registry:
             CdiDeviceConflict: several files of one directory have it.
         """
         having = [
-            Found(name, device, file)
+            ResolvedDevice(name, device, file)
             for file in self.files
             if file.spec.kind == name.kind
             for device in file.spec.devices
@@ -164,7 +166,7 @@ class Registry:
         return deciding[0]
 
     def has_kind(self, kind: str) -> bool:
-        """Whether any file is of a kind, also one that cannot be used."""
+        """Whether any file has a kind, also one that cannot be used."""
         return any(file.spec.kind == kind for file in self.files) or any(
             fault.kind == kind for fault in self.faults
         )
@@ -204,8 +206,8 @@ def resolve(
 
     Args:
         wanted: full names; one that is there twice counts once.
-        builtin: whether a name is known without a spec file. It is left to whoever knows it, if
-            no file is of its kind.
+        builtin: whether a name is known without a spec file. It is left to the caller if no
+            file has its kind.
         state: the state directory, where what was read of YAML is kept; "" for nowhere.
 
     Raises:

@@ -7,7 +7,7 @@ since                               what
 ==================================  ===================================
 0.4.0                               ``type`` of a mount
 0.5.0                               ``hostPath`` of a device node;
-                                    names of devices that begin with a digit
+                                    names of devices that start with a digit
 0.6.0                               ``annotations``; a dot in a class
 0.7.0                               ``additionalGids``, ``intelRdt``
 0.7.0 to 1.0.0                      ``enableCMT``, ``enableMBM`` of ``intelRdt``
@@ -16,7 +16,7 @@ since                               what
 ==================================  ===================================
 
 Rules
-- An unknown field is an error, and so is one of a later version than the file says it is of: a
+- An unknown field is an error, and so is one of a later version than the file declares: a
   runtime that passes over it would make another container than the vendor meant.
 - A field that is empty or null counts as absent. Its name may be written in any case, as Go's
   decoder, by which vendors test their files, has it.
@@ -84,7 +84,7 @@ def parse(tree: Any, file: str) -> SpecFile:
     """
     walk = Walk(file)
     if not isinstance(tree, dict):
-        walk.fail("it is no object")
+        walk.fail("it is not an object")
     spec: SpecFile = _SPEC(tree, walk)
     version = _version(spec.version, walk)
     where, needed, _ = max(walk.used, key=lambda used: used[1], default=("", version, None))
@@ -92,7 +92,7 @@ def parse(tree: Any, file: str) -> SpecFile:
         walk.fail_at(where, f"it needs cdiVersion {text_of(needed)} or later")
     for where, _, until in walk.used:
         if until is not None and version >= until:
-            walk.fail_at(where, f"it is not in cdiVersion {text_of(until)} any more")
+            walk.fail_at(where, f"cdiVersion {text_of(until)} has removed it")
     return spec
 
 
@@ -136,7 +136,7 @@ class _Annotations:
 
     def __call__(self, value: Any, walk: Walk) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, dict):
-            walk.fail("it is no object")
+            walk.fail("it is not an object")
         size = 0
         found = []
         for key, entry in value.items():

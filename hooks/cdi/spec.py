@@ -3,7 +3,7 @@
 Names of vendors, classes and devices:
 
 ==========  ==============================================  =====================
-part        characters, beginning with / ending with        longest
+part        characters, starting with / ending with        longest
 ==========  ==============================================  =====================
 vendor      A-Z a-z 0-9 _ - . ; letter / letter or digit    253
 class       A-Z a-z 0-9 _ - . ; letter / letter or digit    63
@@ -86,7 +86,7 @@ NO_PERMISSIONS: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device node; what is None or "" is to be looked up on the host."""
+    """A device node; what is None or "" is looked up on the host."""
 
     path: str
     host_path: str = ""
@@ -101,7 +101,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class SpecMount:
-    """A mount, with what the file says and no more."""
+    """A mount, with only what the file says."""
 
     host_path: str
     container_path: str
@@ -111,7 +111,7 @@ class SpecMount:
 
 @dataclass(frozen=True, slots=True)
 class SpecHook:
-    """An OCI hook; ``name`` is the list that it is of."""
+    """An OCI hook; ``name`` is its list."""
 
     name: str
     path: str
@@ -150,4 +150,4 @@ class SpecFile:
     kind: str
     devices: tuple[SpecDevice, ...]
     edits: Edits = Edits()  # what comes with any of the devices
-    annotations: tuple[tuple[str, str], ...] = ()  # for people and programs that look at the file
+    annotations: tuple[tuple[str, str], ...] = ()  # for users and programs that read the file

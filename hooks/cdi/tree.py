@@ -1,4 +1,4 @@
-"""Trees of JSON and YAML, as far as CDI specs need them: no more types than they have.
+"""Trees of JSON and YAML, with only the types that CDI specs have.
 
 Both formats become dicts, lists, texts, numbers, truth values and None. A YAML scalar without
 quotes is a text that may also be meant as a number or truth value; which, depends on the field,
@@ -39,7 +39,7 @@ _TAG: Final = "tag:yaml.org,2002:"
 class BadTree(Exception):
     """The text is not a tree of this kind; ``str()`` gives the reason.
 
-    The caller, who knows the file, turns it into an error for people.
+    The caller, who knows the file, turns it into an error for users.
     """
 
 
@@ -53,12 +53,12 @@ def of_json(text: str) -> Any:
     """The tree of a JSON text.
 
     Raises:
-        BadTree: it is no JSON, or is out of the bounds of this module's head.
+        BadTree: it is not valid JSON, or exceeds the bounds in this module's docstring.
     """
     try:
         tree = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise BadTree(f"no JSON: {error}") from error
+        raise BadTree(f"not valid JSON: {error}") from error
     _measure(tree)
     return tree
 
@@ -67,7 +67,7 @@ def of_yaml(text: str) -> Any:
     """The tree of a YAML text.
 
     Raises:
-        BadTree: it is no YAML, or out of the bounds of this module's head.
+        BadTree: it is not valid YAML, or exceeds the bounds in this module's docstring.
     """
     # Events come one by one from libyaml, so that nothing is built that is too deep or too much.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -76,7 +76,7 @@ def of_yaml(text: str) -> Any:
         for event in yaml.parse(text, Loader=loader):
             builder.take(event)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadTree(f"no YAML: {error}") from error
+        raise BadTree(f"not valid YAML: {error}") from error
     return builder.tree
 
 
@@ -92,7 +92,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _measure(tree: Any) -> None:
@@ -136,7 +136,7 @@ class _Builder:
         self._documents = 0
 
     def take(self, event: Any) -> None:
-        """Takes the next event.
+        """Take the next event.
 
         Raises:
             BadTree: the tree would break a rule of this module's head.
@@ -159,7 +159,7 @@ class _Builder:
                 if len(self._open) >= DEEPEST:
                     raise BadTree(f"line {line}: it is deeper than any that is meant")
                 if self._is_at_key():
-                    raise BadTree(f"line {line}: a key that is no text")
+                    raise BadTree(f"line {line}: a key that is not a string")
                 self._open.append(_Open({} if mapping else [], event.anchor, line))
             case "MappingEndEvent" | "SequenceEndEvent":
                 done = self._open.pop()
@@ -186,7 +186,7 @@ class _Builder:
             into.made.append(value)
         elif into.key is None:
             if not isinstance(value, str):
-                raise BadTree(f"line {line}: a key that is no text")
+                raise BadTree(f"line {line}: a key that is not a string")
             if value in into.made:
                 raise BadTree(f"line {line}: the key {str(value)!r} is there twice")
             if value == "<<":
@@ -236,8 +236,8 @@ def text_of(version: Number) -> str:
 class Walk:
     """One walk through a file: whose it is, where one is in it, and what needs which version.
 
-    ``path`` has the names of fields and the indices of lists on the way; ``used`` has where each
-    field of a later version is, since when there are such, and from when on no more.
+    ``path`` has the names of fields and the indices of lists on the way; ``used`` has for each
+    field of a later version where it is, and the versions that added and removed it.
     """
 
     def __init__(self, file: str) -> None:
@@ -255,7 +255,7 @@ class Walk:
         raise CdiSpecInvalid(
             f"the CDI spec {self._file}",
             found=f"{where}: {fault}" if where else fault,
-            do="have the vendor's program write it anew, or mend it by the CDI specification",
+            do="write it again with the vendor's program, or correct it by the CDI specification",
         )
 
     def meets(self, since: str, until: str | None = None) -> None:
@@ -328,7 +328,7 @@ def read_flag(value: Any, walk: Walk) -> bool:
     if isinstance(value, Plain) and value.lower() in {"true", "false"}:
         return value.lower() == "true"
     if not isinstance(value, bool):
-        walk.fail("it is neither true nor false")
+        walk.fail("it is not true or false")
     return value
 
 
@@ -341,7 +341,7 @@ class List:
     def __call__(self, value: Any, walk: Walk) -> tuple[Any, ...]:
         """Read it."""
         if not isinstance(value, list):
-            walk.fail("it is no list")
+            walk.fail("it is not a list")
         made = []
         walk.path.append(0)
         for index, entry in enumerate(value):
@@ -384,7 +384,7 @@ class Object:
     def __call__(self, value: Any, walk: Walk) -> Any:
         """Read it."""
         if not isinstance(value, dict):
-            walk.fail("it is no object")
+            walk.fail("it is not an object")
         given: dict[str, Any] = {}
         walk.path.append("")
         for key, entry in value.items():

@@ -5,7 +5,7 @@ particular, the environment of every image is a grant there, unless the file say
 
 Rules
 - A key means here what it means there, or nothing; then it is accepted and, if it is set to
-  anything but its default, noted for people. The table says which.
+  anything but its default, noted. The table says which.
 - A key that is not in the table has no effect and is noted. NVIDIA's reader ignores such keys, and
   any of its releases may add one. The note says where a misplaced key belongs.
 - ``default-kind`` counts in mode ``cdi`` only, as there: the GPU operator sets the management kind
@@ -32,7 +32,7 @@ def parse_nvidia_config(content: bytes, file: str) -> Config:
     """The configuration by a file of NVIDIA's toolkit; its notes list keys without effect.
 
     Raises:
-        ConfigMalformed: it is no TOML.
+        ConfigMalformed: it is not valid TOML.
         WrongConfigValue: a value has the wrong type or is out of range.
     """
     fields: dict[str, Any] = {"mode": Mode.NVIDIA, "accept_mounts": False}
@@ -72,7 +72,7 @@ class _Key:
         kind: the type of its value.
         meaning: the fields of :class:`Config` that a value sets, or None for an invalid one; absent
             for a key without effect.
-        wanted: which values, for people.
+        wanted: which values, for messages.
         why: why it has no effect.
         harmless: the values with which nothing is lost by that.
     """

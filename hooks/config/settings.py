@@ -43,7 +43,7 @@ One TOML file, read when a container asks for a GPU or names a logger::
     holders = "any"          # or "exclusive", or how many containers may have a device at once
     holders-of = []          # of single devices: "NAME=any", "NAME=exclusive", "NAME=4"
     exempt-namespaces = []   # of Kubernetes: their containers do not count, and have no limit
-    exempt-utility = false   # true: nor do those that have no driver capability but utility
+    exempt-utility = false   # true: the same for those with no driver capability but utility
     beyond = "fail"          # containers beyond the limit; or "start", without a GPU
 
     [cdi]                    # hooks.cdi has the rules
@@ -168,8 +168,8 @@ class Config:
     """The configuration, checked.
 
     Attributes:
-        driver_root: the directory that is "/" for the driver's files; None if it is to be found
-            by looking. What was found is :attr:`hooks.node.driver.Driver.root`.
+        driver_root: the directory that is "/" for the driver's files; None if the engine searches
+            for it. What was found is :attr:`hooks.node.driver.Driver.root`.
         host_root: the directory that is "/" for the host.
         dev: the directory of the device nodes.
         proc: where procfs is.
@@ -181,13 +181,13 @@ class Config:
             service.
         platform: what NVIDIA's driver is like, of :class:`Platform`.
         csv_directory: the files that list what a Tegra machine has, within the driver root.
-        kubelet_root: the directory of the kubelet's state, in which it records what it gave to
-            whom; None if it is to be found by looking.
+        kubelet_root: the directory of the kubelet's state, in which it records its
+            allocations; None if the engine searches for it.
         nvml_timeout: how long NVML may take to answer, in seconds.
         loggers: the programs that may be loggers; None for any that is root's alone.
         char_links: whether missing links in ``dev/char`` are made for the nodes of containers.
         swarm_resources: names of variables that name devices as NVIDIA_VISIBLE_DEVICES does.
-        annotation_prefixes: annotations whose names begin so hold CDI names.
+        annotation_prefixes: annotations with these prefixes hold CDI names.
         accept_mounts: whether mounts of /dev/null may name devices, whoever made them; with "auto",
             in unprivileged containers of pods only those that the kubelet has recorded.
         default_kind: the CDI kind of a device that is named without one.
@@ -199,9 +199,9 @@ class Config:
         service_sockets: the services of the driver whose sockets containers and CDI specs may have.
         disable_require: whether NVIDIA_REQUIRE_* is left unchecked.
         ignore_imex: whether requests of IMEX channels are ignored.
-        cuda_compat: whether an image's own newer libcuda may come before the driver's.
-        fault_exit_code: what engines are told as the exit code of a container that a failure of a
-            GPU ended; 0 for the container's own.
+        cuda_compat: whether an image's own newer libcuda may take precedence over the driver's.
+        fault_exit_code: the exit code that engines get for a container that a GPU failure ended; 0
+            for the container's own.
         cdi_spec_dirs: the directories of CDI specs, by priority, the lowest first.
         cdi_allow_hooks: the programs that hooks of CDI specs may run.
         cdi_skip_hooks: whether other hooks are left out; otherwise their container is refused.
@@ -212,7 +212,7 @@ class Config:
         holders_of: the same of single devices, "NAME=HOLDERS"; names are UUIDs, PCI addresses, and
             indices ("0", "0:1" of a MIG device). The limit of a GPU holds for each of its MIG
             devices without a limit of its own.
-        holders_exempt: of Kubernetes; containers in these namespaces neither count nor have a
+        holders_exempt: of Kubernetes; containers in these namespaces do not count and have no
             limit.
         holders_exempt_utility: whether that holds for those that have no driver capability but
             ``utility``, too; an image can bring a libcuda of its own.
@@ -235,7 +235,7 @@ class Config:
         guard_interval: how often that is looked for, in seconds.
         doctor_skip: codes of the checks that `nvshim doctor` leaves out, "D042".
         source: the file that this was read from; "" for none.
-        notes: settings without effect here, for people.
+        notes: settings without effect here, for display.
     """
 
     # Each key of the file, in the order of the documentation: table, key, kind of value, default.
@@ -319,7 +319,7 @@ def parse_config(content: bytes, file: str) -> Config:
     """The configuration from a file's content.
 
     Raises:
-        ConfigMalformed: it is no TOML.
+        ConfigMalformed: it is not valid TOML.
         UnknownConfigKey: it has a table or key that means nothing.
         WrongConfigValue: a value has the wrong type or is out of range.
     """
@@ -346,12 +346,12 @@ def parse_toml(content: bytes, file: str) -> dict[str, Any]:
     """The tables of a configuration file.
 
     Raises:
-        ConfigMalformed: it is no TOML.
+        ConfigMalformed: it is not valid TOML.
     """
     try:
         return tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8; arrays in arrays in …
-        raise ConfigMalformed(f"configuration {file}", found=f"no TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8; arrays in arrays in …
+        raise ConfigMalformed(f"configuration {file}", found=f"not valid TOML: {error}") from error
 
 
 def _read_table(name: str, table: Mapping[str, Any], file: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ class Kind(NamedTuple):
     """A kind of value.
 
     Attributes:
-        check: the value as :class:`hooks.config.Config` has it; None if it is not of this kind.
-        wanted: the allowed values, for people.
+        check: the value as :class:`hooks.config.Config` has it; None if it is invalid.
+        wanted: the allowed values, for messages.
     """
 
     check: Callable[[object], Any]

@@ -89,7 +89,7 @@ class Candidate:
 
     directory: str  # where it is in the image, free of links
     version: str  # of the driver that the library was made with, by its name
-    note: Note | None = None  # what it says of itself; None if nothing
+    note: Note | None = None  # its own statement about compatibility; None if it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Compat:
 
 
 def find_compat(rootfs: Rootfs, plan: Plan, layout: Layout, host: Host, arch: Arch) -> Compat:
-    """Decides for an image; what an image holds is never an error.
+    """Decide for an image; the content of an image is never an error.
 
     Args:
         plan: without the driver's libcuda the image is not searched.
@@ -264,7 +264,9 @@ def _note(fd: int) -> Note | None:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise MalformedElf("the note of a libcuda", found="a note that is no JSON") from error
+            raise MalformedElf(
+                "the note of a libcuda", found="a note that is not valid JSON"
+            ) from error
         if not isinstance(content, dict) or "CUDA Version" not in content:
             continue
         cuda = _cuda(content["CUDA Version"])

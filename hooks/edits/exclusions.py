@@ -17,15 +17,15 @@ from hooks.config import Config
 from hooks.errors import GpuExcluded
 from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, cap_minors, read_majors
+from hooks.node.fingerprint import Fingerprint, read_names
 from hooks.node.gpus import find_gpus, mark_excluded
 from hooks.node.inventory import Inventory
-from hooks.node.witness import Witness, read_names
 from hooks.plan import Device
 from hooks.vendors import amd
 
 
 def refuse_excluded(devices: Iterable[Device], config: Config, inventory: Inventory | None) -> None:
-    """Looks for nodes of excluded GPUs among what is planned.
+    """Look for nodes of excluded GPUs among what is planned.
 
     Args:
         inventory: what the node has; None if it was not looked at.
@@ -65,7 +65,7 @@ def _numbers(config: Config, inventory: Inventory | None) -> Iterator[tuple[tupl
     if inventory is not None:
         gpus = inventory.gpus
     else:
-        found = find_gpus(Witness("/"), config, None).gpus
+        found = find_gpus(Fingerprint("/"), config, None).gpus
         gpus, _ = mark_excluded(found, config.excluded_gpus)
     majors = read_majors(config)
     excluded = [gpu for gpu in gpus if gpu.excluded]

@@ -1,4 +1,4 @@
-"""Devices beside GPUs: fabric, storage and network that work with them.
+"""Devices besides GPUs: fabric, storage and network that work with them.
 
 ==============  ===============================================  ==========================
 feature         nodes                                            and mounts
@@ -46,8 +46,8 @@ from hooks.edits.planning import make_plan
 from hooks.errors import ImexChannelMissing, MigCapabilityMissing
 from hooks.image.layout import Layout
 from hooks.node.device_nodes import CAPS, cap_minors, cap_path, look_at_node, read_majors
+from hooks.node.fingerprint import Fingerprint, read_names, read_text
 from hooks.node.inventory import Inventory
-from hooks.node.witness import Witness, read_names, read_text
 from hooks.plan import Bounds, Contribution, Device, Missing, Mount, Plan, device_of, groups_of
 from hooks.requests.request import Request
 from hooks.words import Capability, Feature, Node
@@ -70,7 +70,7 @@ class _Nodes:
     """Device nodes of one driver."""
 
     directory: str  # where they are, in the container
-    name: str  # what their names begin with; a number follows
+    name: str  # the prefix of their names; a number follows
     driver: str  # its name in /proc/devices; for a misc device, in /proc/misc
     numbered: bool = True  # whether a number follows; if not, the name is whole
     minor: int | None = None  # the minor number, where it is known
@@ -116,11 +116,11 @@ def contribute(
     config: Config,
     given: Collection[str] = (),
 ) -> Contribution:
-    """What a container gets of what it asks for beside GPUs.
+    """What a container gets besides GPUs.
 
     Raises:
         ImexChannelMissing: a channel is named that has no usable node.
-        MigCapabilityMissing: MIG is to be configured or monitored, and the node has none.
+        MigCapabilityMissing: the request configures or monitors MIG, and the node has none.
     """
     look = _Look(config, dict.fromkeys((inventory.driver.root, config.host_root)))
     for feature, family in FAMILIES.items():
@@ -200,7 +200,7 @@ class _Look:
     def _add_mount(self, feature: str, path: str) -> None:
         # In a driver container's root there is no udev; the host's is meant then.
         for root in self._roots:
-            host = Witness(root).resolve(path)
+            host = Fingerprint(root).resolve(path)
             if host is not None and os.path.exists(host):
                 self.mounts.append(Mount(host, path, reason=feature))
                 return

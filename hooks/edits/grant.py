@@ -61,7 +61,7 @@ class Grant:
     capabilities: frozenset[str]  # the driver capabilities, of hooks.words.CAPABILITIES
     gpus: tuple[Gpu, ...] = ()
     mig_devices: tuple[MigDevice, ...] = ()
-    notes: tuple[str, ...] = ()  # what it does not get and why, for people
+    notes: tuple[str, ...] = ()  # what it does not get and why, for display
 
 
 def decide(request: Request, inventory: Inventory) -> Grant:
@@ -72,7 +72,7 @@ def decide(request: Request, inventory: Inventory) -> Grant:
 
     Raises:
         UnknownDevice: a device is named that this node does not have.
-        AmbiguousDevice: the beginning of a UUID is that of several devices.
+        AmbiguousDevice: the start of a UUID matches several devices.
         MigModeGpu: a whole GPU is named that is in MIG mode.
         GpuExcluded: a GPU is named, or a MIG device of one, that is excluded.
         OutOfService: a device is named that is out of service, or all of them are; or the driver.
@@ -166,7 +166,7 @@ def _named(
 
 
 def gpus_named(name: DeviceName, inventory: Inventory) -> list[Gpu]:
-    """The GPUs that a name may mean; several only for the beginning of their UUIDs."""
+    """The GPUs that a name may mean; several only for the start of their UUIDs."""
     match name:
         case GpuIndex(index):
             return [gpu for gpu in inventory.gpus if gpu.index == index]
@@ -179,7 +179,7 @@ def gpus_named(name: DeviceName, inventory: Inventory) -> list[Gpu]:
 
 
 def mig_devices_named(name: DeviceName, inventory: Inventory) -> list[MigDevice]:
-    """The MIG devices that a name may mean; several only for the beginning of their UUIDs."""
+    """The MIG devices that a name may mean; several only for the start of their UUIDs."""
     devices = inventory.mig_devices
     match name:
         case MigIndex(gpu, index):
@@ -230,7 +230,7 @@ def _only(name: DeviceName, kind: str, found: list[_Found]) -> _Found:
     if len(found) > 1:
         raise AmbiguousDevice(
             f"{kind} {name}",
-            found=f"is the beginning of {enumerated(each.uuid for each in found)}",
+            found=f"is the start of {enumerated(each.uuid for each in found)}",
             do="write more of the UUID",
         )
     return found[0]

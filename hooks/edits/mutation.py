@@ -22,7 +22,7 @@ interface   linux.netDevices              the interface is moved already (the us
 One thing is taken out, of whatever list: the hooks of NVIDIA's that engines add
 (:mod:`hooks.requests.oci_hooks`). They would do again, as programs, what is done here.
 
-Hooks, resource control and interfaces come of foreign CDI specs alone.
+Hooks, resource control and interfaces come from foreign CDI specs only.
 
 A device is in both lists, because a later rebuild of the cgroup (systemd on daemon-reload,
 an update of resources) starts from the spec.
@@ -64,7 +64,7 @@ def apply(spec: Mapping[str, Any], plan: Plan) -> Json:
         plan: the edits. Its links and libraries are files, and none of this function's.
 
     Raises:
-        MalformedSpec: a part that is to be edited has the wrong shape.
+        MalformedSpec: a part to edit has the wrong shape.
         DeviceConflict: the spec has another device at the path of one of the plan's.
     """
     edited = dict(spec)
@@ -113,7 +113,7 @@ def apply_process(
         additional_gids: supplementary groups.
 
     Raises:
-        MalformedSpec: a part that is to be edited has the wrong shape.
+        MalformedSpec: a part to edit has the wrong shape.
     """
     edited = dict(process)
     entries = part(process, "env", list, "process.")

@@ -3,7 +3,7 @@
 Rules
 - A library is mounted read-only at ``LIBRARY DIRECTORY/FILE NAME``, where the directory is the
   one that the image's own dynamic loader searches for that architecture (the layout knows).
-  Beside it come links for its soname and for the names of its row, and each of these names
+  Next to it come links for its soname and for the names of its row, and each of these names
   becomes an entry of the loader's cache that leads to the file itself: so libraries are found
   by name, by cache, and where links cannot be written.
 - 32-bit libraries come with ``compat32`` only.
@@ -253,7 +253,7 @@ class _Work:
     def add_file(
         self, row: Program | ConfigFile | XorgModule, destination: str, reason: str
     ) -> bool:
-        """Adds the file of a row; whether the node has it."""
+        """Add the file of a row; return whether the node has it."""
         files = self._files(row)
         for file in files:
             self._add_mount(file.source, destination, reason)

@@ -8,15 +8,15 @@ variables all have to hold, for each GPU that the container gets.
 property   is                                  compared by
 =========  ==================================  =========================
 cuda       the newest CUDA of the driver       ``= != < <= > >=``
-driver     the driver's version                likewise
-arch       the GPU's compute capability        likewise
+driver     the driver's version                the same
+arch       the GPU's compute capability        the same
 brand      what the GPU is sold as ("tesla")   ``= !=``, in any case
 =========  ==================================  =========================
 
 Rules
 - Versions are compared number by number; "12" is "12.0".
 - A condition on GPUs holds if the container gets none: ``none`` requests the driver alone.
-- An unknown property makes a comparison neither true nor false. A condition that is true
+- A comparison with an unknown property is undecided. A condition that is true
   either way is met; one that depends on it is an error that says so. NVIDIA's own
   runtime takes it for met, and a program then fails with words that are harder to understand.
 - Without NVML the driver's CUDA version is that of its branch, by a table.
@@ -103,7 +103,7 @@ def _comparison(text: str, variable: str, expression: str) -> Comparison:
 def check_requirements(
     requirements: Iterable[tuple[str, str]], grant: Grant, inventory: Inventory
 ) -> None:
-    """Checks what an image needs against what it gets.
+    """Check what an image needs against what it gets.
 
     Raises:
         MalformedRequirement: an expression is no condition.
@@ -206,7 +206,7 @@ _MOST_SHOWN: Final = 120
 
 
 def _short(variable: str, expression: str) -> str:
-    """An expression for people: images list every branch of the driver in theirs."""
+    """Shorten an expression for a message: images list every branch of the driver."""
     words = expression.split()
     shown = " ".join(words)
     if len(shown) > _MOST_SHOWN:

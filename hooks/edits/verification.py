@@ -11,8 +11,8 @@ the plan, and checks:
 - what was added is in the plan; the devices are of known types and majors; the sources of mounts
   are where the driver's files are, or in our staging directory, and not in the image, but for
   the nodes of devices, which are mounted in a user namespace; no
-  destination is below /proc or /sys; of procfs, only files below /proc/driver are to be covered,
-  and none of the kernel's is to be written; a hook runs a program that the operator allows, with
+  destination is below /proc or /sys; of procfs, only files below /proc/driver are covered,
+  and none of the kernel's is written; a hook runs a program that the operator allows, with
   an environment of its own.
 
 :func:`verify_bounds` checks each vendor's part of the plan against that vendor's own bounds.
@@ -63,7 +63,7 @@ def verify(
     bounds: Bounds,
     forbidden_roots: Collection[str] = (),
 ) -> None:
-    """Checks that a mutated spec is what a plan allows, within bounds.
+    """Check that a mutated spec has only what a plan allows, within bounds.
 
     Args:
         forbidden_roots: directories of the host that sources of mounts may not be below.
@@ -173,7 +173,7 @@ def _verify_hooks(kind: str, hooks: list[Any], plan: Plan, programs: Collection[
 
 
 def verify_bounds(contribution: Contribution, forbidden_roots: Collection[str]) -> None:
-    """Checks that a vendor's part of a plan is what that vendor may bring.
+    """Check that a vendor's part of a plan has only what that vendor may bring.
 
     Raises:
         VerificationFailed: it is not.
@@ -216,7 +216,7 @@ def _growth(
     """The entries added to a list, which must still start with the old ones."""
     old, new = _at(before, path) or [], _at(after, path) or []
     name = ".".join(path)
-    _expect(isinstance(old, list) and isinstance(new, list), "no list any more", name)
+    _expect(isinstance(old, list) and isinstance(new, list), "no longer a list", name)
     _expect(new[: len(old)] == old, "an entry was changed or removed", name)
     return list(new[len(old) :])
 
@@ -240,7 +240,7 @@ def _settings(plan: Plan) -> dict[tuple[str, ...], Json]:
 def _verify_setting(old: Any, new: Any, wanted: Json, name: str) -> None:
     if name == "linux.netDevices":
         before, after = old or {}, new or {}
-        _expect(isinstance(after, dict) and isinstance(before, dict), "no object any more", name)
+        _expect(isinstance(after, dict) and isinstance(before, dict), "no longer an object", name)
         _expect(after == {**wanted, **before}, "an interface that is not planned", name)
     else:
         _expect(new == (wanted if old is None else old), "a setting that is not planned", name)

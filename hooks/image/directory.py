@@ -52,7 +52,7 @@ _MEANING: Final[dict[int, tuple[type[RootfsError], str, str]]] = {
     errno.EISDIR: (DirectoryInTheWay, "a directory", "remove it from the image"),
     errno.EEXIST: (DirectoryInTheWay, "something that cannot be replaced", ""),
     errno.ENOTEMPTY: (DirectoryInTheWay, "a directory with files in it", ""),
-    errno.EAGAIN: (RootfsBusy, "somebody who keeps renaming directories below it", "try again"),
+    errno.EAGAIN: (RootfsBusy, "a process that keeps renaming directories below it", "try again"),
     errno.EROFS: (RootfsReadOnly, "a read-only file system", "use a writable snapshot"),
 }
 """errno → what it means about an image. Anything else is the file system's own failure."""
@@ -86,7 +86,7 @@ class Directory:
         self.path = path
 
     def close(self) -> None:
-        """Closes the descriptor; a second call does nothing."""
+        """Close the descriptor; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -143,7 +143,7 @@ class Directory:
     def write_file(
         self, name: str, data: bytes, *, like: os.stat_result | None = None, mode: int = 0o644
     ) -> None:
-        """Puts a file under this name, in place of a file or link that has it.
+        """Put a file under this name, in place of a file or link that has it.
 
         Args:
             like: whose mode, owner and times the file gets; without it, mode and owner of the
@@ -170,7 +170,7 @@ class Directory:
                     os.close(fd)
 
     def create_empty(self, name: str) -> bool:
-        """Makes an empty file; False if something has the name."""
+        """Make an empty file; False if something has the name."""
         self._check("make", name)
         umask = os.umask(0)
         try:
@@ -186,7 +186,7 @@ class Directory:
         return True
 
     def create_link(self, name: str, target: str) -> bool:
-        """Makes a link, whose target need not exist; False if something has the name."""
+        """Make a link, whose target need not exist; False if something has the name."""
         self._check("link", name)
         try:
             self._link(name, target)
@@ -197,7 +197,7 @@ class Directory:
         return True
 
     def make_link(self, name: str, target: str) -> None:
-        """Puts a link under this name, in place of a file or link that has it.
+        """Put a link under this name, in place of a file or link that has it.
 
         Raises:
             DirectoryInTheWay: a directory has this name.
@@ -208,7 +208,7 @@ class Directory:
             self._link(temporary, target)
 
     def make_directory(self, name: str) -> Directory:
-        """Makes a directory of a name that nothing has, and opens it."""
+        """Make a directory with an unused name, and open it."""
         with self._at("make the directory", name):
             os.mkdir(name, 0o755, dir_fd=self._fd)
             try:
@@ -228,23 +228,23 @@ class Directory:
             return Directory(fd, f"{self.path.rstrip('/')}/{name}")
 
     def rename(self, old: str, new: str) -> None:
-        """Gives what has the name ``old`` the name ``new``, in place of a file that has it."""
+        """Rename ``old`` to ``new``, in place of a file of that name."""
         with self._at("rename", old), self._at("rename to", new):
             os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def remove(self, name: str) -> None:
-        """Removes the file, link, FIFO, socket or device of this name, if there is one."""
+        """Remove the file, link, FIFO, socket or device of this name, if there is one."""
         with self._at("remove", name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._fd)
 
     def remove_directory(self, name: str) -> None:
-        """Removes the empty directory of this name."""
+        """Remove the empty directory of this name."""
         with self._at("remove", name):
             os.rmdir(name, dir_fd=self._fd)
 
     @contextmanager
     def _at(self, verb: str, name: str) -> Iterator[str]:
-        """Checks the name, and gives what fails in a with-block its meaning."""
+        """Check the name, and turn an OSError in the with-block into one of ours."""
         self._check(verb, name)
         asked = self._asked(verb, name)
         try:
@@ -253,7 +253,7 @@ class Directory:
             raise meaning(asked, error) from error
 
     def _check(self, verb: str, name: str) -> None:
-        """Refuses what is no single name."""
+        """Refuse a path that is not a single name."""
         if "/" in name or "\0" in name or name in {"", ".", ".."}:
             raise PathRefused(self._asked(verb, name), found="not a single name")
 
@@ -285,7 +285,7 @@ class Directory:
         return None if self._owner == (0, 0) else self._owner
 
     def _adopt(self, name: str, kind: int) -> None:
-        """Gives something new the directory's owner."""
+        """Give something new the directory's owner."""
         if self._foreign_owner is None:
             return
         location = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
@@ -319,7 +319,7 @@ def meaning(asked: str, error: OSError) -> RootfsError:
 
 
 def open_regular(location: int, asked: str) -> int:
-    """Opens for reading what an O_PATH descriptor stands for, as a new descriptor.
+    """Open the file of an O_PATH descriptor for reading, as a new descriptor.
 
     Args:
         location: the descriptor; stays open.
@@ -337,7 +337,7 @@ def open_regular(location: int, asked: str) -> int:
 
 
 def read_all(fd: int, limit: int, asked: str) -> bytes:
-    """Reads a regular file to its end, and closes it.
+    """Read a regular file to its end, and close it.
 
     Args:
         limit: the most bytes it may have.

@@ -112,7 +112,7 @@ class Elf:
 
 
 def elf_of_fd(fd: int) -> Elf:
-    """Reads an open ELF file, without moving its offset.
+    """Read an open ELF file, without moving its offset.
 
     Raises:
         MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
@@ -133,15 +133,15 @@ def _reader(fd: int) -> _Reader:
 def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
     """What the notes of one owner in an open file say, if they say it in words.
 
-    Notes that a linker put into no segment are found by their sections. How far a name is padded
-    is not agreed upon (to four bytes, to the section's alignment, from its begin or from the
-    note's), so all NULs behind it are passed over.
+    Notes that a linker put into no segment are found by their sections. Linkers pad
+    a name differently (to four bytes, to the section's alignment, from its start or from the
+    note's), so all NULs behind it are skipped.
 
     Args:
         fd: a regular file, open for reading; its offset is not moved.
 
     Yields:
-        The text of each of its notes, as far as it is there.
+        The text of each of its notes, or the part of it that the file has.
 
     Raises:
         MalformedElf: it is no ELF file, or contradicts itself, or cannot be read.
@@ -162,7 +162,7 @@ def text_notes_of_fd(fd: int, owner: bytes) -> Iterator[bytes]:
 
 
 def elf_of_bytes(data: bytes) -> Elf:
-    """Reads an ELF file, or the start of one, in memory.
+    """Read an ELF file, or the start of one, in memory.
 
     Raises:
         MalformedElf: it is no ELF file, or contradicts itself.
@@ -256,8 +256,8 @@ def _soname(
     for what, start, lowest, length in segments:
         if what == _PT_LOAD and lowest <= address < lowest + length:
             room = tags[_DT_STRSZ] - where
-            begin = start + (address - lowest) + where
-            name = _text(read, begin, min(room, _LONGEST_NAME + 1), "soname")
+            offset = start + (address - lowest) + where
+            name = _text(read, offset, min(room, _LONGEST_NAME + 1), "soname")
             if not name or "/" in name:
                 raise _malformed("a soname that is not a file name")
             return name

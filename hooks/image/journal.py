@@ -10,7 +10,7 @@ what is replaced                      how it is kept
 nothing                               undo removes
 a link                                its target
 a regular file of at most 1 MiB       its content, mode, owner and times, in memory
-a larger file, FIFO, socket, device   under another name beside it, until the end
+a larger file, FIFO, socket, device   under another name next to it, until the end
 an empty directory, by a mount point  undo makes it again
 a directory                           not replaced: ``DirectoryInTheWay``
 a file of more than 64 MiB            not replaced: ``FileTooLarge``; the caller of a link can
@@ -68,11 +68,11 @@ class Journal:
             directory.close()
 
     def directory(self, path: str) -> None:
-        """Makes sure that ``path`` is a directory, or a link to one."""
+        """Make sure that ``path`` is a directory, or a link to one."""
         self._open("/" + "/".join(components(path)))
 
     def directory_itself(self, path: str) -> None:
-        """Makes sure that ``path`` is a directory, or is not there; a link becomes one."""
+        """Make sure that ``path`` is a directory or does not exist; a link becomes one."""
         directory, name = self._parent(path)
         found = directory.stat(name)
         if found is None or stat.S_ISDIR(found.st_mode):
@@ -83,7 +83,7 @@ class Journal:
         directory.make_directory(name).close()
 
     def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Makes sure that ``path`` is a regular file with the content ``data``.
+        """Make sure that ``path`` is a regular file with the content ``data``.
 
         One that was there before keeps its mode.
         """
@@ -100,7 +100,7 @@ class Journal:
         directory.write_file(name, data, mode=mode)
 
     def mount_point(self, path: str) -> None:
-        """Makes sure that ``path`` is a regular file, of any content, and not a link to one.
+        """Make sure that ``path`` is a regular file, of any content, and not a link to one.
 
         A runtime that finds a link there would mount over what it leads to.
         """
@@ -111,7 +111,7 @@ class Journal:
         found = directory.stat(name)
         if found is None:
             raise RootfsBusy(
-                f"to make {path} in the image", found="somebody who makes and removes it"
+                f"to make {path} in the image", found="a process that makes and removes it"
             )
         if stat.S_ISDIR(found.st_mode) and not directory.names(name):
             # What bind mounts of missing files leave behind.
@@ -123,7 +123,7 @@ class Journal:
             directory.write_file(name, b"")
 
     def link(self, path: str, target: str) -> None:
-        """Makes sure that ``path`` is a link to ``target``."""
+        """Make sure that ``path`` is a link to ``target``."""
         directory, name = self._parent(path)
         if directory.create_link(name, target):
             self._note(path, partial(directory.remove, name))
@@ -170,7 +170,7 @@ class Journal:
     def _replace(
         self, directory: Directory, name: str, found: os.stat_result | None, path: str
     ) -> None:
-        """Notes how to bring back what has this name, of which ``found`` is the lstat."""
+        """Record how to restore the file of this name, of which ``found`` is the lstat."""
         if found is None:
             self._note(path, partial(directory.remove, name))
             return
@@ -199,7 +199,7 @@ class Journal:
 
 
 def _take(steps: Iterable[Callable[[], object]]) -> None:
-    """Takes every step, also those after one that failed."""
+    """Take every step, even after one that failed."""
     for step in steps:
         try:
             step()

@@ -10,16 +10,16 @@ The format, glibc-ld.so.cache1.1 (numbers are little-endian here, and checked to
     0   "glibc-ld.so.cache" "1.1"                                            20 bytes
     20  number of entries, size of the strings                                u32 u32
     28  flags (its two lowest bits: 0 unset, 2 little-endian, 3 big-endian)  u8, 3 unused
-    32  where the extensions begin, from the start of the file; or 0         u32, 12 unused
+    32  where the extensions start, from the start of the file; or 0         u32, 12 unused
     48  entries: flags i32, soname u32, path u32, osversion u32, hwcap u64
         strings, each with a NUL
         extensions, on a multiple of 4: magic, count, then per section
             tag, flags, where, size                                           u32 each
 
 Rules
-- Soname and path are offsets of strings. A file may begin with a cache of the older format
+- Soname and path are offsets of strings. A file may start with a cache of the older format
   ("ld.so-1.7.0"); then ours comes behind that, on a multiple of 8, and the offsets of strings
-  count from where it begins, those of extensions and sections from the start of the file.
+  count from where it starts, those of extensions and sections from the start of the file.
   (``ldconfig -p`` takes the strings of hwcaps from the start of the file then, and prints
   garbage; ldconfig writes them as said here.) What we write has no older part: nothing since
   glibc 2.2 needs it.
@@ -77,7 +77,7 @@ _ENDIAN_MASK: Final = 3
 _ENDIAN_UNSET: Final = 0
 _LITTLE_ENDIAN: Final = 2
 
-# Bit 62 alone marks an extension; the ten bits from 32 on are an ISA level beside it.
+# Bit 62 alone marks an extension; the ten bits from 32 on are an additional ISA level.
 _HWCAP_EXTENSION: Final = 1 << 62
 _HWCAP_KIND: Final = 0xFFFF_FC00_0000_0000
 _HWCAP_INDEX: Final = 0xFFFF_FFFF
@@ -176,7 +176,7 @@ def parse(data: bytes) -> Cache:
     Raises:
         MalformedCache: it is in another format or byte order, or an offset leads outside.
     """
-    base = _beginning(data)
+    base = _start_of_cache(data)
     if len(data) < base + _HEADER.size or data[base : base + len(_MAGIC)] != _MAGIC:
         raise _malformed("no cache of format 1.1")
     _, count, _, flags, extensions = _HEADER.unpack_from(data, base)
@@ -235,8 +235,8 @@ def _malformed(found: str) -> MalformedCache:
     return MalformedCache("the ld.so.cache of the image", found=found)
 
 
-def _beginning(data: bytes) -> int:
-    """Where the cache of our format begins: behind one of the older format, or at once."""
+def _start_of_cache(data: bytes) -> int:
+    """Return the offset of the cache in our format: behind one of the older format, or 0."""
     if not data.startswith(_OLD_MAGIC):
         return 0
     if len(data) < _OLD_HEADER.size:
@@ -282,7 +282,7 @@ def _extensions(
     magic, count = _EXTENSIONS.unpack_from(data, offset)
     first = offset + _EXTENSIONS.size
     if magic != _EXTENSION_MAGIC or count > _MOST_SECTIONS:
-        raise _malformed("no extensions where they should begin")
+        raise _malformed("no extensions where they should start")
     if first + count * _SECTION.size > len(data):
         raise _malformed(f"{count} extensions beyond its end")
     for number in range(count):
@@ -300,7 +300,7 @@ def _extensions(
 
 
 def _packed_extensions(start: int, generator: bytes, names: list[int]) -> bytes:
-    """The extensions of a file in which they begin at ``start``: numbers first, they align."""
+    """Pack the extensions for offset ``start`` of a file: numbers first, which are aligned."""
     # glibc's ldconfig writes the section of hwcaps only if there are any.
     tags = ([_TAG_HWCAPS] if names else []) + ([_TAG_GENERATOR] if generator else [])
     where = start + _EXTENSIONS.size + len(tags) * _SECTION.size

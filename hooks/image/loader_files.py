@@ -12,11 +12,11 @@
 Rules
 - A file is named only if it is needed: libraries in a directory that the loader searches
   anyway need no drop-in and no path file.
-- A cache that the image's own loader cannot use either (absent, garbage, a FIFO) is made anew
-  with our entries alone: that loader was finding its libraries in its default directories, and
+- A cache that the image's own loader cannot use either (absent, garbage, a FIFO) is replaced by
+  one with our entries alone: that loader was finding its libraries in its default directories, and
   still will. One of absurd size is an error.
-- The drop-in of directories that come first is emptied if nothing does any more, as the driver
-  may have become newer since an earlier start of the container.
+- The drop-in of directories that come first is emptied if no directory does, since the driver may
+  have become newer since an earlier start of the container.
 - musl knows no drop-ins: its file replaces the default path, so what it had stays in front.
 - The same image and plan give the same bytes, also when the bytes are in the image already.
 
@@ -72,7 +72,7 @@ def loader_files(rootfs: Rootfs, plan: Plan, layout: Layout) -> dict[str, bytes]
     """The files by which the loaders find a plan's libraries: content by path, in order.
 
     Raises:
-        FileTooLarge: a file of the image that would have to be merged has an absurd size.
+        FileTooLarge: a file of the image to merge has an absurd size.
     """
     files: dict[str, bytes] = {}
     if not plan.libraries and not plan.library_directories:

@@ -7,7 +7,7 @@ absolute links and for "..", ``RESOLVE_NO_MAGICLINKS`` refuses the links of proc
 to wherever some descriptor points. The call came with Linux 5.6; an emulation in user space
 would bring the gap back, so we have none.
 
-Neither the standard library nor glibc 2.36 has a function for it: the number is 437 on every
+The standard library and glibc 2.36 have no function for it: the number is 437 on every
 architecture, and the call goes through syscall(2).
 
 Source: openat2(2); Documentation/filesystems/path-lookup.rst of the kernel.

@@ -2,11 +2,11 @@
 
 :func:`place` makes, in this order:
 
-- /dev as a directory, if devices are to be made in it: before runc 1.3.6 and crun 1.28 a
+- /dev as a directory, if devices are made in it: before runc 1.3.6 and crun 1.28 a
   runtime follows a link there out of the image (CVE-2026-41579, CVE-2026-47766);
 - the mount points of the plan's mounts, so that the runtime has none to make, and finds no
   link there whose target it would mount over;
-- the plan's links: sonames beside their libraries, and others;
+- the plan's links: sonames next to their libraries, and others;
 - the files that the image's dynamic loaders read (:mod:`hooks.image.loader_files`);
 - the plan's own files, and directories on which its directories of links are mounted.
 
@@ -65,7 +65,7 @@ def place(
     staging_dir: str,
     variables: Mapping[str, str] | None = None,
 ) -> Placed:
-    """Writes the files of ``plan`` into the image, or into staging if that takes no writes.
+    """Write the files of ``plan`` into the image, or into staging if that takes no writes.
 
     Args:
         plan: whose libraries are in the directories of ``layout``.
@@ -100,7 +100,7 @@ def place_inside(rootfs: Rootfs, plan: Plan, layout: Layout) -> Placed:
 
 
 def _check(plan: Plan) -> None:
-    """Refuses paths and names that would lead somewhere else; a foreign CDI spec may hold any."""
+    """Refuse paths and names that would lead somewhere else; a foreign CDI spec may hold any."""
     for link in plan.links:
         components(link.path)
         if link.target.startswith("/"):
@@ -109,7 +109,7 @@ def _check(plan: Plan) -> None:
             raise PathRefused(
                 f"the link {link.path} in the image",
                 found=f"it leads to {link.target!r}",
-                do="name a file beside it or an absolute path",
+                do="name a file next to it or an absolute path",
             )
     for path in (edit.path for edit in (*plan.small, *plan.proc_files)):
         if not components(path):
@@ -175,7 +175,7 @@ def _write(journal: Journal, rootfs: Rootfs, plan: Plan, layout: Layout) -> Plac
 
 
 def _write_loader_files(journal: Journal, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Writes what loaders read; yields the dispensable ones that there is no room for."""
+    """Write the files that loaders read; yield the dispensable ones that have no room."""
     for path, content in files.items():
         try:
             journal.file(path, content)
@@ -186,7 +186,7 @@ def _write_loader_files(journal: Journal, files: Mapping[str, bytes]) -> Iterato
 
 
 def _make_link(journal: Journal, link: Link, plan: Plan) -> tuple[Mount, ...]:
-    """Makes a link, or returns the mount that takes its place."""
+    """Make a link, or return the mount that takes its place."""
     try:
         journal.link(link.path, link.target)
     except FileTooLarge:

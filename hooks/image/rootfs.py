@@ -98,7 +98,7 @@ class Rootfs:
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Opens the rootfs at ``path``, a directory of the host that we made or mounted.
+        """Open the rootfs at ``path``, a directory of the host that we made or mounted.
 
         Args:
             path: on the host; not a path an image or container has a say in.
@@ -127,7 +127,7 @@ class Rootfs:
         return cls(fd)
 
     def close(self) -> None:
-        """Closes the descriptor; a second call does nothing."""
+        """Close the descriptor; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

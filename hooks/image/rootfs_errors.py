@@ -3,12 +3,12 @@
 ::
 
     RootfsError
-    ├── KernelTooOld        E0301  openat2(2) is not to be had
+    ├── KernelTooOld        E0301  openat2(2) does not exist
     ├── RootfsUnavailable   E0302  the directory of the rootfs cannot be opened
     ├── PathRefused         E0303  the path leads nowhere inside the image
     ├── NotARegularFile     E0304  a directory, FIFO, socket or device where a file belongs
-    ├── FileTooLarge        E0305  longer than anything honest would be
-    ├── RootfsBusy          E0306  somebody kept renaming what was being resolved
+    ├── FileTooLarge        E0305  longer than any honest file
+    ├── RootfsBusy          E0306  a process kept renaming what was being resolved
     ├── RootfsReadOnly      E0307  a write met a read-only file system
     ├── RootfsIo            E0308  the file system failed: no space, I/O error, …
     ├── DirectoryInTheWay   E0309  a directory where a file or a link has to be
@@ -48,7 +48,7 @@ class PathRefused(RootfsError):
 
 
 class NotARegularFile(RootfsError):
-    """A directory, FIFO, socket or device where a regular file was to be read."""
+    """A directory, FIFO, socket or device where a regular file was expected."""
 
     code = "NVSHIM-E0304"
     remedy = "remove it from the image"

@@ -1,4 +1,4 @@
-"""What is mounted from the container's staging directory, beside the image or in place of it.
+"""Mounts from the container's staging directory, in addition to the image or in place of it.
 
 Small files, directories of links, and content for files of procfs lie in a directory on the host
 that is this container's alone; :func:`stage` makes them there. What is mounted is read-only inside.
@@ -18,8 +18,8 @@ Rules
 - A file or directory of links is mounted over the one that the image has, or on a tmpfs of the
   container's own, where the runtime makes the mount point.
 - A mount of the plan that has no mount point in the image, and a link that is not in it, are
-  omitted. Libraries are what a container cannot be started without: if there is no tmpfs for
-  them, that is an error, and so it is of a mount that is required.
+  omitted. A container cannot start without its libraries: if there is no tmpfs for them, that is an
+  error, and so is an omitted mount that is required.
 - The staging directory is private to us (0700), what is mounted from it is readable to all.
 """
 
@@ -117,7 +117,7 @@ def open_staging(staging_dir: str) -> Iterator[Journal]:
 
 
 def stage(placed: Placed, plan: Plan, staging_dir: str) -> None:
-    """Makes in staging what is mounted from there (:meth:`Placed.at`).
+    """Make the files in staging that are mounted from there (:meth:`Placed.at`).
 
     Raises:
         RootfsError: it cannot be written; nothing of it is left.
@@ -148,7 +148,7 @@ def is_on_directory(mount: Mount) -> bool:
 def place_beside(
     rootfs: Rootfs, plan: Plan, layout: Layout, staging_dir: str, variables: Mapping[str, str]
 ) -> Placed:
-    """Makes in the staging directory what cannot be made in the image.
+    """Make in the staging directory the files that cannot be made in the image.
 
     Args:
         plan: whose libraries are in the directories of ``layout``.
@@ -193,7 +193,7 @@ def place_beside(
 
 
 def _cover_indices(rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout) -> dict[str, str]:
-    """Makes the files by which loaders find libraries; what each of them covers, by its path."""
+    """Make the files by which loaders find libraries; return what each covers, by its path."""
     covered = {}
     for path, content in loader_files(rootfs, plan, layout).items():
         over = coverable(rootfs, layout, path)
@@ -235,7 +235,7 @@ def _extended(
 def _fill_homes(
     rootfs: Rootfs, journal: Journal, plan: Plan, layout: Layout, directories: _StagedDirectories
 ) -> list[str]:
-    """Makes mount points and links in staging; returns the paths without room."""
+    """Make mount points and links in staging; return the paths without room."""
     omitted = []
     taken: list[Mount] = []
     for mount in plan.mounts:
@@ -291,7 +291,7 @@ class _StagedDirectories:
         return tuple(self._used)
 
     def add_program(self, mount: Mount, staging: Journal) -> None:
-        """Have a program beside the libraries, if it is one, as the image has no room for it."""
+        """Put a program next to the libraries, since the image has no room for it."""
         directory, _, name = mount.destination.rpartition("/")
         if self._programs and directory in _OF_PROGRAMS and not is_on_directory(mount):
             staging.mount_point(f"{_PROGRAMS}/{name}")

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 from api.values import dataclass
 from hooks.config import Config
 from hooks.node.driver import Driver, DriverFile, LibraryFile
+from hooks.node.fingerprint import first_change
 from hooks.node.gpus import Gpu, MigDevice
-from hooks.node.witness import first_change
 from hooks.words import Arch
 
 NAME: Final = "inventory.json"
@@ -87,7 +87,7 @@ def load(config: Config) -> tuple[StoredInventory, dict[str, Any]] | None:
 def recall(config: Config) -> StoredInventory | None:
     """The kept inventory, though much may have changed: what the node had; None if none is kept.
 
-    A GPU that fails changes what is observed, and it is then that somebody asks what it was.
+    A GPU that fails changes the observations, and then its identity is needed most.
     """
     try:
         decoded = _decode(config)
@@ -124,12 +124,12 @@ class File:
     is_there: bool  # whether it exists and root alone may write it
     stale: str = ""  # why what it says does not count; "" if it does
     format: int = 0  # of what is in it; 0 if that is not known
-    boot_id: str = ""  # of the boot in which it was made; "" likewise
-    observations: int = 0  # how many would have to be as they were
+    boot_id: str = ""  # of the boot in which it was made; "" if that is not known
+    observations: int = 0  # how many have to be unchanged
 
 
 def look_at_file(config: Config) -> File:
-    """Whether the file is valid, and if not, why: for people."""
+    """Whether the file is valid, and if not, why, for display."""
     path = f"{config.state}/{NAME}"
     content = _read(config)
     if content is None:
@@ -162,7 +162,7 @@ def _why_stale(config: Config, document: Any) -> str:
 def store(
     config: Config, kept: StoredInventory, observations: Mapping[tuple[str, str], Any]
 ) -> str:
-    """Keeps an inventory, in place of any other.
+    """Store an inventory, in place of any other.
 
     Args:
         config: where the state directory is; it is made if it is not there.

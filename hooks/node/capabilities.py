@@ -7,7 +7,7 @@ Rules
   the driver's full version; one ``*`` stands for any text without a slash.
 - A row without a match is not an error (drivers differ); ``explain`` lists it.
 - A library is mounted under its own name into the directory where the image's dynamic loader
-  looks. Its soname comes from the file itself (DT_SONAME) and becomes a link beside it;
+  looks. Its soname comes from the file itself (DT_SONAME) and becomes a link next to it;
   ``links`` are further ones. One with a slash is a link in a subdirectory.
 - ``compat32`` has no rows: it asks for the libraries of the other capabilities once more, for
   the 32-bit architecture.
@@ -47,7 +47,7 @@ class Library:
     """A shared library."""
 
     name: str  # its file name, with ``{v}`` or ``*``
-    links: tuple[str, ...] = ()  # further names it is found under, beside its soname
+    links: tuple[str, ...] = ()  # further names it is found under, besides its soname
     directory: str = ""  # the subdirectory of the library directory it lives in
 
 
@@ -231,7 +231,7 @@ NODES: Final[dict[str, tuple[ControlNode, ...]]] = {
     Capability.NGX: (),
     Capability.COMPAT32: (),
 }
-"""Control nodes beside :data:`CONTROL`, which every container with a driver has."""
+"""Control nodes besides :data:`CONTROL`, which every container with a driver has."""
 
 _DRM: Final = frozenset({Capability.GRAPHICS, Capability.DISPLAY})
 

@@ -11,8 +11,9 @@ import stat
 from collections.abc import Collection
 from typing import Final
 
+from api.values import dataclass
 from hooks.config import Config
-from hooks.node.witness import read_text
+from hooks.node.fingerprint import read_text
 from hooks.words import Node
 
 CAPS: Final = ("nvidia-caps",)
@@ -22,6 +23,17 @@ DRM: Final = ("drm",)
 def cap_path(minor: int) -> str:
     """The capability node with a minor number, in the container."""
     return f"/dev/nvidia-caps/nvidia-cap{minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeNodes:
+    """What was done to make missing device nodes."""
+
+    made: tuple[str, ...] = ()  # paths of those that were made, on the host
+    failed: tuple[tuple[str, str], ...] = ()  # what stood in the way, by the path
+    # paths of devices that were not there when the inventory's nodes were looked at, and are now:
+    # another shim was as quick, or this one has made them for an earlier attempt
+    found: tuple[str, ...] = ()
 
 
 def host_path(config: Config, path: str) -> str:

@@ -7,9 +7,9 @@ Rules
 - A GPU that is out of service takes its MIG devices with it. A MIG device can be so by itself.
 - A UUID names a card, not a slot: another card in its place is in service. While a GPU has no UUID,
   as after it fell off the bus, it is known by the address that it had.
-- Whoever takes a device out of service marks it first and lists its holders afterwards; whoever
-  makes a container leaves what makes it a holder (its record, its spec) in the bundle first, and
-  looks for marks afterwards. So each container is refused, or seen by whoever waits.
+- A drain marks a device first and lists its holders afterwards. A shim writes what makes its
+  container a holder (the record, the spec) first, and looks for marks afterwards. So each container
+  is refused, or seen by the drain.
 - The directory is normally absent, so that looking for it costs one failing system call.
 
 Only root can write there. Nothing of it is a container's word.
@@ -32,7 +32,7 @@ DRIVER: Final = "driver"
 """The name of the driver's mark."""
 
 _LONGEST: Final = 1 << 16
-_FAR: Final = 1e11  # nor is it NaN
+_FAR: Final = 1e11  # which excludes NaN too
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Drain:
 
     device: str  # a UUID, a PCI address, or DRIVER
     bus_id: str = ""  # PCI address of the GPU that it is, or is a part of; "" for none
-    reason: str = ""  # why, for people; "" if nobody said
-    since: float = 0.0  # when it began, in seconds since the epoch; 0 if that is not known
-    lets_go: bool = False  # whether the node agent is to close NVML meanwhile
+    reason: str = ""  # why, for display; "" if no reason was given
+    since: float = 0.0  # when it started, in seconds since the epoch; 0 if that is not known
+    lets_go: bool = False  # whether the node agent closes NVML meanwhile
     for_reset: bool = False  # whether it closes NVML for a reset alone, so until that ends
-    reset: str = ""  # how far a reset of it is; "" if none has begun
+    reset: str = ""  # how far a reset of it is; "" if none has started
     # whether it is out of service by a person's word, and stays so after its reset
     stays: bool = False
 
@@ -56,7 +56,7 @@ class Drain:
 
     @property
     def why(self) -> str:
-        """Since when and why, for people."""
+        """Since when and why, for display."""
         when = time.strftime("since %Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
         told = ": ".join(filter(None, (when if self.since else "", self.reason)))
         return told or "without a word of why"
@@ -75,7 +75,7 @@ def read_drains(config: Config) -> tuple[Drain, ...]:
         names = os.listdir(config.drained)
     except OSError:
         return ()
-    # A name that begins with a dot is that of a file that is being written.
+    # A name with a leading dot is that of a file that is being written.
     return tuple(_read(config, _device_of(name)) for name in sorted(names) if name[:1] != ".")
 
 

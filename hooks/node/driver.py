@@ -38,8 +38,8 @@ from hooks.node.capabilities import (
     every_row,
 )
 from hooks.node.driver_layouts import DISTRIBUTION, DriverLayout, layout_named
+from hooks.node.fingerprint import Fingerprint, read_names
 from hooks.node.roots import Root, choose, module_version
-from hooks.node.witness import Witness, read_names
 from hooks.words import SERVICES, Arch
 
 _COMPATIBLE_32: Final = {Arch.X86_64: Arch.I386, Arch.AARCH64: Arch.ARM}
@@ -86,14 +86,14 @@ class Driver:
         return _COMPATIBLE_32.get(self.arch)
 
 
-def find_driver(witness: Witness, config: Config) -> Driver:
-    """Finds the driver.
+def find_driver(fingerprint: Fingerprint, config: Config) -> Driver:
+    """Find the driver.
 
     Raises:
-        DriverNotFound: neither libcuda nor libnvidia-ml of any version is there.
+        DriverNotFound: there is no libcuda and no libnvidia-ml of any version.
         DriverMismatch: they are there, but not of the loaded module's version.
     """
-    root = choose(witness, config, module_version(witness, config))
+    root = choose(fingerprint, config, module_version(fingerprint, config))
     libraries = tuple(_libraries(root.reader, root.directories, root.version))
     present = {library.arch for library in libraries}
     arch = next((arch for arch in _PREFERENCE if arch in present), None)
@@ -125,11 +125,11 @@ def find_sockets(root: str, services: Collection[str] = SERVICES) -> dict[str, s
         root: the directory that is "/" for the driver's files.
         services: those whose sockets containers may get.
     """
-    witness = Witness(root)
+    fingerprint = Fingerprint(root)
     found = {}
     for row in every_row():
         if isinstance(row, Socket) and row.service in services:
-            host = witness.resolve(row.path)
+            host = fingerprint.resolve(row.path)
             if host is not None and _is_trusted(host, row):
                 found[row.path] = host
     return found
@@ -148,18 +148,18 @@ def _is_trusted(host: str, row: Socket) -> bool:
 
 
 def _libraries(
-    witness: Witness, directories: Iterable[tuple[str, tuple[str, ...]]], version: str
+    fingerprint: Fingerprint, directories: Iterable[tuple[str, tuple[str, ...]]], version: str
 ) -> Iterator[LibraryFile]:
     rows = [row for row in every_row() if isinstance(row, Library)]
     patterns = {row.name: row.name.format(v=version) for row in rows}
     taken: set[tuple[str, Arch]] = set()
-    prefix = "" if witness.root == "/" else witness.root
+    prefix = "" if fingerprint.root == "/" else fingerprint.root
     for host, names in directories:
         inside = host.removeprefix(prefix)
         candidates = [name for name in names if ".so." in name]
         for row, pattern in patterns.items():
             for name in _matches(pattern, candidates):
-                source = witness.file(f"{inside}/{name}")
+                source = fingerprint.file(f"{inside}/{name}")
                 elf = read_elf(source) if source is not None else None
                 if source is None or elf is None or elf.arch is None or (row, elf.arch) in taken:
                     continue
@@ -170,7 +170,7 @@ def _libraries(
 def _matches(pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern matches, the longest first.
 
-    Beside ``libnvidia-egl-gbm.so.1.1.0`` there may be links to it with shorter names.
+    Next to ``libnvidia-egl-gbm.so.1.1.0`` there may be links to it with shorter names.
     """
     head, star, tail = pattern.partition("*")
     if not star:
@@ -182,7 +182,7 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def read_elf(path: str) -> Elf | None:
-    """What an ELF file of the node says of itself; None for anything else.
+    """Parse an ELF file of the node; None for any other file.
 
     Args:
         path: on the host, free of links at its end.
@@ -216,7 +216,7 @@ def _files(root: Root) -> Iterator[DriverFile]:
 
 
 def _unpatched(root: Root, source: str) -> str:
-    """The program as NVIDIA built it, if it lies in a directory beside that of ``source``."""
+    """The program as NVIDIA built it, if it lies in a directory next to that of ``source``."""
     directory, _, name = source.rpartition("/")
     home = directory.rpartition("/")[0].removeprefix(root.reader.root.rstrip("/"))
     return root.reader.file(f"{home}/{root.layout.unpatched}/{name}") or source

@@ -11,7 +11,7 @@ google              /usr/local/nvidia and its namesakes: Container-Optimized OS,
                     the mount of a driver there; it may be read-only
 opt                 /opt/nvidia: Flatcar, and drivers that are chosen at boot
 nixos               links of the running system into its store
-talos               a glibc of its own beside the system's musl
+talos               a glibc of its own next to the system's musl
 bottlerocket        below the system's own root for sysroots, or /usr/lib/nvidia/tesla
 prefix              a directory that was configured, with lib and bin in it
 loader              wherever the root's ld.so.conf and ld.so.cache say
@@ -45,11 +45,11 @@ class DriverLayout:
     xorg: tuple[str, ...] = ()  # directories of the X server's modules
     # directories of which one is there if a driver is laid out so; none to look anyway
     homes: tuple[str, ...] = ()
-    # a directory beside that of a program with the same program as NVIDIA built it
+    # a directory next to that of a program with the same program as NVIDIA built it
     unpatched: str = ""
 
 
-# Debian has a directory for each driver that may be installed beside others.
+# Debian has a directory for each driver that may be installed next to others.
 _DEBIAN: Final = ("current", "tesla", "tesla-535", "tesla-470", "tesla-460", "tesla-450")
 
 

@@ -7,15 +7,15 @@ Rules
   where NVML has not reported one. A GPU that the driver's settings exclude has none.
 - A GPU is in MIG mode if NVML says so or if procfs shows GPU instances of it.
 - A GPU that fell off the bus keeps its index as long as procfs lists it, for NVML's indices stay
-  as well; its node has a fault. It is one that NVML cannot open, or that sysfs lists no more.
+  as well; its node has a fault. It is one that NVML cannot open, or that sysfs no longer lists.
 - NVML alone reports two things, so they are checked again after a while
   (:func:`find_unsettled`): MIG mode without instances, and a GPU that cannot be opened. So is
   its word on instances if procfs shows others: they were changed between the two looks.
 - A GPU that the configuration excludes by UUID or PCI address stays in the inventory with its
   index, so that the indices of the others are those that nvidia-smi shows on the node. It is left
   out of ``all``; naming it is an error.
-- None of its nodes is usable: neither its own, nor those of its MIG devices, nor those below
-  /dev/dri. So nothing that is planned from the inventory can have them.
+- None of its nodes is usable: its own, those of its MIG devices, and those below /dev/dri. So no
+  plan that is made from the inventory can contain them.
 - A GPU with an unknown UUID is excluded as well if the configuration excludes a UUID that matches
   no other GPU: it may be that one.
 - Device nodes are looked at each time and not kept: they appear when a module is first
@@ -44,8 +44,8 @@ from hooks.node.device_nodes import (
     look_at_node,
     read_majors,
 )
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.nvml import NvmlGpu, NvmlReport
-from hooks.node.witness import Witness
 from hooks.words import Node
 
 
@@ -55,7 +55,7 @@ class Gpu:
 
     index: int  # its place in PCI bus order, from 0
     minor: int  # the number in its node's name, and its minor device number
-    uuid: str  # "GPU-…" in lower case; "" if neither procfs nor NVML knows it
+    uuid: str  # "GPU-…" in lower case; "" if procfs and NVML do not know it
     bus_id: str  # its PCI address ("0000:07:00.0")
     model: str
     mig: bool = False
@@ -132,20 +132,20 @@ class FoundGpus:
 
     gpus: tuple[Gpu, ...]
     reported: dict[str, NvmlGpu]  # NVML's report of each, by the PCI address that procfs has
-    notes: tuple[str, ...] = ()  # GPUs of procfs that are left out, for people
-    conflicts: tuple[str, ...] = ()  # differences between NVML and procfs, for people
+    notes: tuple[str, ...] = ()  # GPUs of procfs that are left out, for display
+    conflicts: tuple[str, ...] = ()  # differences between NVML and procfs, for display
 
 
 _NOT_REPORTED: Final = NvmlGpu(index=-1)
 
 
-def find_gpus(witness: Witness, config: Config, report: NvmlReport | None) -> FoundGpus:
+def find_gpus(fingerprint: Fingerprint, config: Config, report: NvmlReport | None) -> FoundGpus:
     """The node's GPUs.
 
     Args:
         report: what NVML said; None if it said nothing.
     """
-    listed, notes = _listed(witness, config)
+    listed, notes = _listed(fingerprint, config)
     reported, others = _match(config, listed, report)
     conflicts: list[str] = []
     found = []
@@ -163,9 +163,9 @@ def find_gpus(witness: Witness, config: Config, report: NvmlReport | None) -> Fo
                 gpu,
                 uuid=gpu.uuid or nvml.uuid,
                 model=gpu.model or nvml.name,
-                mig=bool(_instances(witness, config, gpu.minor)) or nvml.mig,
+                mig=bool(_instances(fingerprint, config, gpu.minor)) or nvml.mig,
                 memory=nvml.memory,
-                drm=_drm_names(witness, config, gpu.bus_id),
+                drm=_drm_names(fingerprint, config, gpu.bus_id),
                 lost=lost,
                 compute_capability=nvml.compute_capability,
                 brand=nvml.brand,
@@ -175,13 +175,13 @@ def find_gpus(witness: Witness, config: Config, report: NvmlReport | None) -> Fo
     return FoundGpus(_numbered(found, reported), reported, tuple(notes), tuple(conflicts))
 
 
-def _listed(witness: Witness, config: Config) -> tuple[list[Gpu], list[str]]:
+def _listed(fingerprint: Fingerprint, config: Config) -> tuple[list[Gpu], list[str]]:
     """The GPUs that procfs has, in bus order; and why each of the others is left out."""
     notes: list[str] = []
     found: list[Gpu] = []
     directory = f"{config.proc}/driver/nvidia/gpus"
-    for name in sorted(witness.names(directory), key=bus_order):
-        lines = witness.fields(f"{directory}/{name}/information", _LINES)
+    for name in sorted(fingerprint.names(directory), key=bus_order):
+        lines = fingerprint.fields(f"{directory}/{name}/information", _LINES)
         bus_id = (lines["Bus Location"] or name).lower()
         if lines["GPU Excluded"] == "Yes":
             notes.append(f"the GPU at {bus_id} is excluded by the driver's settings")
@@ -265,34 +265,34 @@ def _numbered(found: list[Gpu], reported: Mapping[str, NvmlGpu]) -> tuple[Gpu, .
     return tuple(sorted(numbered, key=lambda gpu: gpu.index))
 
 
-def find_unsettled(witness: Witness, config: Config, found: FoundGpus) -> tuple[str, ...]:
-    """What NVML said of GPUs and procfs does not confirm, for people."""
-    return tuple(filter(None, (_unsettled(witness, config, gpu, found) for gpu in found.gpus)))
+def find_unsettled(fingerprint: Fingerprint, config: Config, found: FoundGpus) -> tuple[str, ...]:
+    """What NVML reported of GPUs and procfs does not confirm, for display."""
+    return tuple(filter(None, (_unsettled(fingerprint, config, gpu, found) for gpu in found.gpus)))
 
 
-def _unsettled(witness: Witness, config: Config, gpu: Gpu, found: FoundGpus) -> str:
+def _unsettled(fingerprint: Fingerprint, config: Config, gpu: Gpu, found: FoundGpus) -> str:
     if gpu.lost:
         return f"{gpu} is lost: {gpu.lost}"
     nvml = found.reported.get(gpu.bus_id)
     if nvml is None:
         return ""
-    shown = _instances(witness, config, gpu.minor)
+    shown = _instances(fingerprint, config, gpu.minor)
     known = {(device.gpu_instance, device.compute_instance) for device in nvml.mig_devices}
     if {pair for pair in shown if pair[1] is not None} != known:
-        return f"{gpu} has other MIG devices in procfs than NVML told of"
+        return f"{gpu} has other MIG devices in procfs than NVML reports"
     return f"{gpu} is in MIG mode, and has no instances" if nvml.mig and not shown else ""
 
 
-def _instances(witness: Witness, config: Config, minor: int) -> set[tuple[int, int | None]]:
+def _instances(fingerprint: Fingerprint, config: Config, minor: int) -> set[tuple[int, int | None]]:
     """The GPU instances of a GPU, each with its compute instances, and with None for itself."""
     directory = f"{config.proc}/driver/nvidia/capabilities/gpu{minor}/mig"
     found: set[tuple[int, int | None]] = set()
-    for name in witness.names(directory):
+    for name in fingerprint.names(directory):
         if not (name.startswith("gi") and name[2:].isdecimal()):
             continue
         instance = int(name[2:])
         found.add((instance, None))
-        for below in witness.names(f"{directory}/{name}"):
+        for below in fingerprint.names(f"{directory}/{name}"):
             if below.startswith("ci") and below[2:].isdecimal():
                 found.add((instance, int(below[2:])))
     return found
@@ -367,7 +367,7 @@ def look_at_nodes(
 
 
 def _lost(config: Config, gpus: Iterable[Gpu]) -> dict[str, str]:
-    """What is wrong with the nodes of GPUs that are there no more."""
+    """What is wrong with the nodes of GPUs that are gone."""
     devices = f"{config.sys}/bus/pci/devices"
     has_list = os.path.isdir(devices)
     faults = {}
@@ -410,8 +410,8 @@ def _caps(minors: dict[str, int], gpu: int, instance: int, compute: int) -> tupl
     return found if len(found) == len(wanted) else ()
 
 
-def _drm_names(witness: Witness, config: Config, bus_id: str) -> tuple[str, ...]:
-    names = witness.names(f"{config.sys}/bus/pci/devices/{bus_id}/drm")
+def _drm_names(fingerprint: Fingerprint, config: Config, bus_id: str) -> tuple[str, ...]:
+    names = fingerprint.names(f"{config.sys}/bus/pci/devices/{bus_id}/drm")
     return tuple(name for name in names if name.startswith(("card", "renderD")))
 
 
@@ -432,7 +432,7 @@ def _uuid(text: str) -> str:
 def mark_excluded(
     gpus: tuple[Gpu, ...], names: tuple[str, ...]
 ) -> tuple[tuple[Gpu, ...], list[str]]:
-    """The GPUs, the excluded ones marked; and notes for people.
+    """The GPUs, the excluded ones marked; and notes for display.
 
     Args:
         names: UUIDs and PCI addresses, as :mod:`hooks.node.gpus` writes them.
@@ -441,7 +441,7 @@ def mark_excluded(
         return gpus, []
     known = {name for gpu in gpus for name in (gpu.uuid, gpu.bus_id)}
     unmatched = [name for name in names if name not in known]
-    notes = [f"{name} is to be excluded, and no GPU here is it" for name in unmatched]
+    notes = [f"{name} is excluded, and no GPU of this node matches" for name in unmatched]
     doubtful = any(name.startswith("GPU-") for name in unmatched)
     marked = []
     for gpu in gpus:

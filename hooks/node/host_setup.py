@@ -1,7 +1,7 @@
 """What a container needs and the host lacks: kernel modules, device nodes and links to them.
 
-After a boot nothing may have used the GPUs yet: neither the module for unified memory nor, perhaps,
-the driver's own is loaded, and no kernel announces these devices to udev, so their nodes are made
+After a boot nothing may have used the GPUs yet: the module for unified memory and perhaps the
+driver's own are not loaded, and no kernel announces these devices to udev, so their nodes are made
 by the driver's first user (nvidia-modprobe, which is root for everybody, or root's nvidia-smi).
 That may be a container. NVIDIA's tools load and make what is missing on demand, and so does this,
 unless ``load-kernel-modules`` or ``make-nodes`` says no. It grants nothing that every user of the
@@ -56,7 +56,7 @@ Links
 The links /dev/char/MAJOR:MINOR: when systemd makes a container's cgroup, the low-level runtime
 names the devices by such names. Up to version 252 or so, one that does not exist on the host is
 left out: the container works, because the runtime allows the device itself as well, until the next
-``systemctl daemon-reload``, when systemd writes the cgroup's rules anew from these names, and the
+``systemctl daemon-reload``, when systemd writes the cgroup's rules again from these names, and the
 GPU answers EPERM from then on. udev makes these links for devices that the kernel announces;
 nothing makes those of NVIDIA's nodes.
 
@@ -78,9 +78,9 @@ from typing import Final
 from api.values import dataclass
 from hooks.config import Config
 from hooks.node.capabilities import FRONTEND, MODESET, UVM, nodes_of
-from hooks.node.device_nodes import CAPS, cap_path, read_majors
+from hooks.node.device_nodes import CAPS, MadeNodes, cap_path, read_majors
+from hooks.node.fingerprint import read_line, read_names, read_text
 from hooks.node.inventory import Inventory
-from hooks.node.witness import read_line, read_names, read_text
 from hooks.plan import Device, ProcFile
 
 TIMEOUT: Final = 60.0
@@ -151,7 +151,7 @@ def may_make_nodes(parameters: Mapping[str, str]) -> bool:
 
 
 def node_owner(parameters: Mapping[str, str]) -> tuple[int, int, int]:
-    """Permission bits, owner and group of the nodes that are to be made."""
+    """Permission bits, owner and group of the nodes to make."""
     mode = _number(parameters, _MODE, _DEFAULT_MODE)
     return (
         mode if mode <= _PERMISSIONS else _DEFAULT_MODE,
@@ -198,19 +198,8 @@ _CAPABILITY_MODE: Final = 0o444
 
 
 @dataclass(frozen=True, slots=True)
-class MadeNodes:
-    """What came of making nodes."""
-
-    made: tuple[str, ...] = ()  # paths of those that were made, on the host
-    failed: tuple[tuple[str, str], ...] = ()  # what stood in the way, by the path
-    # paths of devices that were not there when the inventory's nodes were looked at, and are now:
-    # another shim was as quick, or this one has made them for an earlier attempt
-    found: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
-    """A node that is to be there."""
+    """A node that should exist."""
 
     path: str  # in the container ("/dev/nvidia0")
     # names of its driver in /proc/devices, of which one has its major number
@@ -222,11 +211,10 @@ class Wanted:
 
 
 def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[str]) -> MadeNodes:
-    """Makes the nodes that are missing.
+    """Make the nodes that are missing.
 
     Returns:
-        What was done. If anything was made or found, the inventory's nodes have to be looked at
-        anew.
+        What was done. If anything was made or found, the inventory's nodes have to be read again.
     """
     faults = inventory.nodes.faults
     if not config.make_nodes or not faults or not inventory.parameters:
@@ -240,7 +228,7 @@ def make_missing(config: Config, inventory: Inventory, capabilities: Iterable[st
 
 
 def make_all(config: Config, wanted: Iterable[Wanted]) -> MadeNodes:
-    """Makes the missing ones of some nodes if their driver is loaded."""
+    """Make the nodes that are missing and whose driver is loaded."""
     majors = read_majors(config)
     made: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -306,7 +294,7 @@ def _is_device(host: str) -> bool:
 
 
 def _make(host: str, node: Wanted, number: int) -> bool:
-    """Makes one node; False if another process made it at the same moment."""
+    """Make one node; False if another process made it at the same moment."""
     directory, name = os.path.split(host)
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o755)
@@ -333,14 +321,14 @@ class CharLinks:
     """What came of making links."""
 
     made: tuple[str, ...] = ()  # the names of those that were made or replaced ("195:0")
-    # what stood in the way, for people, by the names of those that are not right
+    # what stood in the way, for display, by the names of those that are not right
     failed: tuple[tuple[str, str], ...] = ()
 
 
 def link_nodes(
     dev: str, devices: Iterable[Device], hosts: Mapping[str, str] | None = None
 ) -> CharLinks:
-    """Makes sure that each device's node has its link; a failure is not an error.
+    """Make sure that each device's node has its link; a failure is not an error.
 
     Args:
         hosts: where the nodes are on the host that are not below ``dev``, by path in the
@@ -365,7 +353,7 @@ def is_linked(dev: str, device: Device) -> bool:
 
 
 def _make_link(dev: str, device: Device, name: str, host: str) -> bool:
-    """Makes the link of one node, if it has none that is right; whether it did."""
+    """Make the link of one node unless it has a right one; return whether it was made."""
     node = device.path.removeprefix("/dev/")
     number = os.makedev(device.major, device.minor)
     directory = os.path.join(dev, _DIRECTORY)
@@ -387,7 +375,7 @@ def _make_link(dev: str, device: Device, name: str, host: str) -> bool:
 
 
 def _replace_link(link: str, target: str, number: int) -> bool:
-    """Puts a link in the place of one that is wrong; whether it did."""
+    """Replace a link that is wrong; return whether it was replaced."""
     if _is_numbered(link, number):
         return False  # another shim's, made meanwhile
     if not os.path.islink(link):

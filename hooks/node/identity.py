@@ -1,13 +1,13 @@
 """The driver that a container was created with, so that a change is noticed before it starts.
 
-Between the create and the start of a container the driver may be exchanged under it; between
-that of a restored one, whole days may lie. What was mounted then is of the old driver, and the
-kernel module of the new: every NVIDIA program would fail, each in its own words. So the record
-keeps, as observations of :mod:`hooks.node.witness` that the inventory was found to be true by,
+The driver may be replaced between the create and the start of a container, or in the days before a
+restore. The mounted files then belong to the old driver, and the kernel module to the new: every
+NVIDIA program would fail, each with its own message. So the record keeps, as observations of
+:mod:`hooks.node.fingerprint`:
 
-- what the loaded kernel module says of its version;
+- the version of the loaded kernel module;
 - the identity of each of the driver's files that was mounted (a driver container that was
-  restarted has the same files anew, and what was mounted of the old one is gone);
+  restarted has new copies of the same files, and the mounted old ones are gone);
 - the numbers of each device node (nvidia-uvm and nvidia-caps have others after a reload).
 
 Files of ours, sockets of services and nodes of other vendors are not among them: they come and
@@ -21,9 +21,9 @@ from typing import Any
 
 from hooks.config import Config
 from hooks.errors import DriverChanged
+from hooks.node.fingerprint import Fingerprint, first_change, read_text
 from hooks.node.inventory import Inventory
 from hooks.node.roots import module_files, module_version
-from hooks.node.witness import Witness, first_change, read_text
 from hooks.plan import Plan
 
 
@@ -52,25 +52,25 @@ def identity_of(plan: Plan, inventory: Inventory | None, config: Config) -> dict
 
 
 def what_changed(record: Mapping[str, Any]) -> str:
-    """What of the driver has changed since a container was created, for people; "" for nothing."""
+    """What of the driver has changed since a container was created, for display; "" for nothing."""
     identity = record.get("identity")
     if not isinstance(identity, dict):
         return ""
     then = identity["driver"]
-    now = module_version(Witness("/"), Config(proc=identity["proc"], sys=identity["sys"]))
+    now = module_version(Fingerprint("/"), Config(proc=identity["proc"], sys=identity["sys"]))
     if now is not None and now != then:
         return f"it was made with driver {then}, and the loaded kernel module is {now}"
     path = first_change(identity["observations"])
     if path is None:
         return ""
     if path in identity["modules"]:
-        loaded = "was loaded anew" if now else "is loaded no more"
+        loaded = "was reloaded" if now else "was unloaded"
         return f"it was made with driver {then}, whose kernel module {loaded}"
     return f"{path} is not the one that it was made with"
 
 
 def refuse_changed(record: Mapping[str, Any], name: str) -> None:
-    """Refuses to start a container with another driver than it was made with.
+    """Refuse to start a container with another driver than it was made with.
 
     Raises:
         DriverChanged: the driver has changed since.

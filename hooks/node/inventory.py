@@ -16,8 +16,10 @@ from api.values import dataclass, field, replace
 from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node import cache
+from hooks.node.device_nodes import MadeNodes
 from hooks.node.drained import driver_of, mark_drained, read_drains
 from hooks.node.driver import Driver, find_driver, find_sockets
+from hooks.node.fingerprint import Fingerprint, read_text
 from hooks.node.gpus import (
     Gpu,
     MigDevice,
@@ -30,7 +32,6 @@ from hooks.node.gpus import (
 )
 from hooks.node.nvml import NvmlReport, parse_report
 from hooks.node.roots import cuda_of_branch
-from hooks.node.witness import Witness, read_text
 
 RETRY_AFTER: Final = 60.0
 """Seconds until NVML is queried again after it failed, or after it reported what procfs cannot
@@ -50,7 +51,7 @@ class Inventory:
     mig_devices: tuple[MigDevice, ...]  # the MIG devices, by GPU and index
     nodes: Nodes
     sockets: dict[str, str]  # the sockets that are there now: host path by path in the container
-    notes: tuple[str, ...] = ()  # what did not fit together, for people
+    notes: tuple[str, ...] = ()  # what did not fit together, for display
     nvml_failure: str = ""  # why it lacks NVML's answer; "" if it has it
     parameters: str = ""  # the kernel module's, as procfs has them now; "" if it is not loaded
     # the newest CUDA that the driver supports ("12.2"), by NVML's word or else by the driver's
@@ -64,7 +65,9 @@ class Inventory:
     taken: float = field(default=0.0, compare=False)  # when it was taken, in seconds since boot
     # of what is kept of it, which no other has; "" if nothing is
     id: str = field(default="", compare=False)
-    # what was observed of the driver's files (hooks.node.witness), by path
+    # which device nodes were made for the container that this is for
+    made: MadeNodes = field(default=MadeNodes(), compare=False)
+    # what was observed of the driver's files (hooks.node.fingerprint), by path
     files: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
@@ -93,7 +96,7 @@ def _is_too_old(kept: cache.StoredInventory) -> bool:
 
 
 def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
-    """Takes an inventory and keeps it; if that fails, one of its notes says why.
+    """Take an inventory and store it; if storing fails, one of its notes says why.
 
     Args:
         nvml_report: what the command of :func:`hooks.node.nvml.probe_command` printed; None if it
@@ -103,12 +106,12 @@ def take_inventory(config: Config, nvml_report: bytes | None) -> Inventory:
         DriverNotFound: there is no driver below the driver root.
         DriverMismatch: its files are not of the loaded kernel module's version.
     """
-    witness = Witness(config.host_root)
-    found = replace(_look(witness, config, nvml_report), id=os.urandom(16).hex())
-    fault = cache.store(config, found, witness.observations)
+    fingerprint = Fingerprint(config.host_root)
+    found = replace(_look(fingerprint, config, nvml_report), id=os.urandom(16).hex())
+    fault = cache.store(config, found, fingerprint.observations)
     if fault:
         found = replace(found, id="", notes=(*found.notes, f"{NOT_KEPT}: {fault}"))
-    return _complete(config, found, witness.files())
+    return _complete(config, found, fingerprint.files())
 
 
 def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inventory:
@@ -129,10 +132,10 @@ def survey(config: Config, ask: Callable[[], bytes | None] | None = None) -> Inv
     kept = cache.load(config)
     if kept is not None:
         return replace(_complete(config, *kept), kept=True)
-    witness = Witness(config.host_root)
+    fingerprint = Fingerprint(config.host_root)
     answer, unanswered = (None, _NOT_ASKED) if ask is None else (ask(), _TOO_LATE)
-    found = _look(witness, config, answer, unanswered)
-    return _complete(config, found, witness.files())
+    found = _look(fingerprint, config, answer, unanswered)
+    return _complete(config, found, fingerprint.files())
 
 
 _NOT_ASKED: Final = "NVML was not asked"
@@ -141,17 +144,17 @@ _OF_ANOTHER: Final = "NVML is of driver"
 
 
 def _look(
-    witness: Witness,
+    fingerprint: Fingerprint,
     config: Config,
     nvml_report: bytes | None,
     unanswered: str = _TOO_LATE,
 ) -> cache.StoredInventory:
-    """Looks at the node through a witness."""
-    witness.text(cache.boot_id_path(config))
-    driver = find_driver(witness, config)
+    """Read the node through a fingerprint."""
+    fingerprint.text(cache.boot_id_path(config))
+    driver = find_driver(fingerprint, config)
     report, failure = _understand(nvml_report, driver, unanswered)
-    found = find_gpus(witness, config, report)
-    unsettled = find_unsettled(witness, config, found)
+    found = find_gpus(fingerprint, config, report)
+    unsettled = find_unsettled(fingerprint, config, found)
     failed = report.notes if report else ()
     return cache.StoredInventory(
         driver=driver,

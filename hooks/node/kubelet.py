@@ -1,14 +1,14 @@
 """The kubelet's records on this node, read with care.
 
-Who has a GPU hangs on two files of the kubelet's (:mod:`hooks.requests.kubelet_record`), so they
-count only if root alone could have written them.
+Two files of the kubelet's decide who has a GPU (:mod:`hooks.requests.kubelet_record`), so they
+count only if no other user than root could have written them.
 
 Rules
 - The kubelet's root is ``kubelet-root`` of the configuration. With "auto" it is the first of
   :data:`ROOTS`, below ``host-root``, that has a checkpoint.
 - The root may be a link, since disks are laid out so. Below it no link is followed.
-- Each directory from the root on, and the file, belongs to root or to the user that we are, and
-  nobody else may write it. The file is a regular one of at most :data:`LARGEST` bytes.
+- Each directory from the root on, and the file, belongs to root or to our own user, and no
+  other user may write it. The file is a regular one of at most :data:`LARGEST` bytes.
 - The kubelet replaces a file, and never writes into one. It records a grant when it admits the
   pod, before any container of it is created. Nothing found is looked for once more all the same.
 - A file that does not count is no error here: the record says why, and policy denies.
@@ -54,7 +54,7 @@ def read_kubelet_record(container: Container, config: Config) -> KubeletRecord:
         container: as :func:`hooks.requests.policy.read_container` reads it from a spec.
     """
     if not container.pod_uid:
-        return KubeletRecord(found="its spec does not say for certain which pod it is of")
+        return KubeletRecord(found="its spec does not say for certain which pod it belongs to")
     record = _read_record(container, config)
     return record if record.gave_anything else _read_record(container, config)
 

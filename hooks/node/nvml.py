@@ -65,7 +65,7 @@ class NvmlReport:
     driver: str
     gpus: tuple[NvmlGpu, ...]  # the GPUs, by index, the lost ones too
     cuda: str = ""  # the newest CUDA that the driver supports ("12.2"); "" if it did not say
-    notes: tuple[str, ...] = ()  # the values that could not be had, a line each
+    notes: tuple[str, ...] = ()  # the values that could not be read, a line each
 
 
 # nvmlBrandType_t, in the words in which images write them into NVIDIA_REQUIRE_CUDA.

@@ -179,7 +179,7 @@ _MIG_ENABLED = 1
 
 
 def main(seconds: str, library: str, modules: str) -> None:
-    """Asks and answers. Does not return."""
+    """Ask NVML and print the answer; do not return."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     # Python blocks no signal, but our parent may have.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
@@ -191,7 +191,7 @@ def main(seconds: str, library: str, modules: str) -> None:
 
 
 def _asked(library: str, modules: str, patience: float) -> dict[str, Any]:
-    """What NVML says of all GPUs; those on which it hangs or crashes are lost.
+    """Ask NVML about all GPUs; those on which it hangs or crashes are left out.
 
     Args:
         patience: seconds that it may take for one of them.
@@ -238,7 +238,7 @@ def _heard(reading: int, patience: float) -> tuple[int | None, dict[str, Any] | 
 
 
 def _be_child(writing: int, library: str, modules: str, given_up: dict[int, str]) -> None:
-    """Asks NVML, and says what it is about to ask, and the answer. Does not return."""
+    """Ask NVML; report each question before it, and each answer. Do not return."""
     # It ends with its parent, however that ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The driver's library may print; the answer alone belongs on stdout.

@@ -40,7 +40,7 @@ from hooks.errors import DriverMismatch, DriverNotFound
 from hooks.image.ldcache import parse
 from hooks.image.rootfs_errors import MalformedCache
 from hooks.node.driver_layouts import DISTRIBUTION, LAYOUTS, LOADER, DriverLayout, prefix
-from hooks.node.witness import Witness, read_names
+from hooks.node.fingerprint import Fingerprint, read_names
 
 _FEWEST_PARTS: Final = 2
 _MOST_PARTS: Final = 3
@@ -69,13 +69,13 @@ def module_files(config: Config) -> tuple[str, str]:
     return f"{config.proc}/driver/nvidia/version", f"{config.sys}/module/nvidia/version"
 
 
-def module_version(witness: Witness, config: Config) -> str | None:
+def module_version(fingerprint: Fingerprint, config: Config) -> str | None:
     """The version that the loaded kernel module has; None if none is loaded."""
     banner, alone = module_files(config)
-    for word in (witness.text(banner) or "").partition("\n")[0].split():
+    for word in (fingerprint.text(banner) or "").partition("\n")[0].split():
         if is_version(word):
             return word
-    text = (witness.text(alone) or "").strip()
+    text = (fingerprint.text(alone) or "").strip()
     return text if is_version(text) else None
 
 
@@ -122,7 +122,7 @@ _FIRST_OF_USERS: Final = 1000
 class Root:
     """The place that was chosen."""
 
-    reader: Witness  # a witness whose root is that of the driver's files
+    reader: Fingerprint  # a fingerprint whose root is that of the driver's files
     layout: DriverLayout
     version: str
     # the directories of libraries that are there: each its path on the host, and the names in it
@@ -134,7 +134,7 @@ class Root:
 class Place:
     """A place that was looked into."""
 
-    reader: Witness
+    reader: Fingerprint
     layout: DriverLayout
     versions: tuple[str, ...]  # those of the drivers that are there, the oldest first
     # the directories of libraries, as Root has them
@@ -142,19 +142,19 @@ class Place:
     untrusted: tuple[str, ...]  # directories that do not count, as others than root may write there
 
 
-def choose(witness: Witness, config: Config, module: str | None) -> Root:
-    """Finds the driver's root.
+def choose(fingerprint: Fingerprint, config: Config, module: str | None) -> Root:
+    """Find the driver's root.
 
     Args:
         module: the version that the loaded kernel module has; None if none is loaded.
 
     Raises:
-        DriverNotFound: neither libcuda nor libnvidia-ml of any version is anywhere.
+        DriverNotFound: there is no libcuda and no libnvidia-ml of any version.
         DriverMismatch: they are there, but not of the loaded module's version.
     """
     others: dict[str, None] = {}
     mismatched = False
-    for place in look(witness, config):
+    for place in look(fingerprint, config):
         for path in place.untrusted:
             others[f"{path}, which is not root's alone"] = None
         versions = place.versions
@@ -181,14 +181,14 @@ def choose(witness: Witness, config: Config, module: str | None) -> Root:
     )
 
 
-def look(witness: Witness, config: Config) -> Iterator[Place]:
-    """Looks into the places where a driver may be, one after the other.
+def look(fingerprint: Fingerprint, config: Config) -> Iterator[Place]:
+    """Search the places where a driver may be, one after the other.
 
     Yields:
         Each place that there is, in the order of this module's head.
     """
     for root, layout in _candidates(config):
-        reader = witness.at(root)
+        reader = fingerprint.at(root)
         if layout is LOADER:
             layout = replace(layout, libraries=_loader_directories(reader))  # noqa: PLW2901
         if layout.homes and not any(reader.directory(home) for home in layout.homes):
@@ -227,12 +227,12 @@ def _in(config: Config, path: str) -> str:
 def _why(config: Config, module: str | None, others: Iterable[str]) -> str:
     how = "it is configured" if config.driver_root is not None else "found by looking"
     fits = f"of the loaded kernel module's version, {module}" if module else "the first found"
-    beside = "".join(f"; not {other}" for other in others)
-    return f"{how}: {fits}{beside}"
+    rest = "".join(f"; not {other}" for other in others)
+    return f"{how}: {fits}{rest}"
 
 
 def _library_directories(
-    reader: Witness, layout: DriverLayout
+    reader: Fingerprint, layout: DriverLayout
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each directory that exists, once."""
     found: dict[str, tuple[str, ...]] = {}
@@ -252,7 +252,7 @@ def _is_roots(path: str, host_root: str) -> bool:
             seen = os.lstat(path)
         except OSError:
             return False
-        # Debian's "staff", to whom /usr/local may belong, and its likes are as good as root.
+        # System groups like Debian's "staff", which may own /usr/local, are trusted like root.
         untrusted = stat.S_IWOTH | (stat.S_IWGRP if seen.st_gid >= _FIRST_OF_USERS else 0)
         if seen.st_uid not in {0, os.geteuid()}:
             return False
@@ -274,7 +274,7 @@ def _versions(directories: Iterable[tuple[str, tuple[str, ...]]]) -> set[str]:
     }
 
 
-def _loader_directories(reader: Witness) -> tuple[str, ...]:
+def _loader_directories(reader: Fingerprint) -> tuple[str, ...]:
     """Where the dynamic loader of a root finds the driver, and where else it looks."""
     found: dict[str, None] = {}
     try:
@@ -294,7 +294,7 @@ def _loader_directories(reader: Witness) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _read(reader: Witness, path: str, limit: int) -> bytes:
+def _read(reader: Fingerprint, path: str, limit: int) -> bytes:
     """A file of the root, whose identity is observed; empty if it is missing or too large."""
     host = reader.file(path)
     if host is None:

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from hooks.config import Config, Platform
-from hooks.node.witness import read_names, read_text
+from hooks.node.fingerprint import read_names, read_text
 
 DXCORE: Final = "/usr/lib/wsl/lib/libdxcore.so"
 _TEGRA_RELEASE: Final = "/etc/nv_tegra_release"

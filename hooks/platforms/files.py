@@ -1,7 +1,7 @@
 """Driver files that lie in the container where they lie on the host.
 
 On Tegra and WSL2, libraries load each other, and programs load them, by the host's paths. So
-they are mounted at these paths, with links of their sonames beside them, and entered into the
+they are mounted at these paths, with links of their sonames next to them, and entered into the
 loader's cache.
 
 Rules
@@ -28,7 +28,7 @@ from hooks.errors import MigUnsupported, UnknownDevice
 from hooks.image.layout import Layout
 from hooks.image.ldcache import name_rank
 from hooks.node.driver import read_elf
-from hooks.node.witness import Witness
+from hooks.node.fingerprint import Fingerprint
 from hooks.plan import CachedLibrary, Device, Link, Missing, Mount, Plan
 from hooks.requests.request import Request
 from hooks.words import (
@@ -84,7 +84,7 @@ _EXTRA_NAMES: Final = {
     "libnvidia-opticalflow.so.1": "libnvidia-opticalflow.so",
 }
 
-Found = tuple[str, str]
+LocatedFile = tuple[str, str]
 """Where something really is: the host's path, and the path in the container."""
 
 
@@ -97,10 +97,10 @@ class HostTree:
     """
 
     def __init__(self, root: str, dev: str) -> None:
-        self._root = Witness(root)
-        self._dev = Witness(dev)
+        self._root = Fingerprint(root)
+        self._dev = Fingerprint(dev)
 
-    def really(self, path: str) -> Found | None:
+    def really(self, path: str) -> LocatedFile | None:
         """Where a path leads; None if nowhere."""
         reader, at, inside = self._reader(path)
         host = reader.resolve(inside)
@@ -142,8 +142,8 @@ class HostTree:
         except OSError:
             return []
 
-    def _reader(self, path: str) -> tuple[Witness, str, str]:
-        """The witness for a path, the prefix that it does not know, and the rest."""
+    def _reader(self, path: str) -> tuple[Fingerprint, str, str]:
+        """The fingerprint for a path, the prefix that it does not know, and the rest."""
         if path == "/dev" or path.startswith("/dev/"):
             return self._dev, "/dev", path.removeprefix("/dev") or "/"
         return self._root, "", path
@@ -168,8 +168,8 @@ class Files:
         self._sonames: dict[tuple[str, str, Arch], str] = {}
         self._missing: list[Missing] = []
 
-    def add(self, found: Found, reason: str, *, beside_libraries: bool = False) -> str:
-        """Adds a file or a directory; returns where the container sees it.
+    def add(self, found: LocatedFile, reason: str, *, beside_libraries: bool = False) -> str:
+        """Add a file or a directory; return where the container sees it.
 
         Args:
             beside_libraries: whether it has to lie where the libraries lie.
@@ -194,11 +194,11 @@ class Files:
         return path
 
     def link(self, path: str, target: str, reason: str) -> None:
-        """Adds a link; the first at its path stays."""
+        """Add a link; the first at its path stays."""
         self._links.setdefault(path, Link(path, target, reason))
 
     def miss(self, what: str, *sought: str) -> None:
-        """Notes what the node lacks."""
+        """Record what the node lacks."""
         self._missing.append(Missing(what, sought))
 
     def plan(self, devices: Iterable[Device], groups: tuple[int, ...]) -> Plan:

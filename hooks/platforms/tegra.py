@@ -5,7 +5,7 @@ container needs of it (``*.csv``). They know no capabilities: a
 container with the GPU gets everything that is listed, as with NVIDIA's toolkit.
 
 Rules
-- The chip's GPU is index 0. Where discrete GPUs are beside it (Thor, IGX) they have the next
+- The chip's GPU is index 0. If the machine also has discrete GPUs (Thor, IGX), they have the next
   indices, in PCI bus order, and the UUIDs that procfs has. Of several GPUs in procfs the chip's
   is the one at 0000:01:00.0; one alone is the chip's, unless the chip's driver is nvgpu, which
   procfs knows nothing of.
@@ -14,8 +14,8 @@ Rules
 - A discrete GPU comes with its node, its nodes below /dev/dri, the control nodes, and the listed
   nodes that belong to no GPU.
 - ``none`` gets the files and no node. A GPU that exclude-gpus names is in no ``all``.
-- A listed node is given under its name with the numbers that the host's has. One that is memory
-  itself (/dev/mem) is not.
+- The container gets a listed node under its name, with the numbers of the host's. A node of memory
+  itself (/dev/mem) is left out.
 - A listed file that does not exist is noted and is not an error; machines differ.
 
 The files have lines of ``KIND, PATH``; what is behind the first comma is the path, commas and all:
@@ -27,7 +27,7 @@ The files have lines of ``KIND, PATH``; what is behind the first comma is the pa
 ``sym``   a symbolic link, which is made, and what it leads to
 ========  ==========================================================================
 
-- Blank lines and those that begin with ``#`` do not count, nor spaces around kind and path.
+- Blank lines, lines that start with ``#``, and spaces around kind and path do not count.
 - A path may have the wildcards ``*``, ``?`` and ``[…]``, none of which stands for a slash.
 - A line of no such form is left out and noted: NVIDIA's toolkit passes over it too.
 - ``devices.csv``, ``drivers.csv`` and ``l4t.csv`` are for every container; the others are for
@@ -50,8 +50,8 @@ from hooks.config import Config
 from hooks.errors import CsvFilesMissing, GpuExcluded, NoGpus, PlatformNodeMissing
 from hooks.image.layout import Layout
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
+from hooks.node.fingerprint import Fingerprint, read_names, read_text
 from hooks.node.gpus import Gpu, find_gpus, mark_excluded
-from hooks.node.witness import Witness, read_names, read_text
 from hooks.plan import Bounds, Contribution, Device, device_of, groups_of
 from hooks.platforms.detecting import is_integrated, root_of
 from hooks.platforms.files import Files, HostTree, named, unchecked, unknown
@@ -74,7 +74,7 @@ BASE_FILES: Final = frozenset({"devices.csv", "drivers.csv", "l4t.csv"})
 
 
 class Kind:
-    """The words a line may begin with."""
+    """The words a line may start with."""
 
     DEVICE: Final = "dev"
     LIBRARY: Final = "lib"
@@ -232,7 +232,7 @@ class _Gpus:
 
 
 def _gpus(config: Config) -> _Gpus:
-    found = find_gpus(Witness(root_of(config)), config, None).gpus
+    found = find_gpus(Fingerprint(root_of(config)), config, None).gpus
     listed, _ = mark_excluded(found, config.excluded_gpus)
     has_nvgpu = os.path.exists(f"{config.sys}/module/nvgpu")
     if len(listed) == 1 and not has_nvgpu:
@@ -304,7 +304,7 @@ def _devices(wanted: dict[str, str], tree: HostTree, files: Files) -> list[Devic
         if seen is None or not stat.S_ISCHR(seen.st_mode):
             files.miss(path, "no character device is there")
         elif os.major(seen.st_rdev) == _MEMORY_MAJOR:
-            files.miss(path, "the machine's memory is given to nobody")
+            files.miss(path, "no container gets the machine's memory")
         else:
             numbers = (os.major(seen.st_rdev), os.minor(seen.st_rdev))
             node = Node(path, *numbers, stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid)
@@ -361,6 +361,6 @@ def _add_links(path: str, target: str, tree: HostTree, files: Files) -> None:
         following = posixpath.normpath(posixpath.join(directory[1], says))
         if tree.link_at(following) is None:
             following = target
-        beside = posixpath.dirname(following) == posixpath.dirname(path)
-        files.link(path, posixpath.basename(following) if beside else following, "link")
+        is_sibling = posixpath.dirname(following) == posixpath.dirname(path)
+        files.link(path, posixpath.basename(following) if is_sibling else following, "link")
         path = following

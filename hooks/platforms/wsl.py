@@ -27,7 +27,7 @@ from hooks.config import Config
 from hooks.errors import DriverStoreMissing, PlatformNodeMissing
 from hooks.image.layout import Layout
 from hooks.node.device_nodes import look_at_node, read_majors
-from hooks.node.witness import read_names, read_text
+from hooks.node.fingerprint import read_names, read_text
 from hooks.plan import Bounds, Contribution, Device, device_of, groups_of
 from hooks.platforms.detecting import DXCORE, root_of
 from hooks.platforms.files import Files, HostTree, named, unchecked, unknown
@@ -52,7 +52,7 @@ _UTILITY: Final = frozenset({Capability.UTILITY})
 _VIDEO: Final = frozenset({Capability.VIDEO})
 _GRAPHICS: Final = frozenset({Capability.GRAPHICS, Capability.DISPLAY})
 
-# The beginnings of file names, and the capabilities of which any brings them. The first eight
+# The prefixes of file names, and the capabilities of which any brings them. The first eight
 # have to be there; what follows differs between drivers.
 _REQUIRED: Final = (
     (_CUDA, _COMPUTE),

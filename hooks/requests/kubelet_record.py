@@ -1,8 +1,8 @@
 """What the kubelet's own records say that it gave one container. Pure.
 
 A device plugin answers the kubelet, and the kubelet keeps the answer by the pod's UID and the
-container's name, before it asks an engine for either. Root alone reads and writes the files. So
-they are the one word on who may have a GPU that neither an image nor the author of a pod can forge:
+container's name, before it asks an engine for either. Only root reads and writes the files. So
+they are the only evidence of who may have a GPU that an image or the author of a pod cannot forge:
 a UUID can be read in every container, below /proc/driver/nvidia.
 
 =============================================  ==============================================
@@ -43,16 +43,16 @@ from api.errors import NvshimError
 from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import enumerated
-from hooks.requests.naming import items_of, parse_names, united_channels
+from hooks.requests.naming import parse_names, united_channels
 from hooks.requests.request import Request, read_request
-from hooks.words import AllDevices, DeviceName, NamedDevices
+from hooks.words import AllDevices, DeviceName, NamedDevices, items_of
 
 CHECKPOINT: Final = "device-plugins/kubelet_internal_checkpoint"
 CLAIMS: Final = "dra_manager_state"
 """Below the kubelet's root."""
 
 _PLUGIN: Final = "k8s.device-plugin.nvidia.com"  # NVIDIA's, and ours
-# What is told of an answer: a denial is one line.
+# How much of an answer is quoted: a denial is one line.
 _MOST_NAMED, _LONGEST = 4, 200
 
 
@@ -76,7 +76,7 @@ class KubeletRecord:
     cdi_devices: frozenset[str] = frozenset()  # fully qualified CDI names
     amd_devices: frozenset[str] = frozenset()  # items of AMD_VISIBLE_DEVICES
     intel_devices: frozenset[str] = frozenset()  # items of INTEL_VISIBLE_DEVICES
-    # which record was looked for and what was found, for people
+    # which record was looked for and what was found, for display
     found: str = "the kubelet's record was not read"
 
     @property
@@ -214,11 +214,11 @@ def _united(record: KubeletRecord, request: Request) -> KubeletRecord:
     )
 
 
-# -- JSON and protobuf, as far as they are needed ------------------------------------------------
+# -- JSON and protobuf, the parts that are needed ------------------------------------------------
 
 # Fields of ContainerAllocateResponse. Of an entry of a map, and of Mount, 1 and 2 count.
 _VARIABLES, _MOUNTS, _ANNOTATIONS, _CDI_NAMES = 1, 2, 4, 5
-# Types of fields, with the length of those that have a fixed one; and "another byte follows".
+# Types of fields, with the length of fixed ones; and "another byte follows".
 _NUMBER, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 _MORE: Final = 0x80
 _T = TypeVar("_T", dict[str, Any], list[Any], str)
@@ -228,7 +228,7 @@ def _part(table: object, name: str, kind: type[_T]) -> _T:
     """A part of a JSON object; an empty one for null, which Go writes for an empty slice or map.
 
     Raises:
-        ValueError: it is of another kind.
+        ValueError: it has another type.
     """
     value = table.get(name) if isinstance(table, dict) else None
     if value is None and isinstance(table, dict):
@@ -278,7 +278,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number, and where the next begins."""
+    """Decode a number; return it and the offset behind it."""
     value = 0
     for place in range(10):
         if at >= len(message):

@@ -11,8 +11,8 @@ item                       what it names
                            ``all``: every GPU and every MIG device
 ``3``                      a GPU by its index (PCI bus order)
 ``0-3``                    the GPUs with these indices
-``1:0``                    a MIG device by its index in the GPU with that index
-``GPU-…``, ``MIG-…``       a UUID, or as much of its beginning as only one device has
+``1:0``                    a MIG device by the index of its GPU and its own
+``GPU-…``, ``MIG-…``       a UUID, or a prefix of it that only one device has
 ``MIG-GPU-…/1/0``          a MIG device by its GPU's UUID, GPU instance and compute instance
 ``0000:07:00.0``           a GPU by its PCI address; the domain may have 8 digits or be left
                            out (``07:00.0``)
@@ -87,17 +87,12 @@ _LIVE_VENDOR: Final = "runtime.nvidia.com/"
 _MOST_DEVICES: Final = 1024
 
 
-def items_of(value: str) -> list[str]:
-    """The items of a comma list."""
-    return [item for item in (part.strip() for part in value.split(",")) if item]
-
-
 def parse_names(items: Iterable[str], *, asked: str, default_kind: str = "nvidia.com/gpu") -> Names:
     """What the items of a list name, by the tables in this module's head.
 
     Raises:
         MalformedDevice: an item has none of the known forms.
-        MalformedChannel: an IMEX channel is no number of one.
+        MalformedChannel: an IMEX channel is not a valid number.
         TooManyDevices: the list is longer than any node is large.
     """
     items = list(items)
@@ -191,7 +186,7 @@ def parse_channels(items: Iterable[str], *, asked: str) -> tuple[int, ...] | Non
         items: of a list: ``0``, ``channel0`` or ``all``.
 
     Raises:
-        MalformedChannel: an item is no number of a channel.
+        MalformedChannel: an item is not the number of a channel.
         TooManyDevices: there are more than any node has.
 
     Source: NVIDIA Container Toolkit, pkg/nvcdi/lib-imex.go.

@@ -135,7 +135,7 @@ def parse_call(path: str, arguments: Sequence[str], owner: str = "the spec") -> 
 
 
 def _take_options(words: list[str], known: Mapping[str, bool]) -> Iterator[tuple[str, str]]:
-    """Remove the options at the beginning of ``words``, and yield them."""
+    """Remove the options at the start of ``words``, and yield them."""
     while words and words[0].startswith("-"):
         word = words.pop(0)
         name, equals, value = word.lstrip("-").partition("=")

@@ -1,10 +1,10 @@
 """Policy: which part of a request a container may have, by its author and the container.
 
 In a pod, the environment may be the image's and the annotations, mounts and variables may be those
-of the pod's author: a spec does not show who wrote what. Nor is a UUID a secret, since procfs shows
-it to every container. So what a pod requests is a wish, and the grant is what the kubelet has
-recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of Kubernetes the person
-who starts a container says what it gets. The mode decides whom to trust:
+of the pod's author: a spec does not show who wrote what. A UUID is not a secret either, since
+procfs shows it to every container. So what a pod requests is a wish, and the grant is what the
+kubelet has recorded for the container (:mod:`hooks.requests.kubelet_record`). Outside of Kubernetes
+the user who starts a container decides what it gets. The mode decides whom to trust:
 
 ============  =================  ==================  ==========================================
 mode          environment,       privileged in       unprivileged in Kubernetes
@@ -68,7 +68,6 @@ from hooks.config import Config, Denied, Mode
 from hooks.errors import PrivilegeNeeded, RequestDenied, UnsupportedCapability
 from hooks.ocispec import has_user_namespace, part
 from hooks.requests.kubelet_record import KubeletRecord
-from hooks.requests.naming import items_of
 from hooks.requests.request import Request
 from hooks.words import (
     CAPABILITIES,
@@ -81,6 +80,7 @@ from hooks.words import (
     NoDevices,
     Origin,
     Void,
+    items_of,
 )
 
 
@@ -111,9 +111,9 @@ class Verdict:
     mode: str  # of the policy
     asked: Request
     allowed: Request
-    denials: tuple[str, ...] = ()  # what was denied and why, for people
-    notes: tuple[str, ...] = ()  # what was narrowed without being denied, for people
-    # what the kubelet's record has for the container, for people; "" if that did not decide
+    denials: tuple[str, ...] = ()  # what was denied and why, for display
+    notes: tuple[str, ...] = ()  # what was narrowed without being denied, for display
+    # what the kubelet's record has for the container, for display; "" if that did not decide
     kubelet: str = ""
 
     @property
@@ -159,7 +159,7 @@ def read_container(spec: Mapping[str, Any]) -> Container:
         sandbox=any(annotations.get(name) == _SANDBOX for name in _TYPES),
         namespace=_agreed(annotations, _NAMESPACES),
         privileged=_is_privileged(spec),
-        # Two names are not the same as none: then nobody knows whose record it is.
+        # Two names are not the same as none: then it is unknown whose record it is.
         pod_uid="" if len(names) > 1 else _agreed(annotations, _UIDS, in_cgroup),
         name=_agreed(annotations, _NAMES),
     )
@@ -221,12 +221,12 @@ def judge(
             (:func:`needs_record`).
 
     Raises:
-        RequestDenied: something may not be had, and that is to be an error.
-        PrivilegeNeeded: MIG is to be steered by a container that is not privileged.
-        UnsupportedCapability: a driver capability is named that may not be had.
+        RequestDenied: something is denied, and the configuration makes that an error.
+        PrivilegeNeeded: a container that is not privileged asks to control MIG.
+        UnsupportedCapability: a driver capability is named that the configuration excludes.
     """
     if container.sandbox:
-        denied = "the sandbox container of a pod is given nothing"
+        denied = "the sandbox container of a pod gets nothing"
         nothing = replace(
             request.without_nvidia(), cdi_devices=(), amd_devices="", intel_devices=""
         )
@@ -295,7 +295,7 @@ class _Case:
         return replace(allowed, capabilities=self._capabilities(request.capabilities))
 
     def _trusts(self, origin: str) -> bool:
-        """Whether whoever wrote there says what the container gets."""
+        """Whether a place of that origin decides what the container gets."""
         container = self._container
         free = not container.kubernetes or container.privileged
         match origin:
@@ -311,7 +311,7 @@ class _Case:
         return self._environment
 
     def _devices(self, *, trusted: bool) -> Devices | None:
-        """The allowed devices; None if those that are requested may not be had."""
+        """The allowed devices; None if the requested ones are denied."""
         request, record = self._request, self._record
         match request.devices:
             case Void():
@@ -375,7 +375,7 @@ class _Case:
         if asked not in {CAPABILITIES, DEFAULT_CAPABILITIES}:
             raise UnsupportedCapability(
                 f"NVIDIA_DRIVER_CAPABILITIES with {', '.join(sorted(asked))}",
-                found=f"{missing} may not be had on this node",
+                found=f"{missing} is not allowed on this node",
                 do=f"use some of {', '.join(sorted(supported)) or 'none'}, or extend "
                 "supported-driver-capabilities",
             )
@@ -387,8 +387,8 @@ class _Case:
         if not container.kubernetes:
             why = why or f"the environment is not trusted in {mode}"
         elif not why:
-            nobody = f"neither {mode} nor accept-mounts trusts"
-            trusts = nobody if origin == Origin.MOUNTS else f"{mode} does not trust"
+            both = f"{mode} and accept-mounts do not trust"
+            trusts = both if origin == Origin.MOUNTS else f"{mode} does not trust"
             why = f"no device plugin gave it to {_an(container)}, which {trusts}"
             why += f"; {self._record.found}"
         self.denials.append(one_line(f"{what}: {why}"))

@@ -2,29 +2,12 @@
 
 The first place that names one of NVIDIA's devices decides which of NVIDIA's the container gets; the
 same holds for other vendors' devices by CDI name. A GPU of NVIDIA's from a CDI file
-(``k8s.device-plugin.nvidia.com/gpu=…``) decides as well. Names: :mod:`hooks.requests.naming`.
+(``k8s.device-plugin.nvidia.com/gpu=…``) decides as well. Places: :mod:`hooks.requests.places`.
+Names: :mod:`hooks.requests.naming`.
 
-============================================  ===========  ==================================
-place                                         origin       form
-============================================  ===========  ==================================
-annotations ``cdi.k8s.io/…`` (the prefixes    annotations  CDI names, in full: the default kind
-are configured), by name                                   is not for them
-mounts of /dev/null on                        mounts       a name; or ``cdi/VENDOR/CLASS/NAME``,
-/var/run/nvidia-container-devices/NAME                     ``cdi/VENDOR/CLASS=NAME``, ``imex/0``
-(if accept-mounts)
-a hook of containerd's clients (``ctr run     spec         indices, UUIDs, ``all``
---gpus``): ``nvidia-container-cli configure``
-swarm variables that are set (configured)     environment  names
-NVIDIA_VISIBLE_DEVICES                        environment  names, or ``void``
-legacy image: CUDA_VERSION is set, and        environment  all GPUs
-NVIDIA_REQUIRE_CUDA and the above are not
-============================================  ===========  ==================================
-
-Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES, and adds NVIDIA's hook to the prestart hooks:
-that hook makes a request of the environment one of origin docker, in which that variable comes
-before a swarm's. Wherever a hook of NVIDIA's is (:mod:`hooks.requests.oci_hooks`), it is
-removed from the spec, even if nothing is requested (:func:`hooks.edits.mutation.apply`). That of
-containerd's clients names driver capabilities and requirements too, which then count alone.
+Wherever a hook of NVIDIA's is (:mod:`hooks.requests.oci_hooks`), it is removed from the spec, even
+if nothing is requested (:func:`hooks.edits.mutation.apply`). The hook of containerd's clients names
+driver capabilities and requirements too, and then only these count.
 
 Variables that count if anything of NVIDIA's is requested:
 
@@ -47,8 +30,9 @@ A variable that is set twice has its last value, as the process will see it. Par
 every spec gives a request or one typed error.
 
 containerd and Docker can apply CDI specs themselves, and then NVIDIA_VISIBLE_DEVICES is
-``void`` at its end. Without an annotation that is all there is, and nothing is left to do. With
-one, the same devices are given, and :func:`hooks.edits.mutation.apply` adds only what is not there.
+``void`` at its end. Without an annotation nothing else is requested, and nothing is left to do.
+With one, the same devices are granted, and :func:`hooks.edits.mutation.apply` adds only what is
+missing.
 
 Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook;
 its user guide, "Environment variables". Where they differ from one another, from this, and
@@ -57,38 +41,37 @@ why: docs/architecture.md, "Requests".
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from api.values import dataclass, replace
 from hooks.config import Config
 from hooks.errors import MalformedMigAccess, UnknownCapability
-from hooks.ocispec import misshapen, part, parts, variables_of
-from hooks.requests.glance import (
+from hooks.ocispec import variables_of
+from hooks.requests.naming import parse_channels, parse_names, united_channels
+from hooks.requests.oci_hooks import ClientRequest
+from hooks.requests.places import (
     AMD_DEVICES,
     CUDA_VERSION,
-    DEVICES,
     INTEL_DEVICES,
-    MOUNTS,
-    NOTHING,
-    REQUIRE_CUDA,
+    VOID,
+    DeviceText,
+    SpecView,
+    device_texts,
+    is_legacy,
+    vendor_text,
 )
-from hooks.requests.glance import CAPABILITIES as CAPABILITIES_VARIABLE
-from hooks.requests.naming import items_of, parse_channels, parse_names, united_channels
-from hooks.requests.oci_hooks import LISTS as HOOK_LISTS
-from hooks.requests.oci_hooks import ClientRequest, client_request, is_dockers, is_nvidia_hook
+from hooks.requests.places import CAPABILITIES as CAPABILITIES_VARIABLE
 from hooks.words import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     IMEX,
-    AllDevices,
     Devices,
     Feature,
     Names,
     Origin,
     Void,
+    items_of,
     quotes_in,
 )
 
@@ -116,7 +99,7 @@ class Request:
     hooked: bool = False  # whether a hook of NVIDIA's is in the spec, which is then removed
     # where NVIDIA's devices are requested, of Origin; if none are, where other devices are
     origin: str = Origin.NOBODY
-    source: str = ""  # the text of the request, for people ("NVIDIA_VISIBLE_DEVICES=0")
+    source: str = ""  # the text of the request, for display ("NVIDIA_VISIBLE_DEVICES=0")
 
     @property
     def wants_driver(self) -> bool:
@@ -126,7 +109,7 @@ class Request:
 
     @property
     def wants_injection(self) -> bool:
-        """Whether the spec is to be edited; if not, the container is not touched at all."""
+        """Whether the engine edits the spec; if not, the container is not touched at all."""
         return self.wants_devices or self.hooked
 
     @property
@@ -146,15 +129,6 @@ class Request:
             requirements=(),
             only_variables=frozenset(),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceList:
-    """The devices that one place names."""
-
-    names: Names
-    origin: str
-    source: str  # its text, for people
 
 
 _DISABLE_REQUIRE: Final = "NVIDIA_DISABLE_REQUIRE"
@@ -194,37 +168,37 @@ def read_request(spec: Mapping[str, Any], config: Config | None = None) -> Reque
     Source: OCI runtime specification, config.md, "process", "Mounts", "Annotations".
     """
     config = config or Config()
-    variables = variables_of(spec)
-    hooks = _Hooks.of(spec)
-    nvidia: _DeviceList | None = None
-    others: _DeviceList | None = None
-    for found in _device_lists(spec, variables, hooks, config):
-        if found.names.cdi_devices and others is None:
-            others = found
-        names = found.names
+    view = SpecView.of(spec)
+    variables, hooks = view.variables, view.hooks
+    nvidia: tuple[DeviceText, Names] | None = None
+    others: tuple[DeviceText, Names] | None = None
+    for text in device_texts(view, config):
+        names = _names_in(text)
+        if names.cdi_devices and others is None:
+            others = text, names
         if names.of_nvidia or not names.cdi_devices or any(map(_is_nvidia_gpu, names.cdi_devices)):
-            nvidia = found
+            nvidia = text, names
             break
     first = nvidia or others
-    amd, intel = (_text(variables, name) for name in (AMD_DEVICES, INTEL_DEVICES))
+    amd, intel = (vendor_text(variables, name) for name in (AMD_DEVICES, INTEL_DEVICES))
     of_vendors = [f"{AMD_DEVICES}={amd}"] if amd else []
     of_vendors += [f"{INTEL_DEVICES}={intel}"] if intel else []
     usual = Origin.ENVIRONMENT if of_vendors else Origin.NOBODY
     request = Request(
-        nvidia.names.devices if nvidia else Void(),
-        cdi_devices=others.names.cdi_devices if others else (),
-        cdi_origin=others.origin if others else Origin.NOBODY,
+        nvidia[1].devices if nvidia else Void(),
+        cdi_devices=others[1].cdi_devices if others else (),
+        cdi_origin=others[0].origin if others else Origin.NOBODY,
         amd_devices=amd,
         intel_devices=intel,
-        hooked=hooks.are_there,
-        origin=first.origin if first else usual,
-        source=" ".join([first.source, *of_vendors] if first else of_vendors),
+        hooked=hooks.present,
+        origin=first[0].origin if first else usual,
+        source=" ".join([first[0].source, *of_vendors] if first else of_vendors),
     )
-    if nvidia is None or not nvidia.names.of_nvidia:
+    if nvidia is None or not nvidia[1].of_nvidia:
         return request
-    if nvidia.origin == Origin.SPEC and hooks.client is not None:
+    if nvidia[0].origin == Origin.SPEC and hooks.client is not None:
         variables = _without_words(variables, hooks.client)
-    return _with_all_of_nvidia(request, nvidia.names, variables)
+    return _with_all_of_nvidia(request, nvidia[1], variables)
 
 
 def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[str, str]:
@@ -236,11 +210,11 @@ def _without_words(variables: Mapping[str, str], client: ClientRequest) -> dict[
 
 
 def read_more(spec: Mapping[str, Any], held: Iterable[str]) -> Request:
-    """What a container requests beside the devices that its spec has already.
+    """What a container requests besides the devices that its spec has already.
 
     Args:
         spec: config.json, decoded. It is not changed.
-        held: what those devices go by (:mod:`hooks.sharing`).
+        held: the ids of those devices (:mod:`hooks.sharing`).
 
     Returns:
         A request of these devices, with the driver capabilities that the container names.
@@ -269,143 +243,17 @@ def _is_nvidia_gpu(cdi_device: str) -> bool:
     return vendor in _DRA_VENDORS or (of_nvidia and rest.startswith("gpu="))
 
 
-def _device_lists(
-    spec: Mapping[str, Any], variables: Mapping[str, str], hooks: _Hooks, config: Config
-) -> Iterator[_DeviceList]:
-    """The list of each place that has one, by the table in this module's head.
+def _names_in(text: DeviceText) -> Names:
+    """Parse what one place names.
 
-    A place is read only in its turn: a device plugin that mounts the names of devices sets the
-    variable to something that names none.
+    Raises:
+        RequestError: a name is malformed.
     """
-    looks: tuple[Callable[[], _DeviceList | None], ...] = (
-        partial(_in_annotations, spec, config),
-        partial(_in_mounts, spec, config),
-        partial(_in_hook, hooks.client),
-        partial(_in_environment, variables, config, hooks),
-    )
-    for look in looks:
-        found = look()
-        if found is not None:
-            yield found
-
-
-def _in_annotations(spec: Mapping[str, Any], config: Config) -> _DeviceList | None:
-    """What the annotations name."""
-    annotations = part(spec, "annotations", dict)
-    chosen = sorted(name for name in annotations if name.startswith(config.annotation_prefixes))
-    if not all(isinstance(annotations[name], str) for name in chosen):
-        raise misshapen("annotations", "an object of strings")
-    items = [item for name in chosen for item in _cdi_names(annotations[name])]
-    if not items:
-        return None
-    source = " ".join(f"{name}={annotations[name]}" for name in chosen)
-    names = parse_names(items, asked=source, default_kind=config.default_kind)
-    return _DeviceList(names, Origin.ANNOTATIONS, source)
-
-
-def _cdi_names(value: str) -> list[str]:
-    """The items of an annotation, from the first that has a kind, or a part of one.
-
-    What has none is no CDI name ("1", "all"), and neither NVIDIA's runtime nor an engine gives
-    anything by it.
-    """
-    items = items_of(value)
-    while items and "=" not in items[0] and "/" not in items[0]:
-        del items[0]
-    return items
-
-
-def _in_mounts(spec: Mapping[str, Any], config: Config) -> _DeviceList | None:
-    """What mounts of /dev/null name."""
-    below = list(_below_mounts(spec)) if config.accept_mounts else []
-    if not below:
-        return None
-    source = f"mounts below {MOUNTS}: {', '.join(map('/'.join, below))}"
-    items: list[str] = []
-    channels: list[str] = []
-    for path in below:
-        match path:
-            case ["imex", *channel]:
-                channels.append("/".join(channel))
-            case ["cdi", vendor, kind, name]:
-                items.append(f"{vendor}/{kind}={name}")
-            case ["cdi", *rest]:
-                items.append("/".join(rest))
-            case _:
-                items.append("/".join(path))
-    # Each mount is a name by itself: no kind of one holds for the next.
-    items.sort(key=lambda item: "=" in item)
-    names = parse_names(items, asked=source, default_kind=config.default_kind)
-    united = united_channels(names.imex_channels, parse_channels(channels, asked=source))
-    return _DeviceList(replace(names, imex_channels=united), Origin.MOUNTS, source)
-
-
-def _below_mounts(spec: Mapping[str, Any]) -> Iterator[list[str]]:
-    top = MOUNTS.split("/")[1:]
-    for mount in parts(spec, "mounts", dict):
-        destination = mount.get("destination")
-        if mount.get("source") == "/dev/null" and isinstance(destination, str):
-            path = posixpath.normpath(f"/{destination}").lstrip("/").split("/")
-            if path[: len(top)] == top and len(path) > len(top):
-                yield path[len(top) :]
-
-
-def _in_hook(client: ClientRequest | None) -> _DeviceList | None:
-    """What a client of containerd names."""
-    if client is None:
-        return None
-    source = f"hook nvidia-container-cli configure --device={','.join(client.devices)}"
-    names = parse_names(client.devices or ("none",), asked=source)
-    return _DeviceList(names, Origin.SPEC, source)
-
-
-def _in_environment(
-    variables: Mapping[str, str], config: Config, hooks: _Hooks
-) -> _DeviceList | None:
-    """What the environment names."""
-    origin = Origin.DOCKER if hooks.by_docker else Origin.ENVIRONMENT
-    usual = [DEVICES] if DEVICES in variables else []
-    swarm = [name for name in config.swarm_resources if name in variables]
-    # Docker's --gpus writes the usual one, and any other may be the image's.
-    chosen = (usual or swarm) if origin == Origin.DOCKER else (swarm or usual)
-    if not chosen:
-        if not _is_legacy(variables):
-            return None
-        return _DeviceList(Names(AllDevices()), origin, f"legacy image: {CUDA_VERSION} is set")
-    source = " ".join(f"{name}={variables[name]}" for name in chosen)
-    items = [item for name in chosen for item in items_of(variables[name])]
-    names = parse_names(items, asked=source, default_kind=config.default_kind)
-    return _DeviceList(names, origin, source)
-
-
-def _is_legacy(variables: Mapping[str, str]) -> bool:
-    """Whether the image is of the time before NVIDIA_VISIBLE_DEVICES."""
-    return bool(variables.get(CUDA_VERSION)) and not variables.get(REQUIRE_CUDA)
-
-
-@dataclass(frozen=True, slots=True)
-class _Hooks:
-    """The hooks of NVIDIA's in a spec."""
-
-    are_there: bool  # whether there is any
-    by_docker: bool  # whether Docker's --gpus has added one
-    client: ClientRequest | None  # what a client of containerd requests by one
-
-    @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> _Hooks:
-        """Those of a spec.
-
-        Raises:
-            MalformedSpec: a list of hooks is none.
-        """
-        hooks = part(spec, "hooks", dict)
-        listed = {name: part(hooks, name, list, "hooks.") for name in HOOK_LISTS}
-        each = [hook for entries in listed.values() for hook in entries]
-        return cls(
-            any(map(is_nvidia_hook, each)),
-            any(map(is_dockers, listed["prestart"])),
-            next(filter(None, map(client_request, each)), None),
-        )
+    names = parse_names(text.items, asked=text.source, default_kind=text.kind)
+    if not text.channels:
+        return names
+    channels = parse_channels(text.channels, asked=text.source)
+    return replace(names, imex_channels=united_channels(names.imex_channels, channels))
 
 
 def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[str]:
@@ -434,7 +282,7 @@ def parse_capabilities(value: str | None, *, legacy: bool = False) -> frozenset[
 
 def _with_all_of_nvidia(request: Request, names: Names, variables: Mapping[str, str]) -> Request:
     """A request with the variables that count if anything of NVIDIA's is requested."""
-    legacy = _is_legacy(variables)
+    legacy = is_legacy(variables)
     channels, by_variables = names.imex_channels, _features(variables)
     only_variables = by_variables - names.features
     if channels == ():
@@ -457,7 +305,7 @@ def _features(variables: Mapping[str, str]) -> frozenset[str]:
         value = variables.get(name, "").strip()
         if value == "all":
             found.add(word)
-        elif value not in NOTHING and value != "none":
+        elif value not in {"", VOID, "none"}:
             raise MalformedMigAccess(
                 f"{name}={value}",
                 found=f"it is for no single device{quotes_in(value)}",
@@ -480,10 +328,3 @@ def _requirements(variables: Mapping[str, str], *, legacy: bool) -> tuple[tuple[
         if (major + minor).isascii() and major.isdecimal() and minor.isdecimal():
             found.append((CUDA_VERSION, f"cuda>={major}.{minor}"))
     return tuple(found)
-
-
-def _text(variables: Mapping[str, str], name: str) -> str:
-    """What another vendor's variable asks; "" for nothing."""
-    value = variables.get(name, "").strip()
-    items = set(items_of(value))
-    return "" if items <= {"none"} or "void" in items else value

@@ -6,7 +6,7 @@ Rules
 - A GPU in a partitioning mode (CPX, DPX …) is one node for each partition: the first has the PCI
   device's render node, the others those of platform devices ``amdgpu_xcp_N``. Each partition has
   an index of its own, and can be given alone.
-- Indices go by PCI address, then by the number of the render node: the order of AMD's toolkit.
+- Indices follow the PCI address, then the number of the render node: the order of AMD's toolkit.
 - Every container with an AMD GPU gets /dev/kfd, the door to all of them. Which of them a process
   may use is decided by the render nodes that it can open.
 
@@ -22,8 +22,8 @@ from typing import Final
 from hooks.config import Config
 from hooks.errors import NoVendorDriver
 from hooks.node.device_nodes import look_at_node, read_majors
+from hooks.node.fingerprint import read_line, read_names, read_text
 from hooks.node.gpus import bus_order
-from hooks.node.witness import read_line, read_names, read_text
 from hooks.plan import Contribution
 from hooks.vendors.gpus import DRM, DrmDevice, VendorGpu, drm_devices, granted
 from hooks.vendors.names import VendorRequest, address_names, unique_names
@@ -54,7 +54,7 @@ def give(wanted: VendorRequest, config: Config) -> Contribution:
 
 
 def find(config: Config) -> tuple[tuple[VendorGpu, ...], list[str]]:
-    """The node's AMD GPUs and partitions by index, and notes for people."""
+    """The node's AMD GPUs and partitions by index, and notes for display."""
     by_render = {device.render_node: device for device in drm_devices(config)}
     found: list[tuple[tuple[int, ...], int, str, DrmDevice, int]] = []
     notes = []

@@ -24,7 +24,7 @@ from api.values import dataclass
 from hooks.config import Config
 from hooks.errors import GpuExcluded, NoVendorGpus, UnknownVendorGpu, VendorNodeMissing, enumerated
 from hooks.node.device_nodes import look_at_node
-from hooks.node.witness import read_line, read_names
+from hooks.node.fingerprint import read_line, read_names
 from hooks.plan import (
     Bounds,
     Contribution,
@@ -50,9 +50,9 @@ class DrmDevice:
     """A device with nodes below /dev/dri."""
 
     name: str  # its name on its bus ("0000:03:00.0", "amdgpu_xcp_1")
-    vendor: str  # its PCI vendor, as sysfs writes it ("0x8086"); "" if it is on another bus
-    pci_class: str  # its PCI class ("0x030000"); "" likewise
-    device_id: str  # its PCI device id ("0x56a0"); "" likewise
+    vendor: str  # its PCI vendor, as sysfs writes it ("0x8086"); "" on another bus
+    pci_class: str  # its PCI class ("0x030000"); "" on another bus
+    device_id: str  # its PCI device id ("0x56a0"); "" on another bus
     driver: str  # the name of the kernel driver that it is bound to; "" if it tells none
     minors: dict[str, int]  # the minor numbers of its nodes, by their names ("renderD128")
 
@@ -117,13 +117,13 @@ def by_path_links(config: Config, nodes: Collection[str], reason: str) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class VendorGpu:
-    """A GPU, or a partition of one that has nodes of its own."""
+    """A GPU, or a partition of a GPU with its own nodes."""
 
     vendor: str  # whose it is ("AMD")
     index: int  # its place in PCI bus order, and among its GPU's partitions
     address: str
     device: DrmDevice
-    names: frozenset[str]  # what it is called beside its index, in lower case
+    names: frozenset[str]  # its names besides its index, in lower case
 
     def __str__(self) -> str:
         return f"{self.vendor} GPU {self.index} ({self.address})"

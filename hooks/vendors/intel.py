@@ -2,7 +2,7 @@
 
 Rules
 - Integrated and discrete ones, whole ones and virtual functions alike: whatever i915 or xe has
-  made a render node for. Indices go by PCI address.
+  made a render node for. Indices follow the PCI address.
 - A display device without a render node (no driver, or one for display alone) is not a GPU.
 - There is no node that all share: the render node is all that a process opens.
 
@@ -16,8 +16,8 @@ from typing import Final
 from hooks.config import Config
 from hooks.errors import NoVendorDriver
 from hooks.node.device_nodes import read_majors
+from hooks.node.fingerprint import read_line, read_names
 from hooks.node.gpus import bus_order
-from hooks.node.witness import read_line, read_names
 from hooks.plan import Contribution
 from hooks.vendors.gpus import DRM, VendorGpu, drm_devices, granted
 from hooks.vendors.names import VendorRequest, address_names

@@ -1,7 +1,7 @@
 """How GPUs are named in AMD_VISIBLE_DEVICES, INTEL_VISIBLE_DEVICES and their CDI names.
 
-A comma list; spaces around an item and empty items do not count, nor does case. The first rule
-that holds decides:
+A comma list; spaces around an item, empty items and case do not count. The first rule that holds
+decides:
 
 =====================  ====================================================================
 no item, or ``void``   nothing is requested
@@ -62,7 +62,7 @@ class VendorRequest:
     """A request for a vendor's GPUs."""
 
     items: tuple[Item, ...]  # indices and names, in lower case; none of them for every GPU
-    source: str  # the text of the request, for people ("AMD_VISIBLE_DEVICES=0,1")
+    source: str  # the text of the request, for display ("AMD_VISIBLE_DEVICES=0,1")
 
     @property
     def everything(self) -> bool:
@@ -74,7 +74,7 @@ def parse(value: str, variable: str) -> VendorRequest | None:
     """The request of a value, by the rules in this module's head; None for nothing.
 
     Raises:
-        MalformedVendorRange: a range ends before it begins.
+        MalformedVendorRange: a range ends before it starts.
     """
     source = f"{variable}={value}"
     items = [item for item in (part.strip().lower() for part in value.split(",")) if item]
@@ -96,7 +96,7 @@ def _item(item: str, source: str) -> Item:
         if int(first) > int(last):
             raise MalformedVendorRange(
                 source,
-                found=f"{item} ends before it begins",
+                found=f"{item} ends before it starts",
                 do=f"write {last}-{first}",
             )
         return Range(int(first), int(last))

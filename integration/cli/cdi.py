@@ -124,7 +124,7 @@ def generate(config: Config, form: str | None, to: str | None, **wish: Any) -> N
         if old:
             sys.stderr.write(f"{podman.note_on(old)} (--groups: write them all the same)\n")
     devices = [part.strip() for each in wish.pop("devices") for part in each.split(",")]
-    wanted = generating.Wish(
+    wanted = generating.SpecOptions(
         strategies=strategies,
         capabilities=capabilities,
         devices=tuple(filter(None, devices)),

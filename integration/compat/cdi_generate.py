@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from hooks.cdi.generating import STRATEGIES, Wish
+from hooks.cdi.generating import STRATEGIES, SpecOptions
 from integration.compat.errors import FlagWithoutMeaning
 
 _KINDS: Final = {
@@ -84,7 +84,7 @@ def wish_of(
     no_all_device: bool = False,
     features: tuple[str, ...] = (),
     others: frozenset[str] = frozenset(),
-) -> tuple[Wish, list[str]]:
+) -> tuple[SpecOptions, list[str]]:
     """What a spec is to be of.
 
     Args:
@@ -127,7 +127,7 @@ def wish_of(
         for feature in features
         if _FEATURES[feature]
     ]
-    wish = Wish(
+    wish = SpecOptions(
         kind=_KINDS[mode],
         vendor=vendor,
         class_=class_,

@@ -35,9 +35,9 @@ from hooks.node.device_nodes import cap_minors, cap_path
 from hooks.node.driver import DriverFile
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.node.inventory import Inventory
-from hooks.requests.naming import items_of, parse_names
+from hooks.requests.naming import parse_names
 from hooks.requests.request import Request
-from hooks.words import CAPABILITIES
+from hooks.words import CAPABILITIES, items_of
 
 _PROGRAMS: Final = (
     "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager",

@@ -1,7 +1,7 @@
 """Containers that a GPU fault has ended, as the shim remembers them.
 
 containerd has removed the bundles of most of them. A later attempt of the same container of a pod
-may run, under the same name. See :mod:`shim.causes.ended`.
+may run, under the same name. See :mod:`shim.causes.exit_store`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from integration.containers.bundles import Container, Pod
-from shim.causes.ended import list_ended
+from shim.causes.exit_store import list_ended
 
 
 @dataclass(frozen=True, slots=True)

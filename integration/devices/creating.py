@@ -24,6 +24,7 @@ from typing import Final
 
 from hooks.config import Config
 from hooks.node.device_nodes import look_at_node, read_majors
+from hooks.node.fingerprint import read_names
 from hooks.node.host_setup import (
     DRIVER,
     TIMEOUT,
@@ -34,7 +35,6 @@ from hooks.node.host_setup import (
     load_commands,
     make_all,
 )
-from hooks.node.witness import read_names
 from hooks.plan import Device
 from hooks.words import CAPABILITIES, Node
 from integration.devices.errors import DevicesNotMade, ModulesNotLoaded

@@ -22,6 +22,7 @@ from typing import Final
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, FRONTEND, MODESET, UVM, UVM_TOOLS
 from hooks.node.device_nodes import CAPS, cap_path
+from hooks.node.fingerprint import Fingerprint, read_text
 from hooks.node.gpus import find_gpus
 from hooks.node.host_setup import (
     Wanted,
@@ -30,7 +31,6 @@ from hooks.node.host_setup import (
     node_owner,
     parse_parameters,
 )
-from hooks.node.witness import Witness, read_text
 
 _CONTROL_NODES: Final = (CONTROL, MODESET, UVM, UVM_TOOLS)
 
@@ -62,7 +62,7 @@ def expected_nodes(config: Config, *, control_only: bool = False) -> list[Wanted
     ]
     if control_only:
         return nodes
-    gpus = find_gpus(Witness(config.host_root), config, None).gpus
+    gpus = find_gpus(Fingerprint(config.host_root), config, None).gpus
     nodes += [Wanted(gpu.path, FRONTEND, gpu.minor, *owner) for gpu in gpus]
     return nodes + sorted(_capabilities(config), key=lambda node: node.minor)
 

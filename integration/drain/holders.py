@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, Final
 from hooks.config import Config
 from hooks.node.capabilities import FRONTEND
 from hooks.node.device_nodes import CAPS, read_majors
+from hooks.node.fingerprint import read_text
 from hooks.node.inventory import Inventory
-from hooks.node.witness import read_text
 from integration.containers.bundles import Container
 from integration.containers.device_users import device_users
 from integration.containers.held_devices import Holders, nodes_of

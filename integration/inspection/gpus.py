@@ -23,9 +23,9 @@ from api.errors import NvshimError
 from hooks import platforms
 from hooks.config import Config, Platform
 from hooks.errors import DriverNotFound
+from hooks.node.fingerprint import read_text
 from hooks.node.gpus import Gpu, MigDevice, Nodes
 from hooks.node.inventory import Inventory
-from hooks.node.witness import read_text
 from hooks.platforms import tegra, wsl
 from hooks.sharing import id_of
 from hooks.vendors import amd, intel

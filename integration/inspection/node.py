@@ -11,10 +11,10 @@ from api.errors import NvshimError
 from hooks import platforms
 from hooks.config import Config, Platform
 from hooks.node import cache
+from hooks.node.fingerprint import Fingerprint, read_text
 from hooks.node.host_setup import is_loaded
 from hooks.node.inventory import Inventory
 from hooks.node.roots import look, module_version
-from hooks.node.witness import Witness, read_text
 from integration.inspection.gpus import gpu_rows
 from integration.nvml.inventory import look_at_node
 from integration.tree import own_tree, read_tree
@@ -57,7 +57,7 @@ def describe_node(config: Config, *, nvml: bool = True) -> dict[str, Any]:
         "platform": platform,
         "driver": None if inventory is None else _driver(inventory),
         "driver_error": None if error is None else {"code": error.code, "message": str(error)},
-        "module_version": module_version(Witness(config.host_root), config),
+        "module_version": module_version(Fingerprint(config.host_root), config),
         "roots": _roots(config, inventory) if platform == Platform.NVML else [],
         "inventory": None if inventory is None else _freshness(config, inventory, nvml=nvml),
         "modules": [_module(config, name) for name in MODULES],
@@ -109,7 +109,7 @@ def _roots(config: Config, inventory: Inventory | None) -> list[dict[str, Any]]:
     if inventory is not None:
         chosen = (inventory.driver.root, inventory.driver.layout)
     found = []
-    for place in look(Witness(config.host_root), config):
+    for place in look(Fingerprint(config.host_root), config):
         here = (place.reader.root, place.layout.name)
         found.append(
             {

@@ -39,7 +39,7 @@ _MARKS: Final = (MARK, MARK_OF_UNIT)
 # So many looks in a row that nothing gave a reason for go by what an earlier one has made.
 _TRUSTED: Final = 10
 
-_WISH: Final = generating.Wish(
+_WISH: Final = generating.SpecOptions(
     kind="gpu",
     vendor="",
     class_="",

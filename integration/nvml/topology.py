@@ -30,9 +30,9 @@ from typing import Final
 
 from api.errors import NvshimError, one_line
 from hooks.config import Config
+from hooks.node.fingerprint import read_text
 from hooks.node.gpus import Gpu
 from hooks.node.inventory import Inventory
-from hooks.node.witness import read_text
 from integration.nvml.query import ask_nvml
 
 _MOST_LINKS: Final = 18

@@ -1,4 +1,4 @@
-"""Whether a node agent runs, which tells of faults what the shim cannot know."""
+"""Whether a node agent runs, which knows more of faults than the shim can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_locked(path: str) -> bool:
     """Whether a process holds a file by flock(2).
 
     Args:
-        path: no link is followed. What cannot be opened is held by nobody.
+        path: no link is followed. A file that cannot be opened counts as not held.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

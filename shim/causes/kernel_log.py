@@ -12,13 +12,12 @@ The driver writes, over the years and by what it knows::
 Rules
 - A record counts if its facility is the kernel's (0). What a program writes into the log has
   another one, which the kernel sees to.
-- A line counts if it names a GPU by its address. Very old drivers have some without, of which
-  nobody could say whose they are; and a program that calls itself ``NVRM: Xid: 79,`` and ends by
-  a segmentation fault has the kernel write a line that begins so. With an address it is longer
-  than a name can be.
-- A container chooses the name of its process, up to fifteen letters of any kind, and so the text
-  after it. The GPU, the number and the process id come before it, and are the kernel's own; what
-  comes after them is for people, and nothing is decided by it.
+- A line counts if it names a GPU by its address. Very old drivers write some without, which cannot
+  be attributed. And a program named ``NVRM: Xid: 79,`` that crashes makes the kernel write a line
+  with that prefix; a prefix with an address is longer than a name can be.
+- A container chooses the name of its process, up to fifteen characters, and so the text after it.
+  The GPU, the number and the process id precede the name and come from the kernel. The text after
+  them is for display; no decision depends on it.
 
 Source: Documentation/ABI/testing/dev-kmsg; kernel_rc.c and error_cont.c of NVIDIA's open kernel
 modules (krcReportXid), dmesg output in bug reports for what the older ones wrote.
@@ -68,14 +67,14 @@ class LoggedXid:
     bus_id: str  # PCI address of the GPU without its function ("0000:18:00")
     xid: int  # the number
     gpu_instance: int | None = None  # of a GPU in MIG mode; None if the line names none
-    compute_instance: int | None = None  # likewise
+    compute_instance: int | None = None  # of that GPU instance; None if the line names none
     pid: int = 0  # of the process, in the host's pid namespace; 0 if it is not known
-    process: str = ""  # what that calls itself; nothing is decided by it
+    process: str = ""  # its name, for display only
     text: str = ""  # the rest, for people
 
 
 def parse_record(record: str) -> LoggedXid | None:
-    """The Xid that a record of the log tells of; None if it is of something else.
+    """Parse the Xid in a record of the log; None if it is another kind of record.
 
     Args:
         record: its first line: "PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT".
@@ -115,7 +114,7 @@ class Log:
 
     Attributes:
         fd: becomes readable when there is more.
-        has_ended: whether there will be no more, which is so of a pipe alone.
+        has_ended: whether there will be no more, which only a pipe reports.
 
     Raises:
         OSError: it cannot be opened.
@@ -141,7 +140,7 @@ class Log:
             os.lseek(self.fd, 0, os.SEEK_END)
 
     def read(self) -> list[LoggedXid] | None:
-        """The Xids of what comes next; None if there is no more now. Never waits.
+        """Read the Xids that have arrived; None if there are none now. Never waits.
 
         Raises:
             OSError: it cannot be read.

@@ -1,6 +1,6 @@
 """Faults of one container's GPUs, in a file that the node agent writes and the shim reads.
 
-The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, of root alone::
+The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, readable to root only::
 
     {"version": 1,
      "pod": {"namespace": "research", "name": "train-0"},
@@ -8,9 +8,9 @@ The file is ``STATE/causes/NAMESPACE/CONTAINER.json``, of root alone::
 
 Rules
 - ``pod`` may be missing. Keys that are not known are ignored, so that either side may be newer.
-- It has :data:`MOST` faults, the oldest first. Of more, those that say most are kept
+- It has :data:`MOST` faults, the oldest first. Of more, the most telling are kept
   (:func:`by_weight`), so a storm of an application's faults does not hide the device's.
-- It is written beside its place and renamed. The reader never waits, and reads no link.
+- It is written under another name and renamed. The reader never waits, and follows no link.
 - A text is one line without control characters, and bounded.
 """
 
@@ -79,13 +79,13 @@ class Fault:
     kind: str
     code: int = 0  # the number of the Xid; 0 for other kinds
     name: str = ""  # what it is, in words
-    gpu: str = ""  # UUID or PCI address of the GPU; "" if it is of none
-    mig: str = ""  # UUID of the MIG device; "" if it is of none
+    gpu: str = ""  # UUID or PCI address of the GPU; "" if it concerns none
+    mig: str = ""  # UUID of the MIG device; "" if it concerns none
     pid: int = 0  # of the process, in the host's pid namespace; 0 if that is not known
     whose: Whose = Whose.UNCLEAR  # whose fault it is
     sure: bool = False  # whether that is known, and not only likely
     action: str = ""  # what the node or its owner has to do, a short phrase; "" for nothing
-    source: str = "agent"  # who has told of it: "agent" or KERNEL_LOG
+    source: str = "agent"  # who reported it: "agent" or KERNEL_LOG
 
 
 def by_weight(faults: Iterable[Fault], end: float = math.inf) -> list[Fault]:
@@ -155,13 +155,13 @@ def write_causes(
     *,
     pod: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the faults of a container, in place of those that its file has.
+    """Write the faults of a container, and replace those in its file.
 
     Args:
         state: the directory ``state`` of the configuration; it need not be there.
         namespace: containerd's.
-        faults: all that are known; of more than :data:`MOST`, those that say most are kept.
-        pod: whose container it is, for whoever tells of it when the container is gone.
+        faults: all that are known; of more than :data:`MOST`, the most telling are kept.
+        pod: the pod of the container, for reports after the container is gone.
 
     Raises:
         InvalidIdentifier: the namespace or the id could not safely become part of a path.
@@ -190,7 +190,7 @@ def read_causes(
     Args:
         state: the directory ``state`` of the configuration.
         namespace: containerd's.
-        warn: is told why a file that is there cannot be used: it has no faults then.
+        warn: called with the reason if an existing file cannot be used; it counts as empty then.
 
     Raises:
         InvalidIdentifier: the namespace or the id could not safely become part of a path.
@@ -257,7 +257,7 @@ def _fault(row: object) -> Fault | None:
 
 
 def _fits(value: object, kind: Any) -> bool:
-    """Whether a value of JSON is one that an attribute, whose type is given by name, may have."""
+    """Whether a JSON value fits an attribute, by the name of its type."""
     match kind:
         case "float":
             number = isinstance(value, int | float) and not isinstance(value, bool)

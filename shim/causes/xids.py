@@ -3,7 +3,7 @@
 Rules
 - ``whose`` is what the number alone says. A number whose catalogue entry names the application and
   the hardware alike is unclear.
-- What a driver says itself comes before this table (:func:`heed`): NVML's recovery action
+- The driver's own statement overrides this table (:func:`with_recovery`): NVML's recovery action
   (:data:`RECOVERY_ACTIONS`), and the text of Xid 154 (:func:`recovery_asked`).
 - An NVLink of the fifth generation says in the line itself how serious an error is
   (:func:`is_nonfatal`): each GPU of a domain writes such lines when a neighbour fails.
@@ -36,14 +36,14 @@ __all__ = [
     "Remedy",
     "Xid",
     "about",
-    "heed",
     "is_nonfatal",
     "recovery_asked",
+    "with_recovery",
 ]
 
 
 class Remedy(StrEnum):
-    """What to do, as a person who looks after the node is told."""
+    """What to do, in words for the node's administrator."""
 
     NOTHING = "nothing"
     RESTART_APP = "restart the application"
@@ -176,9 +176,9 @@ _OF_DEVICES: Final = (
     Xid(167, "PCIE_FATAL_TIMEOUT", "fatal timeout on PCIe", _REBOOT, _DEVICE),
     Xid(169, "SEC2_HALT_ERROR", "the security processor halted", _RESET, _DEVICE),
     Xid(170, "NVLINK_SECURE_OTHER", "NVLink security error", _LINKS, _DEVICE),
-    Xid(171, "UNCORRECTABLE_DRAM_ERROR", "tells of an error 48 that it was in DRAM", _LATER,
+    Xid(171, "UNCORRECTABLE_DRAM_ERROR", "an error 48 was in DRAM", _LATER,
         _DEVICE),
-    Xid(172, "UNCORRECTABLE_SRAM_ERROR", "tells of an error 48 that it was in SRAM", _LATER,
+    Xid(172, "UNCORRECTABLE_SRAM_ERROR", "an error 48 was in SRAM", _LATER,
         _DEVICE),
 )  # fmt: skip
 
@@ -243,7 +243,7 @@ XIDS: Final[Mapping[int, Xid]] = {
 
 
 def about(number: int) -> Xid:
-    """What is known of a number; of one that is not known, that it is not."""
+    """Look up a number; an unknown one gets an entry that says so."""
     return XIDS.get(number) or Xid(number, "", "unknown to this version", _SUPPORT)
 
 
@@ -300,16 +300,15 @@ def is_nonfatal(number: int, text: str) -> bool:
     """Whether the line of an Xid of NVLink (144 to 150) says that it is not fatal.
 
     Args:
-        text: what comes after the number; "" where NVML alone tells of it.
+        text: what comes after the number; "" if only NVML reported it.
     """
     return number in _NVLINKS and _NONFATAL.fullmatch(text.strip()) is not None
 
 
-def heed(xid: Xid, action: Action | None) -> tuple[Whose, Action]:
-    """Whose an error is, and what is to be done, if the driver has named a recovery action.
+def with_recovery(xid: Xid, action: Action | None) -> tuple[Whose, Action]:
+    """Return whose an error is and what to do, given the driver's recovery action.
 
-    A driver that has to be recovered by more than the end of its applications has a fault of its
-    device.
+    If recovery takes more than ending the applications, the fault is the device's.
 
     Args:
         xid: the error.

@@ -2,7 +2,7 @@
 
 Rules
 - A host has cgroups of version 1 (a hierarchy for each controller), of version 2 (one for
-  all), or is a hybrid: version 1 has the controllers, version 2 is mounted beside it. As for runc
+  all), or is a hybrid: version 1 has the controllers, version 2 is mounted next to it. As for runc
   and containerd, version 2 has the controllers if it is mounted at /sys/fs/cgroup.
 - A container has one path per hierarchy, which /proc/PID/cgroup of its init lists. A mount may
   show only a part of a hierarchy (in a container that runs containers): then the root of that part

@@ -13,7 +13,7 @@ Rules
 - The counters are read a last time when init has ended. systemd may have removed the empty cgroup
   by then. Of version 1 the signals were counted, and one of them was the removal; version 2 has
   counted the kill for the parent too, which still exists.
-- A removed cgroup signals for ever, or never: it is not watched any more.
+- A removed cgroup signals for ever, or never: it is no longer watched.
 
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst (9, 10), cgroup-v2.rst
 (memory.events); epoll(7); kernel mm/memcontrol-v1.c, fs/kernfs/file.c.
@@ -131,8 +131,8 @@ class WatchV1:
         """Whether the container has run out of memory since the last call.
 
         Args:
-            init_killed: its init was killed by SIGKILL, by whomever. Only then the traces count
-                that a removed cgroup leaves.
+            init_killed: its init was killed by SIGKILL, by the kernel or a process. Only then
+                the traces of a removed cgroup count.
         """
         self._signals += self._drain()
         try:

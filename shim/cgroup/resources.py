@@ -1,4 +1,4 @@
-"""New limits for a container, as the low-level runtime is told them.
+"""New limits for a container, in the form that the low-level runtime takes.
 
 Rules
 - Limits are the OCI spec's ``linux.resources``. What the table below does not list is handed on:
@@ -43,7 +43,7 @@ def encode(limits: dict[str, Any]) -> bytes:
         The JSON to hand to the runtime.
 
     Raises:
-        InvalidResources: a value is of another type than the OCI spec says.
+        InvalidResources: a value has another type than the OCI spec demands.
     """
     kept = {k: v for k, v in limits.items() if v is not None and k != "devices"}
     for key, value in kept.items():

@@ -31,7 +31,7 @@ _LOGS: Final = {"checkpoint": images.DUMP_LOG, "restore": criu.RESTORE_LOG}
 
 
 class Saved:
-    """The checkpoint that a container is to be restored from.
+    """The checkpoint to restore a container from.
 
     Args:
         directory: where containerd has unpacked the checkpoint.
@@ -171,7 +171,7 @@ class _Target:
         self._kept = True
 
     def undo(self) -> None:
-        """Remove what has been written since, unless it is to be kept."""
+        """Remove what has been written since, unless it is kept."""
         if self._kept:
             return
         try:

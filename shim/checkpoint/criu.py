@@ -7,7 +7,7 @@ Rules
 - A container's stdout is the fifo that containerd named, outside of its mounts. CRIU saves
   such a file only if it is declared as *external*, and restores it only from a descriptor that is
   *inherited* under the same name. The runtimes themselves declare pipes.
-- In CRIU's log, the first error is the cause and the last one is what failed in the end. Errors
+- In CRIU's log, the first error is the cause and the last one is its last consequence. Errors
   after which CRIU continues are ignored.
 
 Source: criu(8), sections CONFIGURATION FILES and "inheriting FDs on restore" of criu.org;
@@ -52,7 +52,7 @@ _LONGEST_LOG: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """How a container is to be saved."""
+    """How to save a container."""
 
     exit: bool = False  # whether the container ends with it, or continues
     switches: Switches = NO_SWITCHES  # what CRIU is allowed to save

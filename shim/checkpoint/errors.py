@@ -62,7 +62,7 @@ class CheckpointFailed(ShimError):
 
 
 class CheckpointUnusable(ShimError):
-    """What a container is to be restored from is missing, incomplete or no checkpoint.
+    """The directory to restore from is missing, incomplete or not a checkpoint.
 
     Raised by :mod:`shim.checkpoint.criu`.
     """

@@ -4,7 +4,7 @@ Rules
 - A checkpoint can come from anywhere, as an image can. So our record is parsed strictly, and
   every file must be regular: CRIU opens files by name as root and follows links. A
   ``pages-1.img`` that links to a file of the host would become a container's memory.
-- The only link allowed is CRIU's own, ``parent``. It may lead to a checkpoint beside this one; one
+- The only link allowed is CRIU's own, ``parent``. It may lead to a checkpoint next to this one; one
   elsewhere has to be named in the restore request.
 
 Source: criu(8); runc(8) checkpoint, restore.
@@ -21,7 +21,7 @@ from typing import Any, Final
 from api.values import dataclass
 from shim.checkpoint.errors import CheckpointUnusable
 
-# Our own file in a checkpoint, beside CRIU's images and the runtime's descriptors.json.
+# Our own file in a checkpoint, next to CRIU's images and the runtime's descriptors.json.
 RECORD: Final = "containerd-shim-nvidia.json"
 
 # Files of every checkpoint: CRIU's table of contents, and the runtime's list of descriptors.
@@ -214,7 +214,7 @@ def _require_plain_files(asked: str, directory: str, do: str, *, parent_is_named
             raise CheckpointUnusable(
                 asked,
                 found=f"{PARENT} in {directory} leads to {_link_target(link)!r}, "
-                "which is no directory beside it",
+                "which is not a directory next to it",
                 do="name the parent in the request, or put both into one directory",
             )
         directory, parent_is_named = parent, False

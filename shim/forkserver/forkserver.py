@@ -2,19 +2,19 @@
 
 One runs for each containerd and each process context (:mod:`shim.verbs.warmstart` names it by
 them). The first cold ``start`` leaves it behind, or systemd starts it
-(:mod:`shim.forkserver.standing`). It is single-threaded and does nothing between requests but wait
-in poll(2).
+(:mod:`shim.forkserver.systemd_start`). It is single-threaded, and between requests it waits in
+poll(2).
 
 Rules
-- It ends by itself when nobody has asked for long, and when a file that it has imported has
-  changed: a shim must be of the version that is installed. SIGTERM ends it at any time. Shims
-  are not its children, so nothing of this concerns them.
-- It reads nothing of what is asked: a connection is handed to a process that is forked for it
-  (:mod:`shim.forkserver.spares`), so that nobody who is slow, or stopped, holds up others.
-- A request that cannot be served is closed without an answer; the verb then forks by itself,
-  the launcher becomes an interpreter.
-- What is imported is frozen out of the garbage collector's sight before the first fork, so
-  that shims share its pages for as long as they live.
+- It exits after a long time without requests, and when a file that it has imported has changed: a
+  shim must have the installed version. SIGTERM ends it at any time. Shims are not its children, so
+  none of this affects them.
+- It reads no request. It hands each connection to a forked process
+  (:mod:`shim.forkserver.prefork_pool`), so a slow or stopped client delays no other.
+- A request that cannot be served is closed without an answer; the launcher then becomes an
+  interpreter and does the verb itself.
+- Imported objects are hidden from the garbage collector (gc.freeze) before the first fork, so that
+  shims share their pages for as long as they live.
 
 This module imports little: the rest is in :mod:`shim.forkserver.serving`, imported once the files
 of the installation have been looked at.
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from shim import PROGRAM, files, forked, processes
 from shim.errors import NvshimError
-from shim.forkserver import standing
+from shim.forkserver import systemd_start
 from shim.forkserver.installation import Installation
 from shim.verbs.handover import UMASK
 from shim.verbs.invocation import FORK_SERVER, parse
@@ -51,24 +51,24 @@ def main(words: Sequence[str]) -> NoReturn:
 
     Args:
         words: ``-address`` names containerd. Without ``-socket`` the process takes on containerd's
-            context first, and stays although nobody asks.
+            context first, and stays even without requests.
     """
     try:
         asked = parse(words, (FORK_SERVER,))
         if not asked.socket:
-            standing.stand(asked.address)
+            systemd_start.serve(asked.address)
     except NvshimError as error:
         sys.exit(str(error))
     serve(asked.socket, asked.address, stay=asked.stay)
 
 
 def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
-    """Serve until nobody asks any more.
+    """Serve until requests stop.
 
     Args:
-        path: where to listen. The lock beside it is held by the caller's descriptor.
+        path: where to listen. The caller's descriptor holds the lock next to it.
         address: containerd's gRPC address, shown in the command line.
-        stay: whether to stay although nobody asks.
+        stay: whether to stay even without requests.
     """
     _become_server(address)
     try:
@@ -92,7 +92,7 @@ def serve(path: str, address: str, *, stay: bool = False) -> NoReturn:
 
 
 def _become_server(address: str) -> None:
-    """Have no descriptors but 0, 1, 2 and the lock, and be in nobody's directory."""
+    """Close all descriptors but 0, 1, 2 and the lock, and leave the caller's directory."""
     forked.close_others({0, 1, 2, LOCK_FD})
     try:
         os.set_inheritable(LOCK_FD, False)  # or each runtime that a verb calls would hold the lock

@@ -1,9 +1,9 @@
 """The files that the fork server has imported, and whether they still are what they were.
 
 A shim must be of the version that is installed. So before it forks one, the fork server asks here,
-and that has to be cheap: the kernel tells of changes in the directories of our packages, of which
-there are none. What it would not tell of is asked each time: whether the packages and the program
-are still found at their paths (a link of a path can be changed, or something mounted over it).
+and that has to be cheap: the kernel reports changes in the directories of our packages, and usually
+there are none. What it does not report is checked each time: whether the packages and the program
+are still at their paths (a link in a path can change, or something can be mounted over it).
 Where the kernel cannot be asked to tell, all the files are looked at each time.
 
 Source: inotify(7).
@@ -115,7 +115,7 @@ def _identities(places: Iterable[str]) -> list[tuple[int, int]]:
 
 
 def _watch(directories: Iterable[str]) -> int:
-    """What the kernel tells of changes in directories by; -1 if it does not for all of them."""
+    """Watch directories for changes; -1 if the kernel cannot watch all of them."""
     try:
         watch = syscalls.inotify_init()
     except OSError:
@@ -130,7 +130,7 @@ def _watch(directories: Iterable[str]) -> int:
 
 
 def _read(watch: int) -> bool:
-    """Whether the kernel has told of something. What exactly is not asked: we look ourselves."""
+    """Whether the kernel has reported a change; which one, the caller finds out itself."""
     told = False
     try:
         while os.read(watch, _LONGEST_READ):

@@ -1,20 +1,20 @@
 /* containerd-shim-nvidia-v1, for the moment before there is a Python interpreter.
  *
  * To start an interpreter takes ten times as long as what a verb has to do. If a fork server runs
- * (shim/forkserver/forkserver.py), this program hands it the verb: its words and environment, its directory
- * and its three standard descriptors. A process forked from the fork server does the verb with
- * them, and this one ends with its status. In every other case, and whatever goes wrong before
- * the verb has begun, it becomes the Python program that lies beside it (this one's path and
- * ".py"), which does the same, only slower. In a self-contained tree (made with -DTREE) that is run
- * by the tree's own interpreter.
+ * (shim/forkserver/forkserver.py), this program hands it the verb: its arguments and environment,
+ * its directory and its three standard descriptors. A process forked from the fork server does the
+ * verb with them, and this one exits with its status. In every other case, and after any failure
+ * before the verb has started, it becomes the Python program next to it (its own path and ".py"),
+ * which does the same, only slower. In a self-contained tree (made with -DTREE) the tree's own
+ * interpreter runs that program.
  *
- * A copy of this one file, under whatever name, has no program beside it. It becomes the launcher
- * of its proper name that PATH leads to, as containerd would find it.
+ * A copy of this file alone, under any name, has no program next to it. It becomes the launcher of
+ * the proper name that PATH leads to, as containerd would find it.
  *
- * A `delete` for which there is nothing left to do needs neither: settled.c answers it.
+ * A `delete` for which there is nothing left to do needs neither: fast_delete.c answers it.
  *
- * Nothing is decided here but that. Who may be asked and who may ask is checked on both sides
- * (SO_PEERCRED); that the verb's process context is like ours is the fork server's to check.
+ * It decides nothing else. Both sides check the user of the other (SO_PEERCRED); the fork server
+ * checks that the verb's process context is its own.
  *
  * Source: unix(7) SCM_RIGHTS, SO_PEERCRED; shim/verbs/warmstart.py for what is sent.
  */
@@ -35,7 +35,7 @@
 #include "launcher.h"
 #include "tree.h"
 
-/* No status of a verb: it had begun, and whoever did it has ended without a word. */
+/* Not the status of a verb: it had started, and the process that did it ended without a report. */
 #define LOST 256
 /* Milliseconds. A hundred callers at once wait for seconds, and starting a hundred interpreters
  * instead would take longer; but containerd gives `delete` five seconds in all. A fork server that
@@ -217,7 +217,7 @@ static int send_request(int fd)
     return 1;
 }
 
-/* Let the verb begin, with our descriptors.
+/* Let the verb start, with our descriptors.
  *
  * Not earlier: what is sent to a process that does not read stays open in its queue, and
  * containerd would wait for the end of our standard output for ever.
@@ -245,7 +245,7 @@ static int send_go(int fd, int directory)
     return sendmsg(fd, &message, MSG_NOSIGNAL) == sizeof go;
 }
 
-/* Have the verb done by the fork server; its status, LOST, or -1 if it has not begun. */
+/* Let the fork server do the verb; return its status, LOST, or -1 if it has not started. */
 static int ask(int argc, char **argv, const char *script)
 {
     char number[32], byte;
@@ -319,13 +319,13 @@ int main(int argc, char **argv)
 
     if (asprintf(&script, "%s" SUFFIX, self) < 0)
         return 1;
-    if (!strcmp(last, "delete") && answer_settled(argc, argv))
+    if (!strcmp(last, "delete") && answer_fast_delete(argc, argv))
         return 0;
     become_installed(script, argv);
     if (!strcmp(last, "start") || !strcmp(last, "delete")) {
         status = ask(argc, argv, script);
-        /* A clean-up can be done again, and nobody asks a second time. A start that had begun may
-         * have left a shim behind, and there must not be two. */
+        /* A delete can be repeated, and containerd would not call it again. A start that was under
+         * way may have left a shim behind, and there must not be two. */
         if (status == LOST && *last == 's') {
             dprintf(2, NAME ": start: the process that did it was killed; try again");
             return 1;

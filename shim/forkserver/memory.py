@@ -77,7 +77,7 @@ def _fill_pools(size: int) -> None:
 
 
 def _fill_heap() -> None:
-    """Fill the free chunks of malloc, the largest first, until a chunk is of the heap's end."""
+    """Fill the free chunks of malloc, the largest first, until a chunk is at the heap's end."""
     libc = ctypes.CDLL(None)
     try:
         info, end = libc.mallinfo2, libc.sbrk
@@ -102,7 +102,7 @@ def is_possible() -> bool:
 def make_immortal() -> None:
     """Make every object that exists now immortal; nothing is done where it is not possible.
 
-    To be called in a process with one thread, whose objects nobody needs freed.
+    To be called in a process with one thread, whose objects need not be freed.
     """
     if not is_possible():
         return

@@ -25,34 +25,34 @@ from hooks.config import load_config
 from hooks.node.cache import decode_ahead
 from hooks.prepared import Prepared
 from shim import resident, sockets
-from shim.forkserver import gpu_rehearsal
+from shim.forkserver import gpu_warmup
 from shim.forkserver.memory import fill_holes, make_immortal
-from shim.forkserver.rehearsal import rehearse
-from shim.forkserver.spares import Spares, serve_in_fork
+from shim.forkserver.prefork_pool import PreforkPool, serve_in_fork
+from shim.forkserver.warmup import warm_up
 from shim.verbs.warmstart import ACCEPTED, link_name, peer_is_another
 from shim.work.layers import note_used_last
 
 if TYPE_CHECKING:
     from shim.forkserver.installation import Installation
 
-# Seconds without a request after which a spare is forked: who has just been served comes first.
+# Seconds without a request after which the pool is refilled: the last client comes first.
 _REFILL: Final = 0.02
 # How often bytecode is executed until the interpreter has fitted all of it to what it meets.
-_REHEARSALS: Final = 20
+_WARMUPS: Final = 20
 
 
 def prepare(path: str) -> None:
     """Do once what every shim would do for itself.
 
     Args:
-        path: where the fork server will listen; what is made for the rehearsal is beside it.
+        path: where the fork server will listen; files of the warmup are next to it.
     """
     resident.load()
     look_at_node()
-    for _ in range(_REHEARSALS):
-        rehearse(path)
+    for _ in range(_WARMUPS):
+        warm_up(path)
     with contextlib.suppress(NvshimError, OSError):  # then the first workers do it for themselves
-        gpu_rehearsal.rehearse(f"{path}.gpus", _REHEARSALS)
+        gpu_warmup.warm_up(f"{path}.gpus", _WARMUPS)
     gc.collect()
     make_immortal()
     fill_holes()
@@ -60,22 +60,22 @@ def prepare(path: str) -> None:
 
 
 def look_at_node() -> None:
-    """Read what a container with GPUs needs, so that shims find it parsed, as long as it is so.
+    """Read what a container with GPUs needs, so that shims find it parsed while it is valid.
 
-    That is the inventory, and what was decided for the image that a container has had last.
+    That is the inventory, and what was prepared for the image that was used last.
     """
     try:
         config = load_config()
         decode_ahead(config)
         Prepared.decode(note_used_last(config.layers))
-    except Exception:  # noqa: BLE001, S110 - whoever asks for a GPU will be told
+    except Exception:  # noqa: BLE001, S110 - a container with GPUs reports it
         pass
 
 
 def serve_until_idle(
     path: str, address: str, installation: Installation, idle: float | None
 ) -> None:
-    """Listen, and fork for each connection, until nobody has asked for long.
+    """Listen, and fork for each connection, until requests have stopped for long.
 
     Args:
         path: where.
@@ -89,7 +89,7 @@ def serve_until_idle(
     if listener_fd is None:
         return
     identity = sockets.identity(path)
-    # Nobody waits for the processes that are forked.
+    # The forked processes are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     link = _leave_link(path, address)
     try:
@@ -118,11 +118,11 @@ def _serve(
     poll.register(listener, select.POLLIN)
     if installation.descriptor >= 0:
         poll.register(installation.descriptor, select.POLLIN)
-    spares = _fork_spares(address)
+    pool = _fork_pool(address)
     wanted = False
     while (ready := poll.poll(_REFILL * 1000 if wanted else idle)) or wanted:
         if not ready:
-            spares, wanted = _fork_spares(address), False
+            pool, wanted = _fork_pool(address), False
             continue
         if installation.has_changed():
             return  # unanswered: the verb starts cold, and leaves our successor behind
@@ -131,16 +131,16 @@ def _serve(
             with connection, contextlib.suppress(OSError):
                 if not peer_is_another(connection):
                     connection.send(ACCEPTED)
-                    taken, spares, wanted = spares, None, True
+                    taken, pool, wanted = pool, None, True
                     if taken is None:
                         serve_in_fork(connection, address)
                     else:
                         taken.serve(connection, address)
 
 
-def _fork_spares(address: str) -> Spares | None:
+def _fork_pool(address: str) -> PreforkPool | None:
     look_at_node()
     try:
-        return Spares(address)
+        return PreforkPool(address)
     except OSError:
         return None  # there is no room for a process now

@@ -2,14 +2,14 @@
  *
  *     bin/NAME          the program that calls this
  *     runtime/as/NAME   a link to the tree's own dynamic loader, for the process's name
- *     runtime/bin/      python3, which begins here as well, and the interpreter proper: python
+ *     runtime/bin/      python3, which starts here too, and the interpreter proper: python
  *     runtime/lib/      its libraries, and the loader
  *
  * The kernel finds a program's loader by an absolute path or one below the current directory, and
- * a tree has neither. So the loader itself is executed, with the interpreter as its argument; what
- * the interpreter then knows of itself is runtime/bin/python3, which is a program like any other.
- * Libraries that the tree lacks (a driver's) are found as they always are. A path that the loader
- * would take for several, or act on, is refused.
+ * a tree has neither. So the loader itself is executed, with the interpreter as its argument; the
+ * interpreter then takes itself for runtime/bin/python3, which is a program like any other.
+ * Libraries that the tree lacks (a driver's) are found as usual. A path with characters that the
+ * loader would split or expand is refused.
  *
  * Source: ld.so(8), --library-path, --argv0; proc(5), /proc/self/exe.
  */

@@ -121,7 +121,7 @@ class Task:
 
     Attributes:
         coro: the coroutine.
-        name: what it does, for people.
+        name: what it does, for messages.
         scope: the innermost scope that it is in.
         park: removes it from the thing it waits for; None unless it is parked.
         ended: called with what it raised, or None, when it has ended.
@@ -165,10 +165,10 @@ class Descriptors:
     silent afterwards. A watched descriptor stays armed, level-triggered, until it is unwatched;
     its owner unwatches it before closing it.
 
-    Descriptors that tasks wait for may be closed and reused by other code without notice, so what
-    epoll was told about them is never trusted:
+    Descriptors that tasks wait for may be closed and reused by other code without notice, so
+    epoll's registrations are never trusted:
 
-    - A number that was closed and is another file now is unknown to epoll; it is registered anew.
+    - A number that was closed and is another file now is unknown to epoll; it is registered again.
     - A description that another process or a duplicate keeps open stays in epoll when its number
       is closed here. It may fire once more under a number that means another file by then: a task
       that waits for that file may be woken once without cause.
@@ -425,11 +425,11 @@ _current: Loop | None = None
 
 
 def unyielding() -> None:
-    """Parks a task where it cannot be cancelled."""
+    """Park a task where it cannot be cancelled."""
 
 
 def another_turn() -> None:
-    """Does not park a task: its next turn comes after the other tasks'."""
+    """Give a task its next turn after the other tasks', without parking it."""
 
 
 def running() -> bool:

@@ -300,7 +300,7 @@ class TaskGroup:
         Args:
             function: a coroutine function.
             arguments: what it is called with.
-            name: what it does, for people.
+            name: what it does, for messages.
 
         Raises:
             RuntimeError: the group is not entered.
@@ -322,8 +322,8 @@ class TaskGroup:
         Args:
             scope: made by :meth:`CancelScope.below`, in the group's scope or below it.
             coro: the coroutine.
-            ended: called with what the task raised, or None; returns what the group is to raise.
-            name: what it does, for people.
+            ended: called with what the task raised, or None; returns what the group raises.
+            name: what it does, for messages.
 
         Raises:
             RuntimeError: the group is not entered.

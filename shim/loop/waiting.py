@@ -220,7 +220,7 @@ def handle_signals(handlers: Mapping[int, Callable[[], object]]) -> Iterator[Non
 
 
 def _pass(_: int, __: object) -> None:
-    """Whoever reads the pipe does the work."""
+    """Do nothing: the reader of the pipe does the work."""
 
 
 class _Work:
@@ -311,7 +311,7 @@ class Channel:
         watch(self._fd, self._ready, READ)
 
     def received(self, data: bytes) -> None:
-        """Bytes have arrived; none at the end of the connection, which is told once."""
+        """Bytes have arrived; none at the end of the connection, which is reported once."""
         raise NotImplementedError
 
     def failed(self, error: Exception) -> None:
@@ -359,7 +359,7 @@ class Channel:
         self._update()
 
     def stop_reading(self) -> None:
-        """Read no more; what is kept is still sent."""
+        """Stop reading; what is buffered is still sent."""
         self._reading = False
         self._update()
 

@@ -87,7 +87,7 @@ async def exit_with_cause(
 
 
 def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
-    """Write down how a container ended of which no cause is known, if that is so.
+    """Record how a container ended if no cause is known.
 
     Args:
         shim: where it ran.
@@ -97,7 +97,7 @@ def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
     if ending.unexplained is None:
         return
     # Here: few containers with GPUs fail.
-    from shim.causes.ended import identity_of, write_ended  # noqa: PLC0415
+    from shim.causes.exit_store import identity_of, write_ended  # noqa: PLC0415
 
     spec, record = ending.unexplained
     try:
@@ -115,7 +115,7 @@ def remember_end(shim: ShimContext, container_id: str, ending: Ending) -> None:
 
 
 def _read(path: str) -> tuple[bytes, bytes] | None:
-    """What a bundle says of its container; it may be gone as soon as the exit is published."""
+    """Read a bundle's record and spec; the bundle may go as soon as the exit is published."""
     record = os.path.join(path, bundle.RECORD)
     try:
         spec = files.read(os.path.join(path, bundle.CONFIG), bundle.LONGEST_SPEC)
@@ -147,7 +147,7 @@ def _may_be_known(namespace: str, container_id: str) -> bool:
 
 
 def _file_of(state: str, namespace: str, container_id: str) -> str:
-    """As :func:`shim.causes.record.path_of`, which would have to be loaded."""
+    """Return what :func:`shim.causes.record.path_of` does, without loading that module."""
     return os.path.join(state, "causes", namespace, f"{container_id}.json")
 
 

@@ -278,7 +278,7 @@ class Container:
                 return
             raise ProcessNotFound(
                 asked,
-                found="it is to be restored from a checkpoint, and has no process yet",
+                found="it is restored from a checkpoint by Start, and has no process yet",
                 do="start it",
             )
         self._exits.by_checkpoint &= signum != signal.SIGKILL
@@ -309,9 +309,9 @@ class Container:
             except ProcessFinished as error:
                 if self.init.child is None or self.init.child.exit is not None:
                     raise
-                # runc says of a paused container that it does not run.
+                # runc reports a paused container as not running.
                 raise WrongProcessState(
-                    asked, found=error.found, do="resume it, if somebody else has paused it"
+                    asked, found=error.found, do="resume it, if another client has paused it"
                 ) from error
             if self.init.state is State.RUNNING:  # it may have died meanwhile
                 self.init.advance(Event.PAUSED)
@@ -393,7 +393,7 @@ class Container:
             self._refuse_while_starting(turn.overdue, asked)
             self._refuse_while_running(asked)
             await self._resources.remove_from_runtime(self.init)
-            # Of one that was never started; of others it is known.
+            # For one that was never started; for others it is known.
             if self.init.child is not None:
                 await self.init.wait()
             if self.init.stdio is not None:
@@ -415,7 +415,7 @@ class Container:
         """The pids in the container, each with its exec's id; empty if it is not an exec.
 
         Init's is among them until the container is deleted, also when it has ended. It is 0, as in
-        State, while the container is to be restored. A containerd that restarts takes an error or
+        State, until the container is restored. A containerd that restarts takes an error or
         an empty answer for a shim without a task, and deletes it with its unread exit.
         """
         if self.init.child is None:
@@ -448,7 +448,7 @@ class Container:
         """What the container has used, as the message of the host's version of cgroups.
 
         Raises:
-            CgroupNotFound: it has no cgroup of its own, or not any more.
+            CgroupNotFound: it has no cgroup of its own, or its cgroup is gone.
         """
         pid = 0 if self._exits.init_reaped else self.init.pid
         return stats.read(self._resources.cgroup, container_id=self.id, pid=pid)

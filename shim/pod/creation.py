@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hooks.requests.glance import glance
 from shim import bundle as bundle_files
 from shim import files, loop, syscalls
 from shim.bundle import cgroups_path_of, has_own_pid_namespace, has_user_namespace, root_of
@@ -43,14 +42,14 @@ from shim.errors import (
     UnmountFailed,
 )
 from shim.mountinfo import may_hang
-from shim.pod import spare
+from shim.pod import fd_reserve
 from shim.pod.causes import forget_cause
 from shim.rootfs import detaching, mounts
-from shim.runtime import remains
+from shim.runtime import orphans
 from shim.runtime.options import with_cgroup_driver
 from shim.runtime.runtime import LowLevelRuntime
 from shim.stdio import open_stdio
-from shim.work.injection import Injection
+from shim.work.injection import Injection, prefilter_once
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -84,7 +83,7 @@ class Resources:
     Attributes:
         runtime: calls its low-level runtime.
         injection: what is injected into it; None if it asks for nothing.
-        has_gpus: whether it may have GPUs, by whom ever they were given.
+        has_gpus: whether it may have GPUs, from any source.
         cgroup: its cgroup, once it has an init process.
         own_pid_namespace: whether all its processes die with its init.
         saved: the checkpoint that Start restores; None for all others.
@@ -124,7 +123,7 @@ class Resources:
 
         Raises:
             KilledWhileStarting: :meth:`cancel` was called; nothing is left of the attempt.
-            NvshimError, OSError: what failed; likewise.
+            NvshimError, OSError: what failed; nothing is left of the attempt.
         """
         ours = not self._runtime_has_it()
         try:
@@ -192,13 +191,13 @@ class Resources:
 
     async def _mount(self, spec: dict[str, Any], wanted: Sequence[Mount]) -> None:
         """Mount the rootfs; for a container with GPUs a worker does it, and injects them."""
-        seen = glance(spec)
-        if seen.failure:
-            self._shim.log.warning("the configuration may name more places", why=seen.failure)
-        self.has_gpus = seen.lists_gpus
-        if seen.asks:
+        found = prefilter_once(self._bundle, spec)
+        if found.failure:
+            self._shim.log.warning("the configuration may name more places", why=found.failure)
+        self.has_gpus = found.lists_nodes
+        if found.needs_worker:
             self.injection = Injection(self._shim.reaper, self._bundle, self._shim.log)
-            provided = self.injection.provide(wanted, self._options.binary_name)
+            provided = self.injection.provide(found, wanted, self._options.binary_name)
             await self._rootfs.mount(wanted, provided)
             self.has_gpus |= not self.injection.is_empty
         else:
@@ -320,7 +319,7 @@ class Resources:
     def signal_cgroup(self, signum: int) -> None:
         """Signal all processes of the container without its runtime."""
         if self.cgroup is not None:
-            with spare.lent():
+            with fd_reserve.released():
                 self.cgroup.signal(signum)
 
     async def _undo(self, init: Process, *, made: bool) -> None:
@@ -355,8 +354,8 @@ class Resources:
         with self._logged(f"{doing}: remains"):
             path = cgroups_path_of(bundle_files.read_spec(self._bundle))
             record = bundle_files.read_runtime_record(self._bundle)
-            if record and (self._runtime_has_it() or remains.has_cgroup(path, self._id)):
-                end = partial(remains.end_container, cgroup_path=path, ask_runtime=False)
+            if record and (self._runtime_has_it() or orphans.has_cgroup(path, self._id)):
+                end = partial(orphans.end_container, cgroup_path=path, ask_runtime=False)
                 for problem in await in_thread(partial(end, record, self._id, 0)):
                     self._shim.log.warning("a container is left", id=self._id, why=problem)
 
@@ -487,7 +486,7 @@ class Rootfs:
             )
 
     def _detach(self, count: int) -> None:
-        """Undo the mounts that came late, and no other that somebody has made there meanwhile."""
+        """Undo the mounts that came late, and no mount that another process has made there."""
         for _ in range(count):
             syscalls.umount(self.path, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_DETACH)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from shim import syscalls
 from shim.children import Reaper, reserve_numbers
 from shim.log import Log
-from shim.pod import spare
+from shim.pod import fd_reserve
 from shim.work.injection import look_ahead
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def main(
     gc.disable()
     syscalls.give_back_large_blocks()
     listener_fd = reserve_numbers(listener_fd)
-    spare.keep()
+    fd_reserve.fill()
     log = Log(os.getcwd(), debug=debug, shim=container_id, namespace=namespace)
     reaper = Reaper()
     look_ahead(os.getcwd(), reaper, log)

@@ -25,7 +25,7 @@ Rules for exits
   not wait for Kill, Delete, Pause, Resume or Update.
 - A checkpoint that was to end init is published before the exit, if it completes in time.
 - Errors of stdio must not delay an exit.
-- The exit of a container with GPUs waits until its cause is told, at most a second
+- The exit of a container with GPUs waits until its cause is recorded, at most a second
   (:mod:`shim.pod.causes`).
 - Running out of memory is published when it happens, but not before the start of init, and before
   the exit that it caused.

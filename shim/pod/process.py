@@ -1,4 +1,4 @@
-"""The processes of a container: its init, and what is executed beside it.
+"""The processes of a container: its init, and its execs.
 
 A process goes through the states of this table; what it does not list cannot happen::
 

@@ -6,8 +6,8 @@ Rules
 - A shim has one sandbox, and serves the tasks of that pod.
 - Stop ends the pod: also the containers that still run, as StopPodSandbox promises. Shutdown
   stops, deletes what is left of them, and ends the shim.
-- containerd has to have the answer to Shutdown, and a Go client that is told of an answer and of
-  the connection's end at once may believe the second. So the shim ends when its clients have
+- containerd has to have the answer to Shutdown, and a Go client that gets an answer and
+  the connection's end at once may act on the second. So the shim ends when its clients have
   hung up, which containerd does when it has the answer.
 - Stop and Shutdown may be asked again. Shutdown of a sandbox that was never made, or is gone,
   succeeds: containerd asks for it after a Create that failed, and the shim has to end then.
@@ -117,7 +117,7 @@ class SandboxService:
         """Whether the operator wants containers to find the pod's namespaces by paths."""
         try:
             return load_config().sandbox_namespaces == Namespaces.PATHS
-        except ConfigError as error:  # no reason to have no pods; whoever wants a GPU is told
+        except ConfigError as error:  # no reason to have no pods; a container with GPUs reports it
             self._shim.log.warning("the configuration is not read", why=str(error))
             return False
 
@@ -205,7 +205,7 @@ class SandboxService:
                 try:
                     await self._tasks.delete(context, task_pb2.DeleteRequest(id=container.id))
                 except TaskNotFound:
-                    continue  # somebody else's Delete was faster
+                    continue  # another client's Delete was faster
             if self._held is sandbox:
                 self._held = self._shim.sandbox = None
         self._tasks.lifetime.end_when_empty(request.sandbox_id, after_hangup=True)
@@ -242,7 +242,7 @@ class SandboxService:
         await sandbox.stop()
 
     async def _end(self, container: Container, grace: float) -> None:
-        """End one container of a pod that stops; its exit is told as any other."""
+        """End one container of a pod that stops; its exit is published as any other."""
         init = container.init
         try:
             if init.state is ProcessState.PAUSED:

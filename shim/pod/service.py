@@ -61,7 +61,7 @@ _STATUS: Final = {
     State.DELETED: task_types_pb2.STOPPED,
 }
 
-# Seconds: without a task, and then with events that nobody takes.
+# Seconds: without a task, and then with events that containerd does not take.
 UNUSED: Final = 60.0
 UNHEARD: Final = 600.0
 

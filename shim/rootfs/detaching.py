@@ -9,8 +9,8 @@ Rules
   may have to have ended when Delete returns: a snapshotter removes its device next.
 - Only with ``index=off``, as containerd mounts overlays: then the kernel lets the same layers be
   mounted again while the old mount ends.
-- Only if nobody uses it and nothing is mounted in it. Otherwise :mod:`shim.rootfs.mounts` gives its
-  users a moment.
+- Only if no process uses it and nothing is mounted in it. Otherwise :mod:`shim.rootfs.mounts`
+  gives its users a moment.
 - It is detached while a descriptor of it is open; closing that waits for the disk, and may happen
   in any thread. If this process ends before, the kernel closes it.
 
@@ -41,7 +41,7 @@ async def unmount(path: str) -> None:
 
 
 def detach(rootfs: str, mounted: Sequence[Mount]) -> int | None:
-    """Take an overlay that nobody uses out of the tree.
+    """Take an unused overlay out of the tree.
 
     Args:
         rootfs: where it is mounted.
@@ -58,11 +58,11 @@ def detach(rootfs: str, mounted: Sequence[Mount]) -> int | None:
     try:
         syscalls.umount(rootfs, syscalls.UMOUNT_NOFOLLOW | syscalls.MNT_EXPIRE)
     except BlockingIOError:
-        pass  # nobody uses it: a second call would unmount it
+        pass  # it is unused: a second call would unmount it
     except OSError:
         return None
     else:
-        return None  # somebody had made the first call: it is unmounted
+        return None  # another process had made the first call: it is unmounted
     try:
         fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

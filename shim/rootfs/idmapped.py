@@ -7,8 +7,8 @@ Rules
 - The kernel maps a mount only before it is attached. So a clone of the mount is mapped.
 - Of an overlay the lower layers are mapped, not the overlay; the upper layer has the ids that the
   container writes. Before Linux 6.15 an overlay takes only layers that are attached somewhere.
-  That happens in a mount namespace that a thread makes and that ends with it: nobody else sees
-  them, and nothing of it is left, whatever kills the shim.
+  That happens in a mount namespace that a thread makes and that ends with it: no other process sees
+  them, and nothing of them is left if the shim is killed.
 - The mapping is that of a user namespace, and only a process can make one. Ours is a clone of
   the shim that ends at once. It sends no signal and is waited for here: the reaper does not see it.
 
@@ -65,7 +65,7 @@ def _read_mapping(option: str) -> str:
         if len(numbers) != _PARTS or not plain:
             raise MountMappingInvalid(
                 f"mount option {option!r}",
-                found=f"{':'.join(numbers)!r} where three numbers have to be",
+                found=f"{':'.join(numbers)!r} instead of three numbers",
                 do="write ranges as container-id:host-id:size, separated by commas",
             )
     return "".join(f"{' '.join(numbers)}\n" for numbers in ranges)
@@ -126,7 +126,7 @@ def make_overlay(place: str, layers: Sequence[str], data: str, flags: int, users
     Args:
         place: a directory that has nothing of the overlay in it.
         layers: what :func:`split_layers` returned.
-        data: likewise.
+        data: what :func:`split_layers` returned, too.
         flags: ``MS_…``.
         users: a user namespace that has the mapping.
 

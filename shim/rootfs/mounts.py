@@ -324,7 +324,7 @@ def _mount_source(
             mounted.append(target)
     if options.flags & syscalls.MS_BIND and options.flags & _MOUNT_ATTRIBUTES:
         attributes = _attributes_of(target) & ~options.cleared | options.flags
-        attributes &= ~syscalls.MS_REC  # a remount is of one mount
+        attributes &= ~syscalls.MS_REC  # a remount concerns one mount
         syscalls.mount("", target, "", attributes | syscalls.MS_REMOUNT)
 
 
@@ -430,7 +430,7 @@ def _unmount_one(point: str, *, last: bool) -> None:
     try:
         syscalls.umount(point, flags)
     except OSError as error:
-        # EINVAL: somebody else unmounted it; the next round finds what is still there.
+        # EINVAL: another process unmounted it; the next round finds what is still there.
         if error.errno not in (errno.EBUSY, errno.EINVAL, errno.ENOENT):
             raise UnmountFailed(
                 f"to unmount {point}", found=os.strerror(error.errno or 0).lower()
@@ -438,7 +438,7 @@ def _unmount_one(point: str, *, last: bool) -> None:
 
 
 def _what_is_missing(source: str, options: MountOptions) -> str:
-    """Names the missing directory: the kernel's ENOENT does not."""
+    """Name the missing directory: the kernel's ENOENT does not."""
     paths = [source] if options.flags & syscalls.MS_BIND else []
     for option in options.data.split(","):
         key, _, value = option.partition("=")

@@ -1,15 +1,15 @@
 """Covering device nodes of a container in a user namespace by ones that its users own.
 
-There a runtime can make no nodes: it mounts the host's. Their owners are the host's, who are nobody
-inside. So a node that is not for everybody to open (a DRM node is ``root:video`` 0660) can be
-opened by nobody in the container, not even by its root. devtmpfs takes no mapped mounts. So each
-such node is made once more, for the same device and with the same mode, with the owner and group
-that the container has under the same numbers, and mounted over the host's. What a device may be
-opened for is still the device cgroup's to say.
+There a runtime cannot make nodes: it mounts the host's. Their owners are the host's, which are
+unmapped inside. So a node with a restricted mode (a DRM node is ``root:video`` 0660) cannot be
+opened by any process in the container, not even by its root. devtmpfs takes no mapped mounts. So
+each such node is made once more, for the same device and with the same mode, with the owner and
+group that the container has under the same numbers, and mounted over the host's. The device cgroup
+still decides how a device may be opened.
 
 - It is done as procfs is covered, between ``create`` and ``start`` (:mod:`shim.rootfs.proc_cover`).
 - The ids are those of init's own user namespace, as the kernel has them.
-- The node is made in a directory of the bundle that nobody but root may enter, and stays there:
+- The node is made in a directory of the bundle that only root may enter, and stays there:
   the kernel attaches no mount of a file that is gone. Most bundles are on a file system without
   devices, which is a property of that mount; the clone is without it.
 - It is mounted only on a node of the same device, to which no link leads, and which is a mount of

@@ -7,8 +7,8 @@ the container does without a prepared layer:
 - options besides the layers and ``index=off``: a user namespace (``userxattr``), SELinux
   (``context``), and others that change what the layers mean;
 - an upper directory that is not empty: its content may hide what is below, and was written with
-  other layers below it. The kernel defines what that means only if neither metadata alone is copied
-  up nor renamed directories are redirected, so neither may be the default;
+  other layers below it. The kernel defines the result only if metadata alone is never
+  copied up, and renamed directories are never redirected, so both have to be off by default;
 - extended attributes of the upper directory (default ACLs, labels): what is made in it inherits
   them;
 - options that do not fit a page with one layer more (mount(2)).
@@ -33,7 +33,7 @@ _UPPER: Final = "upperdir="
 _WORK: Final = "workdir="
 _NO_INDEX: Final = "index=off"
 
-# Features that have to be off by default for layers to be changed below an upper directory.
+# Features that have to be off by default so that layers below an upper directory can change.
 _FEATURES: Final = ("metacopy", "redirect_dir")
 _PARAMETERS: Final = "/sys/module/overlay/parameters"
 

@@ -137,8 +137,8 @@ async def in_container(
 
     Args:
         pid: the container's init; a child of ours that is not reaped.
-        tasks: what is to be done; the descriptors in it are closed here.
-        work: what does it. It is called in a thread; its paths are the container's.
+        tasks: what to do; the descriptors in it are closed here.
+        work: does it. It is called in a thread; its paths are the container's.
         refuse: says why it is not to be done after all; "" if it is.
 
     Returns:

@@ -12,8 +12,8 @@ not silently have no effect.
 
 What is accepted and changes nothing: ``TaskApiAddress`` and ``TaskApiVersion`` (they tell
 containerd to use a shim that is there, and it starts none); ``TypeUrl``, ``ConfigPath``,
-``ConfigBody`` (of CRI's message itself, which land in the table when they are empty or beside
-other keys).
+``ConfigBody`` (of CRI's message itself, which land in the table when they are empty or next
+to other keys).
 
 The verbs read them here, too: ``start`` joins ``ShimCgroup``, and ``-info`` asks ``BinaryName``.
 
@@ -50,7 +50,7 @@ DEFAULT_ROOT: Final = "/run/containerd/runc"
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How the low-level runtime is to be called."""
+    """How to call the low-level runtime."""
 
     binary_name: str = DEFAULT_BINARY  # runc, crun, or the path of one
     root: str = DEFAULT_ROOT  # the directory of its state; the namespace's directory is below it
@@ -221,7 +221,7 @@ def _read_file(path: str) -> bytes:
     if not os.path.isabs(path) or "\0" in path:
         raise _invalid(repr(path), "not an absolute path")
     try:
-        # Without O_NONBLOCK, opening a fifo would wait for whoever writes to it.
+        # Without O_NONBLOCK, opening a fifo would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -260,7 +260,7 @@ def _checked(options: RuntimeOptions, where: str) -> RuntimeOptions:
     if "\0" in "".join(paths):
         raise _invalid(where, "a zero byte in a path")
     if "/" in options.binary_name and not os.path.isabs(options.binary_name):
-        raise _invalid(where, f"BinaryName {options.binary_name!r}: neither a name nor absolute")
+        raise _invalid(where, f"BinaryName {options.binary_name!r}: not a name or an absolute path")
     if not os.path.isabs(options.root):
         raise _invalid(where, f"Root {options.root!r} is not an absolute path")
     for key, number in (("IoUid", options.io_uid), ("IoGid", options.io_gid)):

@@ -1,7 +1,7 @@
 """The low-level OCI runtime (runc or crun) as a program that is called.
 
 Both take the same arguments and report errors as JSON objects in a log file of our choosing;
-the last one is what a person needs to read. One that crashes, or does not even begin, writes to
+the last one is what a person needs to read. A runtime that crashes, or cannot start, writes to
 its stderr instead, which is read unless a process of the container has inherited it.
 
 Source: opencontainers/runtime-tools command line interface; runc(8), crun(1).
@@ -22,7 +22,7 @@ from shim import files, loop, syscalls
 from shim.children import run, spawn
 from shim.errors import ProcessFinished, ProgramTimeout, RuntimeFailed
 from shim.processes import kill_family
-from shim.runtime.standins import StandIns
+from shim.runtime.fast_path import FastPath
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ _LOG_LIMIT: Final = 1 << 16
 _STDERR: Final = 2
 _STDERR_LIMIT: Final = 1 << 12
 
-# An entry begins a line. runc's ends with it; crun, where it writes with json-c, takes several.
+# An entry starts a line. runc's ends with it; crun, where it writes with json-c, takes several.
 _OBJECT: Final = re.compile(r"^\{", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
 
@@ -69,7 +69,7 @@ _PATIENCE: Final = {"kill": 15, "pause": 30, "resume": 30, "update": 30, "delete
 _DYING: Final = 2.0
 
 POINTLESS: Final = ("start", "exec", "pause", "resume", "update")
-"""The verbs whose calls can do nothing any more when init has ended."""
+"""The verbs whose calls are pointless after init has ended."""
 
 
 class LowLevelRuntime:
@@ -104,7 +104,7 @@ class LowLevelRuntime:
         self._mapped = mapped
         self._under_way: dict[Child, str] = {}
         # For calls about the container, once its init process has been made.
-        self._stand_ins: StandIns | None = None
+        self._fast_path: FastPath | None = None
 
     async def create(self, stdio: ChildStdio, *, pid_file: str) -> None:
         """Make the container and its init process, which waits for :meth:`start`."""
@@ -121,7 +121,7 @@ class LowLevelRuntime:
         Args:
             init: its init process, which waits for :meth:`start`.
         """
-        self._stand_ins = StandIns(
+        self._fast_path = FastPath(
             self._options.binary_name,
             os.path.join(self._root, self._id),
             init,
@@ -130,7 +130,7 @@ class LowLevelRuntime:
 
     async def start(self) -> None:
         """Let the init process execute its program."""
-        if self._stand_ins is None or not await self._stand_ins.start():
+        if self._fast_path is None or not await self._fast_path.start():
             await self._call("start", [self._id])
 
     async def execute(self, stdio: ChildStdio, *, process_file: str, pid_file: str) -> None:
@@ -140,7 +140,7 @@ class LowLevelRuntime:
 
     async def kill(self, signal: int, *, everyone: bool = False) -> None:
         """Signal the init process, or every process of the container."""
-        if not everyone and self._stand_ins is not None and self._stand_ins.kill(signal):
+        if not everyone and self._fast_path is not None and self._fast_path.kill(signal):
             return
         arguments = ["--all"] if everyone else []
         await self._call("kill", [*arguments, self._id, str(signal)])
@@ -203,7 +203,7 @@ class LowLevelRuntime:
 
     async def delete(self, *, force: bool = False) -> None:
         """Remove the container's cgroup and state; kill what is left of it if forced."""
-        if not force and self._stand_ins is not None and await self._stand_ins.delete():
+        if not force and self._fast_path is not None and await self._fast_path.delete():
             return
         arguments = ["--force"] if force else []
         await self._call("delete", [*arguments, self._id])
@@ -221,8 +221,8 @@ class LowLevelRuntime:
         argv += ["--log-format", "json"]
         if self._options.systemd_cgroup:
             argv.append("--systemd-cgroup")
-        # Init and execs inherit stderr, but for those with a terminal; and what they write is
-        # nobody's to keep in memory.
+        # Init and execs inherit stderr, but for those with a terminal; and what they write must
+        # not be kept in memory.
         inherited = verb in _STARTS_PROCESSES and "--console-socket" not in arguments
         stderr = None if inherited else _memory()
         process_stderr = fds.get(_STDERR)
@@ -306,7 +306,7 @@ class LowLevelRuntime:
             said = f"exit status {status}, and {word or self._silence()}"
             if not word and process_stderr is not None:
                 do = "see the container's stderr, which is that of the call"
-        # crun begins the same words with a capital letter.
+        # crun starts the same text with a capital letter.
         if verb in _OF_A_CONTAINER and any(text in said.lower() for text in _GONE):
             return ProcessFinished(asked, found=said)
         return RuntimeFailed(asked, found=said, do=do, status=code, verb=verb)
@@ -334,12 +334,12 @@ def _memory() -> int | None:
     """A descriptor for what a call writes to stderr; None if there can't be one."""
     try:
         return os.memfd_create("stderr")
-    except OSError:  # also where the kernel is told to refuse them (vm.memfd_noexec)
+    except OSError:  # also where the kernel refuses them (vm.memfd_noexec)
         return None
 
 
 def _first_line(text: bytes) -> str:
-    """What a call began to say on stderr: of a crash, the rest is for its programmers."""
+    """Return the first line of a call's stderr; the rest of a crash is for its developers."""
     return one_line((text.decode(errors="replace").strip().splitlines() or [""])[0])
 
 
@@ -372,11 +372,11 @@ def last_error(path: str) -> str:
         return ""
     said = ""
     end = 0
-    for begin in _OBJECT.finditer(text):
-        if begin.start() < end:
+    for brace in _OBJECT.finditer(text):
+        if brace.start() < end:
             continue
         try:
-            entry, end = _DECODER.raw_decode(text, begin.start())
+            entry, end = _DECODER.raw_decode(text, brace.start())
         except (ValueError, RecursionError):
             continue
         if entry.get("level") in {"error", "fatal", "panic"}:

@@ -9,8 +9,8 @@ crun     ``config.json``   the OCI spec that the container was made from
 both     ``exec.fifo``     where init waits to be started; gone once it was
 =======  ================  ==================================================================
 
-It is read strictly. What has a file, a key or a value that is not known here is not known at
-all: :func:`read` answers None, and whoever asks has to ask the runtime.
+It is parsed strictly. If it has a file, a key or a value that this module does not know,
+:func:`read` returns None, and the caller has to call the runtime.
 
 Source: runc libcontainer State, configs.Config; crun libcrun_container_status_t.
 """
@@ -94,8 +94,8 @@ class RuntimeState:
     hooks: frozenset[str]  # the kinds of hooks that it has
     own_pids: bool  # whether its processes end with its init
     cgroups: tuple[str, ...]  # the directories of its cgroup
-    # whether nothing but those directories and the state itself is the runtime's to remove: its
-    # processes end with its init, and neither systemd nor resctrl knows it
+    # whether the runtime has only those directories and the state itself to remove: the processes
+    # end with init, and systemd and resctrl are not involved
     plain: bool
 
 
@@ -122,10 +122,10 @@ def read(directory: str) -> RuntimeState | None:
 
 
 def remove(directory: str) -> None:
-    """Remove a state directory that :func:`read` knows; what tells of the container goes last.
+    """Remove a state directory that :func:`read` knows, the file with its identity last.
 
-    As with a runtime, whatever else somebody has put there meanwhile goes too: without what tells
-    of the container, no runtime would remove it.
+    Like a runtime, this also removes files that were added meanwhile: without that file, no runtime
+    would remove them.
 
     Raises:
         OSError: something in it cannot be removed, or is mounted there.

@@ -28,7 +28,7 @@ class WrongSandboxState(ShimError):
 
 
 class InvalidPodConfig(ShimError):
-    """A pod's configuration cannot be understood, or not be had."""
+    """A pod's configuration cannot be parsed, or not be provided."""
 
     code = "NVSHIM-E1604"
     status = Status.INVALID_ARGUMENT

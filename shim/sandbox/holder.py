@@ -11,7 +11,7 @@ made here:
 - SIGCHLD is ignored when it is executed and stays so: the kernel itself then reaps the orphans
   that process 1 of a pid namespace inherits. See wait(2).
 - A filter forbids every system call but its own, those that start and end a process, and the
-  ``write`` that reports a failure to start. Whoever controls it gains nothing.
+  ``write`` that reports a failure to start. An attacker who controls it gains nothing.
 
 Source: elf(5), seccomp(2), ppoll(2); kernel Documentation/userspace-api/seccomp_filter.rst; the
 kernel's tables of system calls and linux/audit.h; Intel's and Arm's manuals for the code.

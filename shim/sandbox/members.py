@@ -51,7 +51,7 @@ def members(sandbox_bundle: str) -> list[str]:
     """The ids of the containers that are noted in a sandbox's bundle.
 
     Args:
-        sandbox_bundle: the bundle; it need not be there, nor be a sandbox's.
+        sandbox_bundle: the bundle; it need not exist, or be a sandbox's.
     """
     try:
         names = os.listdir(sandbox_bundle)
@@ -140,7 +140,7 @@ def unpin_namespaces(bundle: str) -> None:
     """Unmount what :func:`pin_namespaces` has mounted, if anything.
 
     Args:
-        bundle: the bundle; it need not be there, nor be a sandbox's.
+        bundle: the bundle; it need not exist, or be a sandbox's.
 
     Raises:
         OSError: something cannot be unmounted or removed.

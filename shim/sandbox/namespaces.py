@@ -8,7 +8,7 @@ a root of its own with a single file in it, gives up all privileges and executes
 
 Rules
 - The pod sees nothing of the node through the holder: its root is empty, it has no environment and
-  no descriptors, and its user is nobody. Only a process with CAP_SYS_PTRACE can trace it,
+  no descriptors, and its user is 65534. Only a process with CAP_SYS_PTRACE can trace it,
   and the filter of its system calls limits what that can do.
 - It dies with the shim, whatever ends that.
 - It stays in the shim's cgroup, as a part of the shim: it uses hardly any time or memory, and the
@@ -48,7 +48,7 @@ _DYING: Final = 5.0
 # Not 65534: a container may run as that user, and could send signals.
 _NOBODY: Final = 65535
 
-# Seconds of processor time. It needs none; this bounds whoever makes it run in circles.
+# Seconds of processor time. It needs none; this bounds an attacker who makes it loop.
 _PROCESSOR_TIME: Final = 10
 
 _NS_GET_USERNS: Final = 0xB701
@@ -161,10 +161,10 @@ def _fork_maker(pod: Pod, machine: holder.Machine, network: int, report: int) ->
 
 
 def _be_maker(shim: int, pod: Pod, machine: holder.Machine, network: int, report: int) -> NoReturn:
-    doing = "to begin"
+    doing = "to start"
     try:
         # No other descriptor of the shim may reach the holder.
-        forked.begin(shim, {report, network})
+        forked.set_up_child(shim, {report, network})
         os.set_blocking(report, True)
         os.setsid()
         if pod.uids:
@@ -177,7 +177,7 @@ def _be_maker(shim: int, pod: Pod, machine: holder.Machine, network: int, report
         syscalls.unshare(_unshared(pod))
         doing = "to fork the holder"
         pid = syscalls.clone_sibling()
-    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+    except BaseException as error:  # noqa: BLE001 - there is no caller to raise it to
         forked.fail(report, doing, error)
     if pid == 0:
         _be_holder(pod, machine, report)
@@ -255,7 +255,7 @@ def _become(user: int) -> None:
 
 
 def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
-    doing = "to begin"
+    doing = "to start"
     try:
         forked.close_others({report})
         syscalls.die_with_parent(signal.SIGKILL)
@@ -288,7 +288,7 @@ def _be_holder(pod: Pod, machine: holder.Machine, report: int) -> NoReturn:
         doing = "to execute the holder"
         syscalls.filter_system_calls(instructions)
         os.execve(f"/{holder.NAME}", [holder.NAME], {})  # noqa: S606 - a program of ours
-    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+    except BaseException as error:  # noqa: BLE001 - there is no caller to raise it to
         forked.fail(report, doing, error)
 
 
@@ -316,7 +316,7 @@ def _set_sysctl(name: str, value: str) -> None:
 def _leave_root(program: bytes) -> None:
     """Move to a root with only the program in it, without the node's mounts."""
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    # /proc is a directory that root of a user namespace can enter too, and is not needed any more.
+    # /proc is a directory that root of a user namespace can enter too, and is no longer needed.
     syscalls.mount("tmpfs", "/proc", "tmpfs", _ROOT_FLAGS, _ROOT_OPTIONS)
     os.chdir("/proc")
     fd = os.open(holder.NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)

@@ -3,11 +3,11 @@
 Rules
 - By default a pod has its own network, IPC and UTS namespaces.
 - ``NODE`` is the node's namespace. A pod in the node's network has the node's hostname too: it
-  cannot rename the node, nor have a name that its addresses do not have.
+  cannot rename the node, and must not have a name that its addresses do not have.
 - The pid namespace is the pod's own unless it is the node's, also for a pod whose containers
   each have their own: a container that asks for the pod's must never find the node's there.
-- A user namespace is the pod's own or the node's. Other modes are refused: they name somebody
-  else's, and the pod would get another one than it asked for.
+- A user namespace is the pod's own or the node's. Other modes are refused: they name the
+  namespace of another pod, and the pod would get another one than it asked for.
 - A sysctl is set only if it belongs to a namespace that is the pod's own.
 - As in containerd's own sandboxes by default, ports below 1024 and ICMP echo need no privilege in
   a pod, because they are the pod's alone.
@@ -231,7 +231,7 @@ def _read_mappings(
     if asked.mode not in (pod_pb2.POD, pod_pb2.NODE):
         raise InvalidPodConfig(
             f"a user namespace of mode {asked.mode}",
-            found="it is neither POD (0) nor NODE (2)",
+            found="it is not POD (0) or NODE (2)",
             do="ask for one of them, as the kubelet does",
         )
     uids, gids = _mappings(asked.uids), _mappings(asked.gids)
@@ -242,7 +242,7 @@ def _read_mappings(
         if not any(m.inside == 0 for m in mappings):
             raise InvalidPodConfig(
                 f"a user namespace with {kind} {mappings}",
-                found="nobody in it is 0",
+                found="they do not map user 0",
                 do="map 0 too, as the kubelet does",
             )
     return uids, gids

@@ -11,7 +11,7 @@ runtime. There are two contracts of how containerd's CRI tells the pod's contain
   mounts. There is no process: namespaces are mounted in the bundle. Containers that share a pid
   namespace need its process 1, so a pod of such has the first contract all the same.
 
-What containerd says of itself when it starts a shim is its version, and no release is known to read
+containerd passes its version when it starts a shim, and no release is known to read
 the second contract (containerd pull request 14135). So the operator chooses: ``namespaces`` in
 ``[sandbox]`` of config.toml.
 
@@ -304,7 +304,7 @@ class Sandbox:
         members.write_member(self._bundle, container_id, bundle, record)
 
     def leave(self, container_id: str) -> None:
-        """Remove the record of a container that does not exist, or not any more."""
+        """Remove the record of a container that does not exist."""
         members.forget_member(self._bundle, container_id)
 
     def admit(self, spec: dict[str, Any]) -> bool:
@@ -328,7 +328,7 @@ class Sandbox:
             raise WrongSandboxState(
                 f"a container in sandbox {self.id}",
                 found=f"the sandbox is {self.state.name.lower()}",
-                do="make the pod anew",
+                do="delete the pod; its controller recreates it",
             )
         present = spec.get("mounts") or []
         if not isinstance(present, list):

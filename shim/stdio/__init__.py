@@ -24,9 +24,9 @@ Rules
   before the process has been made. Hence the pipe of init's stderr.
 - A file is never handed over: through /proc/self/fd a hostile image would truncate it, or
   change its mode. Nor does the shim open one: a stuck file system must not hold up the pod.
-- The shim keeps a *read* end of whatever takes output, so that a container is never killed by
-  SIGPIPE while containerd, or a logger, is away. What is written meanwhile waits in the pipe,
-  and then the writer waits: nothing is dropped.
+- The shim keeps a *read* end of every pipe or fifo that takes output, so that a container is never
+  killed by SIGPIPE while containerd, or a logger, is away. What is written meanwhile waits in the
+  pipe, and then the writer waits: nothing is dropped.
 - The shim keeps a *write* end of stdin: a client that goes away is not the end of input, and
   another may attach. Only CloseIO drops it, and what is in the fifo then still arrives.
 - No open of a fifo may block: a read end is opened first (non-blocking), which lets the write

@@ -6,7 +6,7 @@ descriptor first. So the shim never has a descriptor of the file.
 
 Rules
 - The child has :data:`OPENING` seconds to open the file. One that hangs is killed; a kernel that
-  cannot end it yet ends it when the file system answers. Nobody waits for that.
+  cannot end it yet ends it when the file system answers. The shim does not wait for that.
 - It copies until its source ends. When the shim closes their connection, or dies, it copies what is
   there and ends.
 - A log file is appended to: it may be rotated by truncating it, and several containers may share
@@ -60,7 +60,7 @@ class ProcessOutput(Output):
     they are not killed by SIGPIPE, and do not wait for a reader.
 
     Args:
-        shim: where it is watched, and whose log is told if it dies too early.
+        shim: where it is watched, and whose log gets an entry if it dies too early.
         name: what is logged as its name.
         child: the process.
         fd: the write end to take.
@@ -108,11 +108,11 @@ class ProcessOutput(Output):
         """It has ended."""
 
     def _is_at_end(self) -> bool:
-        """Whether nothing is left in its pipes, and nobody can write to them any more."""
+        """Whether its pipes are empty and have no writer."""
         return all(state_of(fd, select.POLLIN) == select.POLLHUP for fd in self._sources)
 
     def _stop_reading(self) -> None:
-        # Their numbers are other files' soon, and somebody may be waiting for what is in them.
+        # Their numbers are other files' soon, and a task may wait for their content.
         self._sources.clear()
         self._reading.close()
 
@@ -358,7 +358,7 @@ def _late(asked: str, call: str) -> StdioTimeout:
 
 
 async def _receive(connection: socket.socket) -> bytes:
-    """The next message; empty when there is none any more."""
+    """Receive the next message; empty at the end of the connection."""
     while True:
         try:
             return connection.recv(_LONGEST_MESSAGE)

@@ -12,8 +12,8 @@ Rules
 - The operator decides which programs may be loggers: those of ``[stdio] loggers`` in config.toml;
   without that list, any that only root can replace.
 - A program is refused if another user could replace it, or any directory or link on the way to it.
-  A directory with the sticky bit is refused too: nobody can replace root's files there, but anybody
-  can take the name of a missing one, and nobody keeps programs in /tmp on purpose.
+  A directory with the sticky bit is refused too: no other user can replace root's files there, but
+  any user can take the name of a missing one, and programs do not belong in /tmp.
 - Loggers run as the shim does, with the environment of every program that it starts.
 - A URI's arguments are each key and the first of its values, also if that is empty, in the order of
   the URI. (Go forgets the order; one key and its value stay together there too.) A key ``env.NAME``

@@ -4,7 +4,7 @@ No function here waits for the process at the other end.
 
 Between pipes the kernel moves the pages (splice(2)), and no byte is copied. Small amounts are
 copied all the same: a moved page takes one of the sixteen places in a pipe however little is in
-it, so sixteen short lines would fill a fifo that nobody reads.
+it, so sixteen short lines would fill a fifo without a reader.
 
 A relay buffers no more than a single read: a reader that is slow makes the writer wait.
 
@@ -180,12 +180,12 @@ class Relay:
         self._waiting: loop.CancelScope | None = None
 
     def start(self, tasks: Tasks) -> None:
-        """Begin."""
+        """Start."""
         self._running = True
         tasks.start_soon(self._run)
 
     def finish(self) -> None:
-        """Pass on what is there, and then end, whoever could still write.
+        """Pass on what is there, and then end, even if there are still writers.
 
         A sink that is a pipe gets room for it, so that no reader is needed: in a pipe it outlives
         us for as long as a reader has it open, and in a terminal it does not.
@@ -224,7 +224,7 @@ class Relay:
                 count = steps = 0
                 continue
             except OSError:
-                # EIO: nobody has the terminal open any more. EPIPE: the process has closed its
+                # EIO: no process has the terminal open. EPIPE: the process has closed its
                 # stdin; of output we hold a read end.
                 return
             if not passed:

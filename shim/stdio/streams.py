@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DRAIN_SECONDS: Final = 10.0
 
 # Seconds to wait for a client that has not opened its fifo when the process has ended. It may be
-# slow on a loaded machine, and what is in a fifo that nobody has open is lost.
+# slow on a loaded machine, and the content of a fifo that no process has open is lost.
 _READER_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.01
 _LONGEST_POLL_SECONDS: Final = 1.0
@@ -119,7 +119,7 @@ class Output:
             await self.relay.done.wait()
 
     def finish(self) -> None:
-        """Pass on what has been written, and then end, whoever could still write."""
+        """Pass on what has been written, and then end, even if there are still writers."""
         if self.relay is not None:
             self.relay.finish()
 
@@ -148,9 +148,9 @@ class Output:
 class FifoOutput(Output):
     """A fifo that a client of containerd reads.
 
-    A read end is kept, so that the process is never killed by SIGPIPE. When nobody writes any more
-    it may become a write end: that holds what is in the fifo too, lets a client that comes
-    late open the fifo, and shows whether there is one: a write end is in error if nobody reads.
+    A read end is kept, so that the process is never killed by SIGPIPE. When there is no writer
+    left it may become a write end: that keeps the content of the fifo too, lets a late client open
+    the fifo, and shows whether there is one: a write end without a reader is in error.
     While there is one it is a read end again: the client can have its end, and if it goes without
     having read all, the rest is there for the next.
 
@@ -194,14 +194,14 @@ class FifoOutput(Output):
         with loop.move_on_after(_READER_SECONDS):
             while self._holds():
                 await loop.sleep(_POLL_SECONDS)
-            if not self._writes:  # or it is closed when somebody has read it
+            if not self._writes:  # or it is closed when a client has read it
                 self._close_kept()
 
     async def drain(self, deadline: float) -> None:
         """If something is in the fifo, wait a little for a client to take it."""
-        began = loop.current_time() if self._ended_at is None else self._ended_at
+        since = loop.current_time() if self._ended_at is None else self._ended_at
         if self.relay is not None:
-            until = began + _READER_SECONDS
+            until = since + _READER_SECONDS
             await self._while_passed_on(self.relay, until=until, deadline=deadline)
             if not self.relay.done.is_set():
                 return
@@ -209,7 +209,7 @@ class FifoOutput(Output):
             if self._has_reader():
                 await self._while_taken()
                 break
-            if loop.current_time() >= began + _READER_SECONDS:
+            if loop.current_time() >= since + _READER_SECONDS:
                 return
             await loop.sleep(_POLL_SECONDS)
         self._close_write_end()
@@ -220,7 +220,7 @@ class FifoOutput(Output):
         self._close_kept()
 
     async def _while_passed_on(self, relay: Relay, *, until: float, deadline: float) -> None:
-        """Wait until a relay is done, a client takes nothing any more, or the deadline.
+        """Wait until a relay is done, a client has stopped reading, or the deadline.
 
         Args:
             relay: which.
@@ -382,8 +382,8 @@ class Stdio:
     async def ended(self) -> None:
         """The process has ended, and its exit is about to be published.
 
-        A client that is reading its output has a moment for the rest. What is left then is held
-        until somebody comes.
+        A client that is reading its output has a moment for the rest. What is left then is kept
+        until a client comes.
         """
         for output in self._outputs:
             await output.ended(self._tasks)
@@ -391,7 +391,7 @@ class Stdio:
     async def let_go(self) -> None:
         """The process has ended, and may never be deleted: keep open only what is still needed.
 
-        A client that was cut off does not delete its exec, and nobody else does.
+        A client that was cut off does not delete its exec, and no other client does.
         """
         if self._source is not None:
             self._source.close()
@@ -399,7 +399,7 @@ class Stdio:
             await output.let_go()
 
     async def drain(self) -> None:
-        """Wait until what the process wrote has been taken, but not for a daemon, nor for ever."""
+        """Wait until what the process wrote has been taken; not for a daemon, and not for ever."""
         if not self._started:
             return
         for output in self._outputs:
@@ -457,7 +457,7 @@ class PlainStdio(Stdio):
         before the shim knows why the process ended.
         """
         if self._child.stderr is not None:
-            # Opened anew: that writing does not wait must not hold for the process, too.
+            # Opened again: writing must not wait here, but may in the process.
             path = f"/proc/self/fd/{self._child.stderr}"
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -473,7 +473,7 @@ class PlainStdio(Stdio):
                 # All of it or nothing, as it is shorter than PIPE_BUF (pipe(7)).
                 written = os.write(fd, line.encode(errors="replace") + b"\n") > 0
             except OSError:
-                pass  # it is full, and nobody reads
+                pass  # it is full, and there is no reader
         return written
 
     async def started(self) -> None:

@@ -1,7 +1,7 @@
 """Stdio with a terminal: what passes between its master and the fifos of a client.
 
 The runtime opens the terminal inside the container and sends its master over a socket that we
-listen on. Output is passed on until nobody has the terminal open any more.
+listen on. Output is passed on until no process has the terminal open.
 
 CloseIO ends the input as a person at that terminal would, with Ctrl-D (its VEOF character,
 twice: the first hands over an unfinished line). containerd's own shim hangs the terminal up,
@@ -117,7 +117,7 @@ class TerminalStdio(Stdio):
 
     async def _watch_output(self, done: loop.Event) -> None:
         await done.wait()
-        # Nobody is left to read what a client may still type.
+        # No process is left to read what a client may still type.
         if self._input is not None:
             self._input.stop()
 
@@ -171,7 +171,7 @@ class _Master:
     from the other.
 
     Args:
-        fd: ours from now on; whoever makes this object is its first user.
+        fd: ours from now on; the caller is its first user.
     """
 
     __slots__ = ("_users", "fd")

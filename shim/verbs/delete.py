@@ -1,13 +1,14 @@
-"""``delete``: clean up after a shim that is gone, and say how the container ended.
+"""``delete``: clean up after a shim that is gone, and report how the container ended.
 
-containerd runs it after every shutdown of a shim, in good order or not, and gives it five
-seconds. After a shutdown in good order there is nothing left, and this is in the path that a
-user waits for: so it looks before it acts.
+containerd runs it after every shutdown of a shim, in good order or not, and gives it five seconds.
+A user waits for it, so it looks before it acts. If nothing is left, the launcher answers in its
+place (``shim/forkserver/fast_delete.c``). This module defines the verb: the launcher answers only
+where this would give the same answer and change nothing.
 
-Each step is taken whatever became of the one before, and all can be taken again. What goes
-wrong is told on stderr, a line each, which containerd logs; the answer is given in any case,
-since without one containerd would keep the container for ever. If this is killed, the next
-``start`` on the node finishes it (:mod:`shim.verbs.unfinished`).
+Each step is taken even if an earlier one failed, and every step can be repeated. A failure is a
+line on stderr, which containerd logs. The answer is always given, since without one containerd
+would keep the container. If this is killed, the next ``start`` on the node finishes it
+(:mod:`shim.verbs.unfinished`).
 
 Source: containerd core/runtime/v2/binary.go Delete; docs/runtime-v2.md.
 """
@@ -22,7 +23,7 @@ from api.proto import task_pb2
 from shim import bundle, files, mountinfo, sockets
 from shim.errors import BundleUnusable, NvshimError
 from shim.rootfs import mounts
-from shim.runtime import remains
+from shim.runtime import orphans
 from shim.sandbox import members as sandbox_members
 from shim.verbs import unfinished
 
@@ -40,8 +41,8 @@ _DEFAULT_RUNTIME: Final = "runc"
 _DEFAULT_ROOT: Final = "/run/containerd/runc"
 _STDERR: Final = 2
 
-# Seconds, of containerd's five, after which the runtimes of a pod's further containers are not
-# asked any more, but the containers ended without them.
+# Seconds, of containerd's five, after which a pod's further containers are ended without their
+# runtimes.
 _MEMBERS_TIMEOUT: Final = 1.5
 
 
@@ -84,7 +85,7 @@ def finish_killed(directory: str, name: str, *, starting: bool = False) -> None:
     if not starting and note.left and note.left[0].is_made_again():
         note.leave()  # its own start has seen to it, or will
         return
-    _take(directory, lambda: remains.end_process(*note.holder))
+    _take(directory, lambda: orphans.end_process(*note.holder))
     for left in note.left:
         _take(left.bundle, _finish(left))
     _take(directory, note.remove)
@@ -97,7 +98,7 @@ def _finish(left: unfinished.Left) -> Callable[[], None]:
             _clean_up(left.id, left.bundle, left.record)
             return
         _unmount(os.path.join(left.record.root, left.id, bundle.RESTORED_ROOT))
-        for problem in remains.end_container(
+        for problem in orphans.end_container(
             left.record, left.id, left.pid, cgroup_path=left.cgroup
         ):
             _warn(problem)
@@ -118,7 +119,7 @@ def _note(
         name = sockets.name_of(invocation.address, invocation.namespace, invocation.container_id)
         return unfinished.write(directory, name, sandbox_members.read_holder(path), left)
     except (NvshimError, OSError):
-        return None  # what stands in the way is told by the step that needs it
+        return None  # the step that needs it reports what stands in the way
 
 
 def _left(container_id: str, path: str, record: bundle.RuntimeRecord) -> unfinished.Left:
@@ -174,20 +175,20 @@ def _pid(path: str, *, tell: bool = True) -> int:
 
 
 def _end_calls(path: str, logs: Sequence[str]) -> None:
-    """A runtime that the dead shim had called must not make what nobody will look for."""
+    """End the runtime calls of the dead shim: what they would still make would be orphaned."""
     if logs:
-        for problem in remains.end_calls(path, logs):
+        for problem in orphans.end_calls(path, logs):
             _warn(problem)
 
 
 def _end_sandbox(path: str) -> None:
-    """End what a sandbox holds: nobody else cleans up after the containers of its pod."""
+    """End the containers of a sandbox's pod and its holder; no other process does."""
     members = sandbox_members.members(path)
     pid, start_time = sandbox_members.read_holder(path)
     if not (members or pid):
         return
     deadline = time.monotonic() + _MEMBERS_TIMEOUT
-    remains.end_process(pid, start_time)
+    orphans.end_process(pid, start_time)
     for container_id in members:
         _take(path, _end_of_member(path, container_id, deadline))
 
@@ -206,7 +207,7 @@ def _end_loggers(path: str) -> None:
     """What the dead shim had started to take the container's output."""
     loggers = bundle.loggers_left(path)
     if loggers:
-        for problem in remains.end_loggers(loggers):
+        for problem in orphans.end_loggers(loggers):
             _warn(problem)
 
 
@@ -227,7 +228,7 @@ def _end_container(
     if not (cut_off or os.path.lexists(state) or os.path.exists(f"/proc/{pid}")):
         return
     _unmount(os.path.join(state, bundle.RESTORED_ROOT))
-    for problem in remains.end_container(
+    for problem in orphans.end_container(
         record,
         container_id,
         pid,
@@ -256,7 +257,7 @@ def _runtime_record(invocation: Invocation, path: str) -> bundle.RuntimeRecord:
 
 
 def _read(read: Callable[[], Read | None]) -> Read | None:
-    """What is read of a bundle; None if it is unusable, which is told."""
+    """Read something of a bundle; warn and return None if it is unusable."""
     try:
         return read()
     except BundleUnusable as error:

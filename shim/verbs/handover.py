@@ -114,7 +114,7 @@ def become_shim(listener_fd: int, request: ShimRequest) -> NoReturn:
         request: which shim. Its bundle becomes the working directory, its environment ours.
     """
     try:
-        # First of all: whoever holds the answer's pipe keeps containerd waiting for its end.
+        # First: a process that holds the answer's pipe keeps containerd waiting for its end.
         _keep_only(listener_fd)
         forked.lead_group()
         os.umask(UMASK)
@@ -137,7 +137,7 @@ def become_shim(listener_fd: int, request: ShimRequest) -> NoReturn:
             socket_path=request.socket_path,
             debug=request.debug,
         )
-    except BaseException as error:  # noqa: BLE001 - there is nobody above to raise it to
+    except BaseException as error:  # noqa: BLE001 - there is no caller to raise it to
         _report(request.bundle_path, error)
         path = request.socket_path
         sockets.retire(path, sockets.identity(path), regardless=True)
@@ -175,4 +175,4 @@ def _report(bundle_path: str, error: BaseException) -> None:
         fd = os.open(log, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         os.write(fd, f'level=error msg="the shim could not start: {line}"\n'.encode())
     except OSError:
-        pass  # nobody reads
+        pass  # there is no reader

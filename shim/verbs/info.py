@@ -1,4 +1,4 @@
-"""``-info``, ``-v`` and ``-h``: what this runtime is, for containerd and for people.
+"""``-info``, ``-v`` and ``-h``: describe this runtime to containerd and to its users.
 
 containerd from 1.7 on may ask each runtime once what it can do. The answer holds the features
 of the low-level runtime that the options on stdin name, as that runtime tells them itself; one
@@ -62,7 +62,7 @@ def runtime_info(name: str, version: str, revision: str, *, tell: Callable[[str]
         name: the runtime's name for containerd.
         version: ours.
         revision: the commit that it was built from; empty if that is not known.
-        tell: is given a line about features that could not be had.
+        tell: called with a line about features that could not be read.
 
     Returns:
         A RuntimeInfo.

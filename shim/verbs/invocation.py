@@ -67,7 +67,7 @@ class Invocation:
     bundle: str = ""  # its bundle; empty for the current directory
     socket: str = ""  # where a fork server listens; empty if it has to find that out
     debug: bool = False  # whether the shim logs its steps
-    stay: bool = False  # whether a fork server stays although nobody asks
+    stay: bool = False  # whether a fork server stays even without requests
     info: bool = False  # whether the runtime's description is asked for
     version: bool = False  # whether the version is asked for
     help: bool = False  # whether a person asks how the program is called
@@ -125,7 +125,7 @@ def _take_flag(found: dict[str, Any], word: str, rest: list[str]) -> None:
     elif name in _SWITCHES:
         if equals and value not in _TRUE and value not in _FALSE:
             raise InvalidInvocation(
-                f"flag -{name}", found=f"{value!r}, neither true nor false", do="use one of them"
+                f"flag -{name}", found=f"{value!r}, not true or false", do="use one of them"
             )
         found[_SWITCHES[name]] = not equals or value in _TRUE
     elif not equals and rest and not rest[0].startswith("-") and rest[0] not in VERBS:
@@ -149,5 +149,5 @@ def read_stdin() -> bytes:
                     do="leave calling this program to containerd",
                 )
     except OSError:
-        return b""  # a directory, or a descriptor for writing: nobody's request
+        return b""  # a directory, or a descriptor for writing: not a request
     return bytes(content)

@@ -1,13 +1,13 @@
 """``start``: give containerd the address of a shim, and start one if the pod has none.
 
-The socket listens before the shim has even begun to import its modules: containerd's first
+The socket listens before the shim imports its modules: containerd's first
 connection waits in the backlog. The answer is in the dialect that was spoken:
 
 - a containerd from 2.3 on writes BootstrapParams to stdin, and reads a BootstrapResult of
   version 3;
 - every older one gets the bare address. All of them understand it (1.6 nothing else; from
-  1.7 on, what is no JSON is an address, of version 2 and ttrpc, which is what we would
-  write there). Version 3 said to one of those would make it refuse the shim.
+  1.7 on, text that is not JSON is an address, of version 2 and ttrpc, which is what we would
+  write there). Version 3 would make one of those refuse the shim.
 
 The shim serves versions 2 and 3 on one socket, so both answers are true, also for a shim
 that another containerd started.
@@ -339,7 +339,7 @@ def _finish_others(directory: str) -> None:
 
 
 def _isolate_core() -> None:
-    """Share hyper-threads with nobody; the shim and its containers inherit it."""
+    """Keep other processes off our hyper-threads; the shim and its containers inherit it."""
     try:
         syscalls.create_core_scheduling_domain()
     except OSError as error:

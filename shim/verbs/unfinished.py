@@ -1,9 +1,9 @@
 """What a ``delete`` that was killed has left: written down before it acts, and found by ``start``.
 
-containerd runs ``delete`` once and gives it five seconds. It removes the bundle whatever became of
-that, and with it all that says how to end the container. So ``delete`` first notes beside the
-sockets what it needs, and removes the note when it is done. It holds a lock on the note meanwhile,
-which the kernel releases when it ends: a note that nobody has locked is of one that was killed.
+containerd runs ``delete`` once and gives it five seconds. It removes the bundle in any
+case, and with it all that says how to end the container. So ``delete`` first writes a note next to
+the sockets, and removes it when it is done. It holds a lock on the note meanwhile, which the kernel
+releases when it ends: a note without a lock belongs to a ``delete`` that was killed.
 """
 
 from __future__ import annotations

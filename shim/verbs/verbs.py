@@ -119,7 +119,7 @@ def _say(fd: int, line: str) -> None:
     try:
         _write(fd, f"{line}{os.linesep if os.isatty(fd) else ''}".encode(errors="replace"))
     except OSError:
-        pass  # nobody listens; the exit status says the rest
+        pass  # there is no reader; the exit status says the rest
 
 
 def _describe(error: BaseException) -> str:

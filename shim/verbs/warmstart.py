@@ -14,7 +14,7 @@ Rules
 - A shim must not differ by the process that forked it, in what a process passes on to its children
   and cannot, or should not, change for them: namespaces, cgroup, limits, capabilities, security
   context and scheduling. This process context of the caller is part of the fork server's name.
-- Without the native launcher nobody would ask a fork server, and none is left behind.
+- Without the native launcher a fork server would have no clients, and none is left behind.
 - ``NVSHIM_FORK_SERVER=0`` in containerd's environment turns all of it off.
 
 Source: unix(7) SCM_RIGHTS, SO_PEERCRED; proc(5), namespaces(7), sched(7).
@@ -36,7 +36,7 @@ from shim.errors import ShimError
 
 SWITCH: Final = "NVSHIM_FORK_SERVER"
 
-# At the end of the Python program's name, if the native launcher is beside it.
+# At the end of the Python program's name, if the native launcher is next to it.
 SUFFIX: Final = ".py"
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
@@ -52,7 +52,7 @@ _FNV_PRIME: Final = 0x100000001B3
 # The descriptor under which the fork server finds the lock that makes it the only one.
 LOCK_FD: Final = 3
 
-# Seconds that it lets pass before it begins: the shim that is started meanwhile comes first.
+# Seconds that it waits before its work: the shim that is started meanwhile comes first.
 _COURTESY: Final = 0.3
 
 # The command line of a shim is written over that of the process it was forked from; ids of
@@ -86,11 +86,11 @@ def server_path(directory: str, containerd: str) -> str:
 
 
 def link_name(containerd: str, program: str) -> str:
-    """The name of the link by which the launcher finds the fork server, beside its socket.
+    """The name of the link by which the launcher finds the fork server, next to its socket.
 
     Args:
         containerd: its gRPC address.
-        program: the Python program beside the launcher.
+        program: the Python program next to the launcher.
     """
     value = _FNV_OFFSET
     for text in (containerd, program, os.readlink("/proc/self/ns/mnt")):
@@ -133,7 +133,7 @@ def leave_behind(containerd: str) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Until it can remove its files when it is told to end.
+        # Until it can remove its files on SIGTERM.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
         if os.fork() == 0:
             become_fork_server(path, containerd, lock, after=_COURTESY)
@@ -149,9 +149,9 @@ def become_fork_server(
     Args:
         path: where it is to listen.
         containerd: its gRPC address, shown in the command line.
-        lock: the descriptor of the locked file beside the path.
+        lock: the descriptor of the locked file next to the path.
         flags: more of its flags.
-        after: seconds to wait first, with nobody's descriptors and in nobody's directory.
+        after: seconds to wait first, without the caller's descriptors and directory.
     """
     # An interpreter of its own: nothing of this verb is in the memory that shims will share.
     try:

@@ -9,14 +9,14 @@ Rules
   containers that are created at once, one sees the other. The lock is waited for ten seconds.
 - The bundle names the claim before the claim is there, and the claim goes before that name does. A
   shim that is killed in between leaves nothing that counts.
-- A container whose init process has ended has nothing any more, even if its task was not deleted.
-  One whose first thread alone has ended, which looks like a zombie, goes on. In a pid namespace
-  that it shares, the kernel does not end the others with init: there the task counts.
-  A process is its pid and start time, which the bundle has beside the claim's name. Of a container
+- A container whose init process has ended holds nothing, even if its task was not deleted. One
+  whose first thread alone has ended, which looks like a zombie, still runs. In a shared pid
+  namespace, the kernel does not end the other processes with init: there the task counts.
+  A process is its pid and start time, which the bundle has next to the claim's name. Of a container
   without a claim the pid alone is known: one that is another process's by now keeps its devices
   until the bundle is gone.
 - A container that was made while there was no limit has no claim. It counts by its record, or by
-  the nodes in its spec: those of the same containerd are looked at, beside those that have claims.
+  the nodes in its spec: those of the same containerd are read, besides the claims.
 
 Source: flock(2), rename(2); which containers count: :mod:`hooks.sharing`.
 """
@@ -73,7 +73,7 @@ _LATE: Final = 10.0
 _POLL: Final = 0.002
 _HUNG: Final = f"another process has had {_LOCK} for {_LATE:.0f} seconds (fuser says which)"
 
-_LONGEST_NAME: Final = 253  # as Kubernetes has them; whoever asks another CRI may say more
+_LONGEST_NAME: Final = 253  # of Kubernetes; another client of CRI may use longer ones
 _POD_NAME: Final = "io.kubernetes.cri.sandbox-name"
 _POD_NAMESPACE: Final = "io.kubernetes.cri.sandbox-namespace"
 _NAME: Final = "io.kubernetes.cri.container-name"
@@ -102,7 +102,7 @@ def claim(
     """
     who = read_container(spec)
     wanted: dict[str, Wanted] = {}
-    # Whoever put a device into the spec did not say which capabilities it is for.
+    # A spec that lists a device does not say which capabilities it is for.
     if not who.privileged and not is_exempt(config, who.namespace, ()):
         wanted |= {each.uuid: each for each in wanted_by_nodes(listed(spec), inventory, config)}
     if request is not None:
@@ -262,7 +262,7 @@ def _is_named(bundle: str, path: str) -> bool:
 
 
 def has_ended(bundle: str) -> bool:
-    """Whether a bundle's container has ended, as far as processes tell; one not made yet has not.
+    """Whether a bundle's container has ended, by its processes; one that is not made yet has not.
 
     Args:
         bundle: its path.
@@ -328,7 +328,7 @@ def _without_claim(bundle: str, inventory: Inventory, config: Config) -> Claim |
 
 
 def _by_spec(bundle: str, inventory: Inventory, config: Config) -> Claim | None:
-    """What a container has by the nodes that its spec lists, whoever has put them there."""
+    """What a container holds by the nodes that its spec lists, from any source."""
     spec = _read_if(bundle, bundle_files.CONFIG, bundle_files.LONGEST_SPEC, _NAMED)
     paths = listed(spec or {})
     if not spec or not paths:

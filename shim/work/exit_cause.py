@@ -1,17 +1,17 @@
-"""Why a container with GPUs ended: found, and told where people look, by a worker.
+"""A worker finds why a container with GPUs ended, and reports it where users look.
 
 Rules
-- What the node agent knows comes from the container's file (:mod:`shim.causes.record`). Nobody
-  waits for the agent. Only where none runs, the kernel's log is read once, for lines between the
-  container's start and its end. What that says is never sure.
-- A line of that log is the container's if it is of a GPU or MIG device that it had, or of its init
-  process. The process that the line names has ended by now, as the container's have: one that
-  lives is another's, and then only a fault of the device counts. Which other container it was of,
-  nobody can tell any more. So an application's fault is this one's only if its init was named, or
-  if it came within :data:`NEAR` seconds of the end; otherwise it is unclear.
+- What the node agent knows comes from the container's file (:mod:`shim.causes.record`). The
+  worker does not wait for the agent. Only where none runs, it reads the kernel's log once, for
+  lines between the container's start and its end. A cause from that log is never sure.
+- A line of that log is the container's if it names a GPU or MIG device that it had, or its init
+  process. The process in the line has ended by now if it was the container's; one that lives is
+  another's, and then only a fault of the device counts. An ended process cannot be attributed to a
+  container any longer. So an application's fault is this container's only if its init was named,
+  or if it came within :data:`NEAR` seconds of the end; otherwise it is unclear.
 - A failure of a device that is sure changes the exit code to the one that the container or the
   node's configuration asks for. A container that ran out of memory keeps its own code.
-- What cannot be written leaves the rest as it is, and is logged.
+- A file that cannot be written is logged, and does not affect the rest.
 
 Everything here may hang with a file system, and needs modules that an idle shim should not have. So
 a worker does it (:mod:`shim.work.worker`).
@@ -27,16 +27,16 @@ from api.values import dataclass
 from hooks.config import load_config
 from hooks.node import cache
 from hooks.ocispec import part
-from hooks.requests.glance import read_fault_exit_code
 from hooks.requests.policy import read_container
+from hooks.requests.prefilter import read_fault_exit_code
 from hooks.sharing import held_by_nodes, held_by_record, id_of
 from shim import bundle as bundle_files
 from shim import files
-from shim.causes import ended, kernel_log, message
+from shim.causes import exit_store, kernel_log, message
 from shim.causes.agent import agent_runs
+from shim.causes.exit_message import exit_message, relevant
 from shim.causes.record import KERNEL_LOG, Fault, Whose, read_causes
-from shim.causes.sentence import relevant, sentence
-from shim.causes.xids import RECOVERY, Action, about, heed, is_nonfatal, recovery_asked
+from shim.causes.xids import RECOVERY, Action, about, is_nonfatal, recovery_asked, with_recovery
 from shim.errors import NvshimError
 from shim.processes import may_be_alive
 
@@ -82,22 +82,22 @@ class Held:
     instance: int | None = None  # the GPU instance of a MIG device; None for a GPU
 
     def is_of(self, line: kernel_log.LoggedXid) -> bool:
-        """Whether a line of the kernel's log is of this device."""
+        """Whether a line of the kernel's log names this device."""
         if line.bus_id != self.bus_id:
             return False
         return None in (self.instance, line.gpu_instance) or self.instance == line.gpu_instance
 
 
 def tell_cause(end: End, log: Log) -> dict[str, Any]:
-    """Find why a container ended, and tell it in its termination message and the record of it.
+    """Find why a container ended, and write it to its termination message and its record.
 
     Args:
         end: how it ended.
-        log: is told what could not be read or written.
+        log: gets an entry for what could not be read or written.
 
     Returns:
-        ``cause``: a line for people, "" if no fault is known; ``status``: the exit status to tell;
-        ``first``: the fault that says most, as JSON has it, or null.
+        ``cause``: a line to display, "" if no fault is known; ``status``: the exit status for
+        containerd; ``first``: the most telling fault, as JSON, or null.
 
     Raises:
         NvshimError: the configuration or the bundle cannot be read.
@@ -114,7 +114,7 @@ def tell_cause(end: End, log: Log) -> dict[str, Any]:
         return {"cause": "", "status": end.status, "first": None}
     status = _status(end, faults[0], spec, config)
     original = None if status == end.status else end.status
-    cause = sentence(faults, end.at, os.uname().nodename, original)
+    cause = exit_message(faults, end.at, os.uname().nodename, original)
     path, stays_empty = message.find_message_file(spec)
     try:
         if path:
@@ -122,14 +122,14 @@ def tell_cause(end: End, log: Log) -> dict[str, Any]:
     except OSError as error:
         warn(f"{path}: {files.reason(error)}")
     container = {
-        **ended.identity_of(end.namespace, end.container_id, spec),
+        **exit_store.identity_of(end.namespace, end.container_id, spec),
         "gpus": [device.uuid for device in held],
         "ended": end.at,
         "exit_status": end.status,
         "told_status": status,
     }
     try:
-        ended.write_ended(config.state, container, faults, cause)
+        exit_store.write_ended(config.state, container, faults, cause)
     except NvshimError as error:
         warn(str(error))
     first = faults[0]
@@ -193,7 +193,7 @@ def _attributed(
         asked = recovery_asked(line.text)
         if asked in {None, Action.NOTHING}:
             return None
-        whose, action = heed(xid, asked)
+        whose, action = with_recovery(xid, asked)
     if whose != Whose.DEVICE and not is_own:
         if may_be_alive(line.pid):
             return None

@@ -10,7 +10,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.requests.glance import find_places, may_ask
+from api.values import dataclass
+from hooks.requests.prefilter import prefilter
 from shim import bundle as bundle_files
 from shim import files, loop
 from shim.errors import NvshimError, WorkerFailed
@@ -21,6 +22,7 @@ from shim.work.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hooks.requests.prefilter import Prefilter
     from shim.children import Reaper
     from shim.log import Log
     from shim.rootfs.mounts import Mount
@@ -28,12 +30,22 @@ if TYPE_CHECKING:
 
 _LONGEST_RECORD: Final = 1 << 24
 
-# The worker of the container that the shim was started for, by its bundle.
-_ahead: dict[str, Worker] = {}
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """What is known of a container before its Create."""
+
+    spec: dict[str, Any]
+    found: Prefilter
+    worker: Worker | None  # None if it requests nothing
+
+
+# Of the container that the shim was started for, by its bundle.
+_ahead: dict[str, _Ahead] = {}
 
 
 def look_ahead(bundle: str, reaper: Reaper, log: Log) -> None:
-    """Start the worker of a bundle's container now, if that asks for GPUs.
+    """Prefilter a bundle's container, and start its worker now if it requests GPUs.
 
     From a shim's start to its first Create, containerd takes some milliseconds. Meanwhile the
     worker loads the inventory.
@@ -45,13 +57,37 @@ def look_ahead(bundle: str, reaper: Reaper, log: Log) -> None:
     """
     try:
         spec = bundle_files.read_spec(bundle)
-        if may_ask(spec, find_places()):
-            _ahead[bundle] = _fork(bundle, reaper, log, ahead=True)
+        found = prefilter(spec)
+        worker = _fork(bundle, found, reaper, log, ahead=True) if found.requests else None
+        _ahead[bundle] = _Ahead(spec, found, worker)
     except (NvshimError, OSError):
-        pass  # Create does the same, and says what is wrong
+        pass  # Create does the same, and reports it
 
 
-def _fork(bundle: str, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
+def prefilter_once(bundle: str, spec: dict[str, Any]) -> Prefilter:
+    """Return what the prefilter finds in a container's spec, which is not asked twice.
+
+    Args:
+        bundle: the container's bundle.
+        spec: its config.json, as Create read it.
+
+    Raises:
+        FaultExitCodeWrong: the annotation does not hold an exit code.
+    """
+    ahead = _ahead.get(bundle)
+    if ahead is None:
+        return prefilter(spec)
+    is_same = ahead.spec == spec  # it differs if Create has edited it for a pod's namespaces
+    if not is_same or ahead.worker is None:
+        del _ahead[bundle]
+    if is_same:
+        return ahead.found
+    if ahead.worker is not None:
+        ahead.worker.end()
+    return prefilter(spec)
+
+
+def _fork(bundle: str, found: Prefilter, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
     def work(link: Link) -> Answer | None:
         # Here: a shim whose containers ask for no GPU has no use for the engine, and one that
         # was not forked by the fork server would have to load it.
@@ -61,7 +97,9 @@ def _fork(bundle: str, reaper: Reaper, log: Log, *, ahead: bool) -> Worker:
         if ahead:
             provision.look_ahead()
         request = link.receive()
-        return None if request is None else provision.provide(request["mounts"], request["runtime"])
+        if request is None:
+            return None
+        return provision.provide(found, request["mounts"], request["runtime"])
 
     return Worker(reaper, work, log.descriptors())
 
@@ -92,7 +130,9 @@ class Injection:
         """Whether nothing was injected."""
         return self._record is None
 
-    async def provide(self, rootfs_mounts: Sequence[Mount], runtime: str) -> Sequence[Mount]:
+    async def provide(
+        self, found: Prefilter, rootfs_mounts: Sequence[Mount], runtime: str
+    ) -> Sequence[Mount]:
         """Mount the container's rootfs, and give it what it asks for and may have.
 
         Writes the changed spec to the bundle, and files into the rootfs, a layer of it or the
@@ -100,25 +140,27 @@ class Injection:
         the caller unmounts the rootfs.
 
         Args:
+            found: what the prefilter found; the worker decides no part of it again.
             rootfs_mounts: what containerd wants mounted as its rootfs.
-            runtime: the low-level runtime that is to make the container.
+            runtime: the low-level runtime that makes the container.
 
         Returns:
             What was mounted.
 
         Raises:
             NvshimError: the request cannot be met; the message says why.
-            OSError: no process is to be had, or the kernel refused something.
+            OSError: the process limit is reached, or the kernel refused something.
         """
-        worker = _ahead.pop(self._bundle, None)
+        ahead = _ahead.pop(self._bundle, None)
+        worker = None if ahead is None else ahead.worker
         if worker is None or not worker.runs():
-            worker = _fork(self._bundle, self._reaper, self._log, ahead=False)
+            worker = _fork(self._bundle, found, self._reaper, self._log, ahead=False)
         request = {"mounts": rootfs_mounts, "runtime": runtime}
         try:
             value, self._layer = await worker.ask(request)
         except loop.Cancelled:  # the error says what held the Create up
-            found = "it was cancelled"
-            raise WorkerFailed("a container's files and devices", found=found) from None
+            how = "it was cancelled"
+            raise WorkerFailed("a container's files and devices", found=how) from None
         self._record, self._claimed = value["later"], value["claimed"]
         self._nodes = value["nodes"]
         mounted: list[Mount] = [tuple(each) for each in value["mounted"]]

@@ -57,7 +57,7 @@ def prepare(
 
     Raises:
         NvshimError: the layer could not be made; nothing is left of it.
-        OSError: likewise.
+        OSError: the layer could not be made; nothing is left of it.
     """
     rootfs = os.path.join(bundle, bundle_files.ROOTFS)
     overlay = read_overlay(rootfs_mounts)

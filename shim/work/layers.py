@@ -171,7 +171,7 @@ def make(directory: str, name: str, overlay: Overlay, fill: Fill) -> Layer | Non
 
     Raises:
         OSError: it could not be made; nothing is left of it.
-        NvshimError: ``fill`` failed; likewise.
+        NvshimError: ``fill`` failed; nothing is left of it.
     """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     seen = os.stat(directory, follow_symlinks=False)
@@ -211,7 +211,7 @@ def _fill(path: str, overlay: Overlay, fill: Fill) -> bytes:
     top, work, root = (os.path.join(path, name) for name in (_FILES, "work", "root"))
     for each in (top, work, root):
         os.mkdir(each, 0o700)
-    # What is made at the top of a tree belongs to whom the tree belongs.
+    # A file at the top of a tree belongs to the owner of the tree.
     os.chown(top, overlay.upper.st_uid, overlay.upper.st_gid)
     os.chmod(top, stat.S_IMODE(overlay.upper.st_mode))
     options = ",".join(overlay.options("", top, work))
@@ -238,8 +238,8 @@ def collect(directory: str, most: int = MOST) -> None:
         most: how many of this boot are kept, used or not.
 
     Raises:
-        OSError: something could not be looked at or removed; the rest stays for another time.
-        NvshimError: likewise.
+        OSError: something could not be read or removed; the rest stays for another time.
+        NvshimError: the same.
     """
     boot = f"{_boot()}-"
     found = [name for name in os.listdir(directory) if _is_name(name)]

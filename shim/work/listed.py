@@ -1,8 +1,8 @@
 """Nodes of GPUs that a spec lists already: by a device plugin, or by containerd's own CDI.
 
 In a user namespace those that not everybody may open need the same as ours do
-(:mod:`shim.rootfs.node_cover`). There a runtime mounts what the host has at the very path, so the
-owner and the mode are the host's, whatever the spec says of them.
+(:mod:`shim.rootfs.node_cover`). There a runtime mounts the host's node of the same path, so the
+owner and the mode are the host's, not those of the spec.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.ocispec import has_user_namespace, part, parts
-from hooks.requests.glance import GPU_NODES
+from hooks.requests.places import GPU_NODES
 from shim.rootfs.proc_cover import COVERED
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def shut_nodes(spec: Mapping[str, Any], known: Collection[str]) -> Iterator[dict
 
     Args:
         spec: the container's.
-        known: paths of those that somebody looks after.
+        known: paths of those that are handled already.
 
     Yields:
         What :func:`shim.rootfs.node_cover.cover` takes, as it will be.

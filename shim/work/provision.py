@@ -17,7 +17,6 @@ from hooks.config import load_config
 from hooks.errors import DeviceHeld
 from hooks.node.host_setup import DRIVER
 from hooks.node.host_setup import TIMEOUT as MODULE_TIMEOUT
-from hooks.requests.glance import find_places, lists_nodes, may_ask, may_want_more
 from hooks.requests.policy import read_container
 from hooks.service import refuse_driver, refuse_held
 from hooks.sharing import is_limited, without_gpus
@@ -34,9 +33,10 @@ if TYPE_CHECKING:
 
     from hooks.config import Config
     from hooks.engine import Injection, Inventory, Prepared
-    from hooks.node.host_setup import MadeNodes
     from hooks.requests.policy import Verdict
+    from hooks.requests.prefilter import Prefilter
     from hooks.requests.request import Request
+    from hooks.targets import Target
     from shim.log import Log
     from shim.rootfs.mounts import Mount
     from shim.work.layers import Layer
@@ -58,7 +58,6 @@ class _Case:
     config: Config
     verdict: Verdict
     inventory: Inventory | None = None
-    made: MadeNodes | None = None
 
 
 class Provision:
@@ -88,13 +87,14 @@ class Provision:
         except Exception:  # noqa: BLE001, S110 - provide does the same, and raises it
             pass
 
-    def provide(self, rootfs_mounts: Sequence[Mount], runtime: str) -> Answer:
+    def provide(self, found: Prefilter, rootfs_mounts: Sequence[Mount], runtime: str) -> Answer:
         """Mount the rootfs, and give the container what it asks for and may have.
 
         Nothing is written if nothing is asked for, or if it cannot be given. What was done before
         any other failure is undone by the shim.
 
         Args:
+            found: what the prefilter found in the container's spec.
             rootfs_mounts: what containerd wants mounted.
             runtime: the low-level runtime.
 
@@ -108,12 +108,12 @@ class Provision:
             NvshimError: the request cannot be met, or the rootfs not be mounted.
         """
         spec = bundle_files.read_spec(self._bundle)
-        case = self._decide(spec)
-        mounted, layer, prepared = self._mount(spec, case, rootfs_mounts)
+        case = self._decide(spec, found)
+        mounted, layer, target = self._mount(spec, case, rootfs_mounts)
         later, record = None, {}
         nodes = list(shut_nodes(spec, ()))
-        if case is not None:
-            injection = self._inject(spec, case, runtime, prepared)
+        if case is not None and target is not None:
+            injection = self._inject(spec, case, runtime, target)
             record = injection.record
             if case.verdict.allowed.wants_injection:
                 bundle_files.keep_spec(self._bundle)
@@ -135,19 +135,14 @@ class Provision:
 
     # -- what it may have ----------------------------------------------------------------------
 
-    def _decide(self, spec: dict[str, Any]) -> _Case | None:
-        """What the container may have; None if it asks for nothing."""
-        places = find_places()
-        case = None
-        if may_ask(spec, places):
-            case = self._asked(spec)
-            # A hook of NVIDIA's that an engine has put there asks for no device.
-            asks = case is None or case.verdict.asked.wants_devices
-        else:
-            asks = False
-        if not asks and may_want_more(spec):
+    def _decide(self, spec: dict[str, Any], found: Prefilter) -> _Case | None:
+        """Decide what the container may have; None if it requests nothing."""
+        case = self._asked(spec) if found.requests else None
+        # A hook of NVIDIA's that an engine has put there requests no device.
+        asks = case is not None and case.verdict.asked.wants_devices
+        if found.wants_more and not asks:
             case = self._more_than_listed(spec) or case
-        if places.limited and not self._claimed and lists_nodes(spec):
+        if found.counts_nodes and not self._claimed:
             self._claim_listed(spec)
         return case
 
@@ -171,7 +166,7 @@ class Provision:
                 claims.claim(self._bundle, spec, verdict.allowed, inventory, config)
 
         try:
-            inventory, made = engine.look_at_node(
+            inventory = engine.look_at_node(
                 verdict.allowed,
                 config,
                 ask_nvml=lambda: self._take_inventory(config),
@@ -184,10 +179,10 @@ class Provision:
             self._warn("it starts without GPUs", str(error))
             bundle_files.release_claim(self._bundle)  # of an earlier inventory
             return replace(case, verdict=without_gpus(verdict, str(error)))
-        return replace(case, inventory=inventory, made=made)
+        return replace(case, inventory=inventory)
 
     def _more_than_listed(self, spec: dict[str, Any]) -> _Case | None:
-        """What is asked beside the devices that something else has put into the spec."""
+        """Decide what is requested besides the devices that the spec lists already."""
         try:
             config = load_config()
             inventory = engine.load_inventory(config) or self._take_inventory(config)
@@ -195,11 +190,11 @@ class Provision:
             if request is None:
                 return None
             verdict = engine.judge(spec, request, config)
-            inventory, made = engine.make_nodes(request, inventory, config)
+            inventory = engine.make_nodes(request, inventory, config)
         except NvshimError as error:  # the container keeps what its spec has
             self._warn("it gets what its spec has", str(error))
             return None
-        return _Case(config, verdict, inventory, made)
+        return _Case(config, verdict, inventory)
 
     def _claim_listed(self, spec: dict[str, Any]) -> None:
         """Claim what the spec lists already, where the number of holders is limited."""
@@ -244,9 +239,15 @@ class Provision:
 
     def _mount(
         self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
-    ) -> tuple[Sequence[Mount], Layer | None, Prepared | None]:
-        """Mount the rootfs, with a layer that has the container's files if there can be one."""
+    ) -> tuple[Sequence[Mount], Layer | None, Target | None]:
+        """Mount the rootfs, with a layer that has the container's files if there can be one.
+
+        Returns:
+            What was mounted, the layer in it, and where the engine places the container's files;
+            None where no engine runs.
+        """
         rootfs = os.path.join(self._bundle, bundle_files.ROOTFS)
+        staging = os.path.join(self._bundle, bundle_files.STAGING)
         found = self._find_layer(spec, case, wanted)
         if found is not None:
             mount, layer, prepared = found
@@ -256,9 +257,15 @@ class Provision:
                 self._warn("mounted without a layer", str(error))
                 layer.close()
             else:
-                return [mount], layer, prepared
+                return (
+                    [mount],
+                    layer,
+                    engine.LayerTarget(prepared, root_of(spec, self._bundle), staging),
+                )
         mounts.mount_rootfs(wanted, rootfs)
-        return wanted, None, None
+        if case is None:
+            return wanted, None, None
+        return wanted, None, engine.RootfsTarget(root_of(spec, self._bundle), staging)
 
     def _find_layer(
         self, spec: dict[str, Any], case: _Case | None, wanted: Sequence[Mount]
@@ -279,20 +286,15 @@ class Provision:
             self._log.info("there is no layer for it", bundle=self._bundle, why=str(error))
             return None
 
-    def _inject(
-        self, spec: dict[str, Any], case: _Case, runtime: str, prepared: Prepared | None
-    ) -> Injection:
+    def _inject(self, spec: dict[str, Any], case: _Case, runtime: str, target: Target) -> Injection:
         return engine.inject(
             spec,
             case.verdict.allowed,
             case.inventory,
-            rootfs=root_of(spec, self._bundle),
-            staging=os.path.join(self._bundle, bundle_files.STAGING),
+            target,
             config=case.config,
             oci_version=lambda: self._newest_oci_version(runtime),
             verdict=case.verdict,
-            prepared=prepared,
-            made_nodes=case.made,
         )
 
     def _write_record(self, injection: Injection) -> None:
@@ -345,11 +347,11 @@ class Provision:
             self._log.warning("NVML did not answer", why=str(error))
         inventory = engine.take_inventory(config, report)
         if report is not None and inventory.nvml_failure:
-            self._log.warning("NVML is of no use", why=inventory.nvml_failure)
+            self._log.warning("NVML cannot be used", why=inventory.nvml_failure)
         for note in inventory.notes:
             if note.startswith(engine.NOT_KEPT):
                 # Nothing fails, but NVML delays each container from now on.
-                self._log.warning("every container looks at the node anew", why=note)
+                self._log.warning("every container has to ask NVML", why=note)
         return inventory
 
     def _warn(self, event: str, why: str) -> None:

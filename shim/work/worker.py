@@ -171,7 +171,7 @@ class Worker:
             pid = forked.fork(lambda: _run(shim, work, theirs, kept))
         self._child: Child = reaper.register(pid)
         try:
-            os.setpgid(pid, pid)  # as the child does; whoever comes first
+            os.setpgid(pid, pid)  # as the child does; one of both is first
         except OSError:
             pass  # it has ended already
 
@@ -185,8 +185,7 @@ class Worker:
             The answer; its descriptor is the caller's.
 
         Raises:
-            NvshimError: what the worker raised.
-            OSError: likewise.
+            NvshimError, OSError: what the worker raised.
             WorkerTimeout: it did not answer in time, and was killed.
             WorkerFailed: it ended without an answer.
         """
@@ -288,7 +287,7 @@ def _run(
         os.setpgid(0, 0)
         # What is collected here is the shim's, whose descriptors have other numbers' files.
         gc.disable()
-        forked.begin(shim, kept)
+        forked.set_up_child(shim, kept)
         _signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
             answer = work(link)

@@ -19,16 +19,16 @@ _CLOCK_TESTS: Final = (
     "tests/unit/hooks/node", "tests/unit/mounts/test_layers.py", "tests/unit/node/causes",
     "tests/unit/node/health", "tests/unit/node/test_agent.py", "tests/unit/node/test_ledger.py",
     "tests/unit/node/test_monitor_kernel_log.py", "tests/unit/node/test_pod_events.py",
-    "tests/unit/shim/test_standins.py", "tests/unit/verbs/test_sockets.py",
-    "tests/e2e/test_exit_causes.py", "tests/e2e/test_stand_ins.py",
+    "tests/unit/shim/test_fast_path.py", "tests/unit/verbs/test_sockets.py",
+    "tests/e2e/test_exit_causes.py", "tests/e2e/test_fast_path.py",
 )  # fmt: skip
 _ONLY_CLOCKS: Final = "no namespace has it, and a virtual machine takes ten times as long"
 
 # What makes cgroups, or reads them.
 _CGROUP_TESTS: Final = (
     "tests/unit/shim/test_cgroup.py", "tests/unit/shim/test_oom.py",
-    "tests/unit/shim/test_remains.py", "tests/unit/shim/test_resources.py",
-    "tests/unit/shim/test_stats.py", "tests/e2e/test_options.py", "tests/e2e/test_stand_ins.py",
+    "tests/unit/shim/test_orphans.py", "tests/unit/shim/test_resources.py",
+    "tests/unit/shim/test_stats.py", "tests/e2e/test_options.py", "tests/e2e/test_fast_path.py",
 )  # fmt: skip
 _ONLY_CGROUPS: Final = "a virtual machine takes ten times as long; the rest sees no cgroup"
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hooks import engine
 from hooks.config import load_config
 from hooks.node.inventory import take_inventory
+from hooks.requests.prefilter import prefilter
 from hooks.requests.request import read_request
 from integration.simulated import Scenario, SimulatedNode
 from shim import bundle, files
@@ -126,7 +127,8 @@ class Injection:
             options = ["index=off", f"upperdir={base}/upper", f"workdir={base}/work", layers]
             provision = Provision(directory, Log(base, debug=False), _Alone())
             began = time.perf_counter()
-            _, layer = provision.provide([("overlay", "overlay", "", options)], "runc")
+            wanted = [("overlay", "overlay", "", options)]
+            _, layer = provision.provide(prefilter(self._spec), wanted, "runc")
             milliseconds = _since(began)
             subprocess.run(["umount", f"{directory}/rootfs"], check=True)
             if layer < 0:
@@ -153,8 +155,7 @@ class Injection:
             self._spec,
             request,
             inventory,
-            rootfs=rootfs,
-            staging=os.path.join(self._directory, bundle.STAGING),
+            engine.RootfsTarget(rootfs, os.path.join(self._directory, bundle.STAGING)),
             config=self._config,
         )
         laps |= injection.record["milliseconds"]

@@ -15,7 +15,7 @@ import pytest
 
 from integration.node.faults.limits import ANNOTATION
 from integration.simulated import Scenario, SimulatedNode
-from shim.causes.ended import read_ended
+from shim.causes.exit_store import read_ended
 from shim.causes.record import Whose, read_causes
 from tests.harness.api_server import ApiServer
 from tests.harness.gpu_agent import gpu_agent

@@ -39,13 +39,13 @@ from hooks.node.nvml import parse_report
 from hooks.plan import Bounds, CachedLibrary, Device, Mount, Plan
 from hooks.platforms import tegra
 from hooks.record import make_denial, process_edits
-from hooks.requests import glance
 from hooks.requests.kubelet_record import RecordFile, record_of
-from hooks.requests.naming import items_of, parse_channels, parse_names
+from hooks.requests.naming import parse_channels, parse_names
 from hooks.requests.policy import judge, read_container
+from hooks.requests.prefilter import Settings, find_work
 from hooks.requests.request import parse_capabilities, read_request
 from hooks.vendors.names import parse as parse_vendor
-from hooks.words import Arch
+from hooks.words import Arch, items_of
 from integration.node.settings.source import read_settings
 from shim import files
 from shim.causes.kernel_log import parse_record
@@ -170,9 +170,9 @@ _kept: Final[list[tempfile.TemporaryDirectory[str]]] = []
 def _spec(data: bytes) -> None:
     spec = files.parse_object(data, "config.json")
     before = json.dumps(spec)
-    may_ask = glance.may_ask(spec)
+    requests = find_work(spec, Settings()).requests
     request = read_request(spec)
-    assert may_ask or not request.wants_injection, "at a glance it asked for nothing"
+    assert requests == request.wants_injection, "the prefilter disagrees"
     verdict = judge(request, read_container(spec), Config())
     assert verdict.reasons or verdict.allowed.devices == request.devices
     json.loads(json.dumps(make_denial(verdict)))

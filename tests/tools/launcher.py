@@ -8,7 +8,7 @@ that nothing in them can stand in for a standard module.
 With ``--compiler`` the script gets the name PATH.py, and PATH becomes a program
 (:file:`shim/forkserver/launcher.c`) that has the verb done by the fork server if there is one, and
 executes the script if not. A ``delete`` that finds nothing to do it answers by itself
-(:file:`settled.c`). Without it every ``start`` is cold.
+(:file:`fast_delete.c`). Without it every ``start`` is cold.
 
 In a self-contained tree (``make dist``) neither program has a path in it: both find what
 they need beside themselves (:file:`tree.c`).
@@ -35,7 +35,7 @@ from shim.errors import BundleUnusable
 from shim.verbs import handover, warmstart
 from tests.tools.errors import LauncherUnusable
 
-SOURCES: Final = ("launcher.c", "settled.c", "tree.c")
+SOURCES: Final = ("launcher.c", "fast_delete.c", "tree.c")
 # Static: it starts in a third of the time, and runs on hosts with another libc.
 _C_FLAGS: Final = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-Werror", "-static", "-s")
 # What the C sources have from the Python ones.
@@ -49,7 +49,7 @@ _MACROS: Final[dict[str, int | Sequence[str]]] = {
     "GO": handover.GO[0],
     "LONGEST": warmstart.LARGEST_REQUEST,
     "LONGEST_ID": files.LONGEST_ID,
-    "SETTLED": bundle.SETTLED,
+    "FILES_AFTER_DELETE": bundle.FILES_AFTER_DELETE,
 }
 _DIRECTORY: Final = os.path.join(os.path.dirname(os.path.abspath(shim.__file__)), "forkserver")
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from api.errors import NvshimError
 from hooks.node.identity import what_changed
 from hooks.ocispec import part, variables_of
-from hooks.requests.glance import CAPABILITIES
+from hooks.requests.places import CAPABILITIES
 from hooks.words import DEFAULT_CAPABILITIES
 from integration.containers.bundles import KNOWN_STATES, find_containers
 from integration.containers.bundles import Container as Found

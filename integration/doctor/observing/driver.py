@@ -18,11 +18,11 @@ from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.device_nodes import read_majors
 from hooks.node.drained import read_drains
 from hooks.node.driver import find_driver
+from hooks.node.fingerprint import Fingerprint, read_names, read_text
 from hooks.node.gpus import Gpu as FoundGpu
 from hooks.node.gpus import Nodes, find_gpus, look_at_nodes, mark_excluded
 from hooks.node.host_setup import is_loaded, may_make_nodes, parse_parameters
 from hooks.node.roots import DRIVER_CONTAINER, choose, is_version, module_version
-from hooks.node.witness import Witness, read_names, read_text
 from hooks.platforms import platform_of
 from integration.containers.node_processes import node_processes
 from integration.doctor.facts import Driver, Gpu, Installed, PciGpu
@@ -42,16 +42,16 @@ _ANCHOR: Final = "libcuda.so."
 def look_at_driver(places: Places) -> Driver:
     """The driver, and what the node has of its devices."""
     config = places.config()
-    witness = Witness(config.host_root)
+    fingerprint = Fingerprint(config.host_root)
     platform = platform_of(config)
     version = root = fault = ""
     mismatch = False
     try:
-        driver = find_driver(witness, config)
+        driver = find_driver(fingerprint, config)
         version, root = driver.version, places.within(driver.root)
     except InventoryError as error:
         fault, mismatch = error.found, isinstance(error, DriverMismatch)
-    gpus = find_gpus(witness, config, None).gpus
+    gpus = find_gpus(fingerprint, config, None).gpus
     gpus, _ = mark_excluded(gpus, config.excluded_gpus)
     other_dev = f"{driver.root}/dev" if root not in {"", "/"} else None
     nodes = look_at_nodes(config, gpus, (), other_dev)
@@ -64,7 +64,7 @@ def look_at_driver(places: Places) -> Driver:
     parameters = parse_parameters(read_text(f"{config.proc}/driver/nvidia/params") or "")
     channels = read_names(f"{config.dev}/{_IMEX}") or ()
     return Driver(
-        module=module_version(witness, config),
+        module=module_version(fingerprint, config),
         modules=tuple(m for m in _MODULES if os.path.isdir(f"{config.sys}/module/{m}")),
         version=version,
         root=root,
@@ -109,7 +109,7 @@ def _installed(places: Places, config: Config) -> Iterator[Installed]:
     for root in dict.fromkeys(roots):
         apart = replace(config, driver_root=root)
         try:
-            found = choose(Witness(config.host_root), apart, None)
+            found = choose(Fingerprint(config.host_root), apart, None)
         except InventoryError:
             continue
         names = {name for _, names in found.directories for name in names}

@@ -10,9 +10,9 @@ from typing import Final
 from hooks.config import Config
 from hooks.errors import InventoryError
 from hooks.node.driver import find_driver
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.gpus import find_gpus, look_at_nodes
 from hooks.node.nvml import parse_report, probe_command
-from hooks.node.witness import Witness
 from integration.doctor.facts import Nvml
 from integration.doctor.places import Places
 from integration.nvml.inventory import ask
@@ -27,7 +27,7 @@ def look_at_nvml(places: Places) -> Nvml | None:
     """NVML's answer; None without a driver, whose absence is a fact of its own."""
     config = places.config()
     try:
-        driver = find_driver(Witness(config.host_root), config)
+        driver = find_driver(Fingerprint(config.host_root), config)
     except InventoryError:
         return None
     command = probe_command(config, driver)
@@ -48,7 +48,7 @@ def look_at_nvml(places: Places) -> Nvml | None:
             if report.driver != driver.version:
                 files = f"the driver's files and module are of {driver.version}"
                 conflicts.append(f"NVML is of driver {report.driver}, {files}")
-            found = find_gpus(Witness(config.host_root), config, report)
+            found = find_gpus(Fingerprint(config.host_root), config, report)
             told = [gpu for gpu in found.gpus if gpu.bus_id in found.reported]
             uuids = tuple(gpu.uuid for gpu in told if not gpu.lost)
             # NVML opens a GPU by its node: a wrong one is a fact of its own.

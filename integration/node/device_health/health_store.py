@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from hooks.node.witness import read_text
+from hooks.node.fingerprint import read_text
 from integration.files import read_file, replace_file
 from integration.json_documents import parse_json
 from integration.node.device_health.device_state import Condition, Need

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from integration.node.faults.hits import GPU_LOST, XID, Hit
 from shim.causes.record import MOST, Fault, Whose, by_weight
-from shim.causes.xids import Action, about, heed
+from shim.causes.xids import Action, about, with_recovery
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
@@ -201,7 +201,7 @@ def _heeded(fault: Fault, gpu: str, action: Action, since: float) -> Fault:
         return fault
     if fault.kind == GPU_LOST:
         return replace(fault, action=action or fault.action)
-    whose, needed = heed(about(fault.code), action)
+    whose, needed = with_recovery(about(fault.code), action)
     if whose == Whose.DEVICE:
         return replace(fault, whose=whose, action=needed, sure=True)
     is_others = fault.whose == Whose.NEIGHBOUR

@@ -11,8 +11,8 @@ Rules for an Xid
 - If the process is unknown, the only holder is the likely cause; with several holders the cause is
   unclear.
 - A process outside any container is a neighbour of every container.
-- The driver's own recovery action overrides the table (:func:`shim.causes.xids.heed`): a device
-  that needs a reset has failed, whatever the number says.
+- The driver's own recovery action overrides the table (:func:`shim.causes.xids.with_recovery`): a
+  device that needs a reset has failed, whatever the number says.
 
 No container learns the name or the process of another one.
 
@@ -29,7 +29,7 @@ from integration.node.faults.fault_attribution import Attribution, How
 from integration.node.faults.xids import Scope
 from integration.node.holders.values import Holding
 from shim.causes.record import Fault, Whose
-from shim.causes.xids import Action, heed, is_nonfatal
+from shim.causes.xids import Action, is_nonfatal, with_recovery
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
@@ -75,7 +75,7 @@ def hits_of(
     xid = verdict.xid
     if event.kind != XID or xid is None or not xid.ends or is_nonfatal(event.xid, event.text):
         return ()
-    blamed, needed = heed(xid, action)
+    blamed, needed = with_recovery(xid, action)
     own = whose.container
     fault = Fault(
         at,

@@ -35,8 +35,8 @@ from integration.node.faults.limits import MEMORY_LIMIT
 from integration.node.holders.values import Ledger
 from integration.node.reporter import keep_told
 from integration.nvml.values import epoch, now
+from shim.causes.exit_message import exit_message
 from shim.causes.record import Whose, by_weight
-from shim.causes.sentence import sentence
 
 if TYPE_CHECKING:
     from integration.node.service import Context
@@ -153,7 +153,8 @@ def notices_of_faults(causes: Mapping[Key, Entry], since: float) -> Iterator[Not
         whose = "of another" if fault.whose == Whose.NEIGHBOUR else "its own"
         notice = Notice(
             pod["namespace"], pod["name"], pod.get("uid", ""), pod.get("container", ""),
-            "/".join((fault.kind, str(fault.code), fault.gpu, whose)), reason, sentence([fault]),
+            "/".join((fault.kind, str(fault.code), fault.gpu, whose)), reason,
+            exit_message([fault]),
         )  # fmt: skip
         # Of two faults with the same cause, the driver may have judged only one.
         if notice not in found or by_weight([fault, found[notice]])[0] == fault:

@@ -27,8 +27,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hooks.node.cache import boot_id_path
+from hooks.node.fingerprint import read_text
 from hooks.node.kubelet import read_checkpoint, read_claims
-from hooks.node.witness import read_text
 from integration.agent_errors import DraStateUnwritten
 from integration.files import read_file, replace_file, sweep
 from integration.json_documents import parse_json

@@ -80,7 +80,7 @@ def _for_people(text: str) -> str:
     )
     kept = [part for part in first if "hooks." not in part]
     words = re.sub(r",? of :class:`\w+`", "", " ".join(kept)).rstrip(".;")
-    return words.replace("None if it is to be found", "or it is found")
+    return words.replace("None if the engine searches", "or the engine searches")
 
 
 def default_of(field: str, key: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shim.causes.exit_message import LONGEST, exit_message, relevant
 from shim.causes.record import (
     MOST,
     Fault,
@@ -23,15 +24,14 @@ from shim.causes.record import (
     read_pod,
     write_causes,
 )
-from shim.causes.sentence import LONGEST, relevant, sentence
 from shim.causes.xids import (
     RECOVERY_ACTIONS,
     XIDS,
     Action,
     Remedy,
     about,
-    heed,
     recovery_asked,
+    with_recovery,
 )
 from shim.errors import BundleUnusable, InvalidIdentifier
 
@@ -198,10 +198,10 @@ def test_each_number_says_whose_it_is_and_what_to_do() -> None:
         (79, RECOVERY_ACTIONS[6], (Whose.DEVICE, Action.BUS_RESET)),
     ],
 )
-def test_a_driver_that_says_what_it_needs_is_heeded(
+def test_a_driver_that_says_what_it_needs_overrides_the_table(
     number: int, action: Action | None, expected: tuple[Whose, Action]
 ) -> None:
-    assert heed(about(number), action) == expected
+    assert with_recovery(about(number), action) == expected
 
 
 @pytest.mark.parametrize(
@@ -224,14 +224,14 @@ def test_the_text_of_an_xid_154(text: str, action: Action | None) -> None:
 
 
 def test_a_fault_of_the_device() -> None:
-    assert sentence([LOST], EXIT, "gpu-17") == (
+    assert exit_message([LOST], EXIT, "gpu-17") == (
         "GPU failure: Xid 79 (GPU has fallen off the bus) on GPU-1b7a… at 07:12:44, 1.3 s before "
         "exit. Not the application's fault. Node gpu-17 needs a reboot."
     )
 
 
 def test_a_fault_of_the_application() -> None:
-    assert sentence([WILD], EXIT, "gpu-17") == (
+    assert exit_message([WILD], EXIT, "gpu-17") == (
         "GPU error: Xid 31 (memory page fault) by this process: an illegal address in a kernel. "
         "Likely the application."
     )
@@ -262,16 +262,16 @@ def test_a_fault_of_the_application() -> None:
     ],
 )  # fmt: skip
 def test_other_faults(fault: Fault, expected: str) -> None:
-    assert sentence([fault], EXIT) == expected
+    assert exit_message([fault], EXIT) == expected
 
 
 def test_the_one_that_says_most_is_told_and_the_others_are_counted() -> None:
     host = Fault(EXIT - 1, "host-memory", whose=Whose.HOST)
-    told = sentence([WILD, host, LOST], EXIT, "gpu-17", original=134)
+    told = exit_message([WILD, host, LOST], EXIT, "gpu-17", original=134)
     assert told.startswith("GPU failure: Xid 79 ")
     assert "1.3 s before exit, and 2 more. Not" in told
     assert told.endswith("Node gpu-17 needs a reboot. The exit code was 134.")
-    assert sentence([], EXIT) == ""
+    assert exit_message([], EXIT) == ""
     nearer = replace(LOST, at=EXIT - 0.1, code=119)
     later = replace(LOST, at=EXIT + 0.1, code=120)
     assert by_weight([LOST, later, nearer], EXIT) == [nearer, LOST, later]
@@ -293,11 +293,13 @@ def test_a_neighbour_that_need_not_have_reached_the_container_counts_for_moments
     own, likely = replace(WILD, at=EXIT - 60), replace(WILD, at=EXIT - 1, sure=False)
     assert relevant([doubtful, likely, own], EXIT) == [own, likely, doubtful]
     assert relevant([own, sure], EXIT) == [sure, own]
-    assert sentence([doubtful], EXIT).endswith("That may have nothing to do with this container.")
+    assert exit_message([doubtful], EXIT).endswith(
+        "That may have nothing to do with this container."
+    )
 
 
 def test_a_neighbour_is_not_named() -> None:
-    told = sentence([replace(WILD, whose=Whose.NEIGHBOUR, pid=987654, source="agent")], EXIT)
+    told = exit_message([replace(WILD, whose=Whose.NEIGHBOUR, pid=987654, source="agent")], EXIT)
     assert "987654" not in told
 
 
@@ -309,6 +311,6 @@ def test_every_fault_is_one_short_printable_line(
     name: str, gpu: str, action: str, node: str, whose: Whose, at: float
 ) -> None:
     fault = Fault(at, "xid", 48, name, gpu, whose=whose, action=action)
-    told = sentence([fault], EXIT, node, original=1)
+    told = exit_message([fault], EXIT, node, original=1)
     assert told.isprintable()
     assert 0 < len(told.encode()) <= LONGEST

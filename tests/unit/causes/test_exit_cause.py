@@ -19,9 +19,9 @@ from hooks.node.cache import StoredInventory
 from hooks.node.driver import Driver
 from hooks.node.gpus import Gpu, MigDevice
 from hooks.words import Arch
-from shim.causes import ended
+from shim.causes import exit_store
+from shim.causes.exit_message import RELEVANT
 from shim.causes.record import Fault, Whose, path_of, write_causes
-from shim.causes.sentence import RELEVANT
 from shim.errors import NvshimError
 from shim.log import Log
 from shim.work import exit_cause
@@ -219,7 +219,7 @@ def test_a_storm_of_lines_is_read_to_its_end_and_the_device_is_told(case: Case) 
     with case.kernel_log(*storm, xid(79), *storm):
         found = case.tell()
     assert found["first"]["code"] == 79
-    remembered = ended.read_ended(str(case.state), "k8s.io", "c1")
+    remembered = exit_store.read_ended(str(case.state), "k8s.io", "c1")
     assert remembered is not None
     assert len(remembered["faults"]) == 16
 

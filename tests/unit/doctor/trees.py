@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from hooks.cdi import schema
-from hooks.cdi.generating import Wish, generate
+from hooks.cdi.generating import SpecOptions, generate
 from hooks.node.inventory import survey
 from integration.doctor.places import Places
 from integration.simulated import Scenario, SimulatedNode
@@ -281,7 +281,7 @@ class Healthy:
         self._fill_installation(tree)
         tree.container(self.uuids[:1], self.driver)
         config = tree.places().config()
-        spec = schema.to_tree(generate(Wish(), survey(config), config))
+        spec = schema.to_tree(generate(SpecOptions(), survey(config), config))
         text = json.dumps(spec).replace(tree.root, "")
         tree.write(CDI, text)
 

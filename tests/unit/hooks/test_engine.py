@@ -68,8 +68,7 @@ def injected(
             spec,
             request,
             inventory,
-            rootfs=str(rootfs),
-            staging=str(node.base / "staging"),
+            engine.RootfsTarget(str(rootfs), str(node.base / "staging")),
             config=node.config,
         )
     finally:
@@ -111,7 +110,8 @@ def test_denied_container_is_left_alone_and_its_record_says_why(
     # This node has no driver at all, and nobody looks for one.
     assert not engine.needs_inventory(verdict.allowed, bare_node.config)
     done = engine.inject(
-        spec, verdict.allowed, None, rootfs=str(rootfs), staging=str(bare_node.base / "staging"),
+        spec, verdict.allowed, None,
+        engine.RootfsTarget(str(rootfs), str(bare_node.base / "staging")),
         config=bare_node.config, verdict=verdict,
     )  # fmt: skip
     assert done.spec == spec
@@ -129,7 +129,8 @@ def test_hook_of_nvidias_goes_from_a_denied_container_too(bare_node: Node, rootf
     verdict = engine.judge(spec, engine.read_request(spec), bare_node.config)
     assert verdict.denials
     done = engine.inject(
-        spec, verdict.allowed, None, rootfs=str(rootfs), staging=str(bare_node.base / "staging"),
+        spec, verdict.allowed, None,
+        engine.RootfsTarget(str(rootfs), str(bare_node.base / "staging")),
         config=bare_node.config, verdict=verdict,
     )  # fmt: skip
     assert done.spec == spec | {"hooks": {"prestart": []}}
@@ -165,7 +166,7 @@ def test_record_tells_request_grant_edits_and_what_is_missing(node: Node, rootfs
     assert {d["reason"].split()[0] for d in record["edits"]["devices"]} == {"control", "GPU"}
     assert "nvidia-smi" in {missing["what"] for missing in record["missing"]}
     assert f"/{HOME}/libcuda.so.1" in record["written"]
-    steps = {"grant", "layout", "plan", "check", "place", "apply", "char links", "nodes"}
+    steps = {"grant", "layout", "plan", "check", "place", "apply", "char links"}
     assert set(record["milliseconds"]) == steps
 
 
@@ -244,8 +245,7 @@ def test_edit_of_the_spec_in_place_does_not_verify(
             spec,
             engine.read_request(spec),
             inventory,
-            rootfs=str(rootfs),
-            staging=str(node.base / "staging"),
+            engine.RootfsTarget(str(rootfs), str(node.base / "staging")),
             config=node.config,
         )
 
@@ -287,8 +287,7 @@ def test_hook_of_nvidias_goes_and_nothing_else_changes_if_nothing_is_asked(
         hooked,
         request,
         None,
-        rootfs=str(rootfs),
-        staging=str(node.base / "staging"),
+        engine.RootfsTarget(str(rootfs), str(node.base / "staging")),
         config=node.config,
     )
     assert done.spec == {**spec, "hooks": {"prestart": [other]}}

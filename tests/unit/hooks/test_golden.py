@@ -124,13 +124,18 @@ def spec_of(environment: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def inject(node: Node, spec: dict[str, Any], root: Path, **more: Any) -> engine.Injection:
+def inject(
+    node: Node, spec: dict[str, Any], root: Path, prepared: engine.Prepared | None = None
+) -> engine.Injection:
     inventory = engine.load_inventory(node.config)
     request = engine.read_request(spec)
     config, staging = replace(node.config, char_links=False), f"{node.base}/staging"
-    return engine.inject(
-        spec, request, inventory, rootfs=str(root), staging=staging, config=config, **more
+    target = (
+        engine.RootfsTarget(str(root), staging)
+        if prepared is None
+        else engine.LayerTarget(prepared, str(root), staging)
     )
+    return engine.inject(spec, request, inventory, target, config=config)
 
 
 def shown(

@@ -19,9 +19,9 @@ from hooks.config.nvidia import parse_nvidia_config
 from hooks.errors import WrongConfigValue
 from hooks.image.layout import Layout, Libc, Loader
 from hooks.platforms.tegra import Entry, parse, wants_every_file
-from hooks.requests.naming import items_of, parse_names
+from hooks.requests.naming import parse_names
 from hooks.requests.request import Request, parse_capabilities
-from hooks.words import Arch, Void
+from hooks.words import Arch, Void, items_of
 from integration.cli.app import main
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.platforms import LISTS, STORE

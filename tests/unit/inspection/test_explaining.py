@@ -242,8 +242,7 @@ def test_as_json_it_is_the_record_that_the_bundle_would_get(
         spec,
         verdict.allowed,
         inventory,
-        rootfs=str(bundle / "rootfs"),
-        staging=str(bundle / "staging"),
+        engine.RootfsTarget(str(bundle / "rootfs"), str(bundle / "staging")),
         config=node.config,
         verdict=verdict,
     ).record

@@ -62,7 +62,7 @@ class Container:
         request: Request = engine.read_request(self.spec)
         inventory = engine.load_inventory(node.config)
         assert inventory is not None
-        inventory, made = engine.make_nodes(request, inventory, node.config)
+        inventory = engine.make_nodes(request, inventory, node.config)
         staging, found = f"{self.bundle}/nvidia", None
         if layer:
             found = layered.prepare(
@@ -75,16 +75,13 @@ class Container:
             )
             assert found is not None
         mount_rootfs(self.mounts if found is None else [found[0]], str(self.rootfs))
-        done = engine.inject(
-            self.spec,
-            request,
-            inventory,
-            rootfs=str(self.rootfs),
-            staging=staging,
-            config=node.config,
-            prepared=None if found is None else found[2],
-            made_nodes=made,
+        rootfs = str(self.rootfs)
+        target = (
+            engine.RootfsTarget(rootfs, staging)
+            if found is None
+            else engine.LayerTarget(found[2], rootfs, staging)
         )
+        done = engine.inject(self.spec, request, inventory, target, config=node.config)
         if found is not None:
             found[1].close()
         return done

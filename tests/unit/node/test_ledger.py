@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from hooks.config import Config
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.gpus import Gpu, MigDevice
-from hooks.node.witness import Witness
 from integration import exits
 from integration.cli.app import main
 from integration.containers.bundle_watch import watched_directories
@@ -411,11 +411,11 @@ async def test_a_driver_that_nobody_told_of_is_found(
     monkeypatch.setattr(component, "look", counted)
     library = tmp_path / "libcuda.so.1"
     library.write_text("old")
-    witness = Witness("/")
-    witness.observe("stat", str(library))
+    fingerprint = Fingerprint("/")
+    fingerprint.observe("stat", str(library))
     identity = {
         "driver": "1", "proc": str(tmp_path), "sys": str(tmp_path), "modules": [],
-        "observations": [[*key, seen] for key, seen in witness.observations.items()],
+        "observations": [[*key, seen] for key, seen in fingerprint.observations.items()],
     }  # fmt: skip
     record = json.dumps({**granted("GPU-b"), "identity": identity})
     put(tmp_path / "state" / TASKS / "ns" / "one", record)

@@ -21,6 +21,7 @@ import pytest
 
 from hooks.config import Config
 from hooks.errors import ClaimsUnusable, DeviceHeld
+from hooks.requests.prefilter import prefilter
 from hooks.requests.request import read_request
 from integration.containers.procfs import Procfs
 from shim import bundle as bundle_files
@@ -259,7 +260,7 @@ def test_what_a_spec_lists_is_limited_when_a_container_is_made(
     }
     Path(two, "config.json").write_text(json.dumps(spec))
     with pytest.raises(DeviceHeld) if refused else nullcontext():
-        Provision(two, log, Mock()).provide([], "runc")
+        Provision(two, log, Mock()).provide(prefilter(spec), [], "runc")
     assert log.warning.call_count == said
     assert json.loads(Path(two, "config.json").read_text()) == spec
     bundle_files.release_claim(two)

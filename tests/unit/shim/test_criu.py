@@ -288,7 +288,10 @@ REFUSED: Final[dict[str, tuple[dict[str, Make | None], str]]] = {
     "pages that are a directory": ({"pages-1.img": os.mkdir}, "not a regular file"),
     "parents in a circle": ({"parent": to("../c")}, "more than 64 parents"),
     **{
-        f"parent {target}": ({"parent": to(target)}, r"no directory beside it|more than 64 parents")
+        f"parent {target}": (
+            {"parent": to(target)},
+            r"not a directory next to it|more than 64 parents",
+        )
         for target in ("/tmp", "../../b/1", "../../../../../etc", ".", "gone")
     },
 }
@@ -332,7 +335,7 @@ def test_parent_beside_a_checkpoint_is_found_and_looked_into(tmp_path: Path) -> 
 def test_parent_elsewhere_is_followed_only_if_it_is_named(tmp_path: Path) -> None:
     elsewhere = _checkpoints(tmp_path, "b/1")
     directory = _checkpoints(tmp_path, "a/1", "a/2", changes={"parent": to(f"{tmp_path}/a/1")})
-    with pytest.raises(CheckpointUnusable, match="no directory beside it"):
+    with pytest.raises(CheckpointUnusable, match="not a directory next to it"):
         images.open_checkpoint(directory)
     images.open_checkpoint(directory, elsewhere)
     assert os.path.samefile(f"{directory}/parent", elsewhere)

@@ -73,7 +73,9 @@ pid = {fork}
 os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xff)
 """
 _SPARE = _CHILD.format(begin="forked.lead_group()", fork="forked.fork(child, (signal.SIGTERM,))")
-_WORKER = _CHILD.format(begin="forked.begin(os.getppid(), {0, 1, 2})", fork="forked.fork(child)")
+_WORKER = _CHILD.format(
+    begin="forked.set_up_child(os.getppid(), {0, 1, 2})", fork="forked.fork(child)"
+)
 _ASKED = """
 from integration.kubernetes import handlers
 signal.signal(it, lambda *_: None)

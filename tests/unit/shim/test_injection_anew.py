@@ -14,6 +14,7 @@ import pytest
 
 from hooks.errors import MigModeGpu, UnknownDevice
 from hooks.node.inventory import load_inventory
+from hooks.requests.prefilter import prefilter
 from shim import bundle as bundle_files
 from shim import files
 from shim.errors import BundleUnusable, ProgramTimeout
@@ -64,7 +65,7 @@ class Place:
             "mounts": [],
         }
         (self.bundle / "config.json").write_text(json.dumps(spec))
-        value, layer = self.provision.provide([], "runc")
+        value, layer = self.provision.provide(prefilter(spec), [], "runc")
         assert layer == -1
         return value
 

@@ -152,7 +152,7 @@ def test_keys_are_read_in_any_case_and_numbers_also_as_floats() -> None:
         ("IoGid = 4294967295", "IoGid is 4294967295"),
         ("IoUid = true", "IoUid is true or false, not a whole number"),
         ('Root = "run/x"', "not an absolute path"),
-        ('BinaryName = "bin/runc"', "neither a name nor absolute"),
+        ('BinaryName = "bin/runc"', "not a name or an absolute path"),
         ('BinaryName = "/usr/bin/runc\\u0000"', "a zero byte"),
         ("BinaryName = ['runc']", "BinaryName is a list"),
         ('Root = "/a"\nroot = "/b"', "Root is there twice"),

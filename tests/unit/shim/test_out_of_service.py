@@ -12,6 +12,7 @@ import pytest
 from hooks import engine
 from hooks.errors import OutOfService
 from hooks.node.drained import DRIVER, path_of
+from hooks.requests.prefilter import prefilter
 from shim import bundle as bundle_files
 from shim.work.provision import Provision
 from tests.unit.hooks.fake_node import Node, nvml_gpu, uuid_of
@@ -53,7 +54,7 @@ class Place:
         self.spec["process"]["capabilities"] = {"bounding": [bounding] * bool(bounding)}
         self.spec["linux"]["devices"] = list(listed)
         (self.bundle / "config.json").write_text(json.dumps(self.spec))
-        Provision(str(self.bundle), Mock(), Mock()).provide([], "runc")
+        Provision(str(self.bundle), Mock(), Mock()).provide(prefilter(self.spec), [], "runc")
         edited = json.loads((self.bundle / "config.json").read_text())
         paths = (each["path"] for each in edited["linux"].get("devices", ()))
         return [path for path in paths if path in {"/dev/nvidia0", "/dev/nvidia1"}]

@@ -80,7 +80,7 @@ def test_a_user_namespace() -> None:
     ],
 )
 def test_a_user_namespace_without_root_is_refused(users: dict[str, Any]) -> None:
-    with pytest.raises(InvalidPodConfig, match="nobody in it is 0"):
+    with pytest.raises(InvalidPodConfig, match="they do not map user 0"):
         _read(linux=_namespaces(userns_options=users))
 
 

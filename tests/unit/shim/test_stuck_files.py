@@ -56,7 +56,7 @@ def answered(script: str, *words: str) -> str:
 
 def test_a_call_of_a_runtime_is_looked_for_among_them(tmp_path: Path) -> None:
     script = (
-        "import sys; from shim.runtime.remains import end_calls; print(end_calls(*sys.argv[1:2],"
+        "import sys; from shim.runtime.orphans import end_calls; print(end_calls(*sys.argv[1:2],"
         " sys.argv[2:]))"
     )
     bundle = tmp_path / "bundle"

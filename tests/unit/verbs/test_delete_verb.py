@@ -25,7 +25,7 @@ from shim import sockets, syscalls
 from shim.bundle import RuntimeRecord
 from shim.mountinfo import mount_points_below
 from shim.processes import start_time_of
-from shim.runtime import remains
+from shim.runtime import orphans
 from shim.verbs import unfinished
 from tests.harness.waiting import eventually
 from tests.unit.mounts.private_mounts import in_private_mount_namespace
@@ -147,7 +147,7 @@ CASES = {
     ),
     "without its runtime, by crun": Case(_without_its_runtime, (UNKNOWN,), runtime="crun"),
     "runtime that hangs": Case(
-        _hanging, (f"had not ended after {remains.RUNTIME_TIMEOUT} s",), more=True
+        _hanging, (f"had not ended after {orphans.RUNTIME_TIMEOUT} s",), more=True
     ),
     "runtime that fails": Case(_failing, ("/runtime delete {id}: exit status 3: one two",)),
     "frozen, without its runtime": Case(_frozen, (UNKNOWN,), more=True),
@@ -287,7 +287,10 @@ def test_a_process_that_got_inits_pid_later_is_left_alone(
                 json.dumps({"init_process_pid": innocent.pid, "init_process_start": started - 1})
             )
         _, complaints = _delete(program, bundle)
-        assert f"process {innocent.pid} is not {bundle.name}'s any more: left alone" in complaints
+        assert (
+            f"process {innocent.pid} no longer belongs to {bundle.name}; it was left alone"
+            in complaints
+        )
         assert innocent.poll() is None
         assert not has_ended(innocent.pid)
     assert not state.exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shim.forkserver.spares import VerbRequest
+from shim.forkserver.prefork_pool import VerbRequest
 from shim.verbs.handover import GO
 from shim.verbs.warmstart import ACCEPTED, LENGTH, READY, link_name
 from tests.tools.launcher import compile_native

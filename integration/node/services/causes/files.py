@@ -7,7 +7,7 @@ Rules
 - What an agent before this one has written is kept. A name that is none is left alone.
 - When the agent ends, what was not written yet is.
 - What is known only after a container's end is added to what the shim has kept of that end
-  (:mod:`shim.causes.ended`).
+  (:mod:`shim.causes.exit_store`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from api.errors import NvshimError
 from integration.backoff import Backoff
 from integration.detached import aside
 from integration.node.faults.fault_log import Entry, FaultLog, Key
-from shim.causes import ended, record
-from shim.causes.sentence import relevant
+from shim.causes import exit_store, record
+from shim.causes.exit_message import relevant
 
 if TYPE_CHECKING:
     from integration.node.service import Context
@@ -125,8 +125,8 @@ def _write_all(state: str, taken: Mapping[Key, Entry], failed: dict[Key, str]) -
 
 def _add_to_end(state: str, key: Key, entry: Entry) -> None:
     """Tell of a container that has ended what was not known then."""
-    document = ended.read_ended(state, *key)
+    document = exit_store.read_ended(state, *key)
     if document is not None:
         late = relevant(entry.faults, document["ended"])
         if not {*record.faults_of(document)}.issuperset(late):
-            ended.add_faults(state, *key, late)
+            exit_store.add_faults(state, *key, late)

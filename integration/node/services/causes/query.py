@@ -10,8 +10,8 @@ from api.errors import NvshimError
 from integration.agent_errors import CausesUnreadable
 from integration.node.faults.fault_log import Entry, Key
 from integration.node.services.causes.files import DIRECTORY, read_all
+from shim.causes.exit_message import exit_message, relevant
 from shim.causes.record import Fault, read_causes
-from shim.causes.sentence import relevant, sentence
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -76,4 +76,4 @@ def fault_of(config: Config, namespace: str, container: str) -> str | None:
         faults = read_causes(config.state, namespace, container)
     except NvshimError:
         return None
-    return sentence(relevant(faults, time.time())) or None
+    return exit_message(relevant(faults, time.time())) or None

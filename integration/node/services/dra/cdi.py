@@ -77,7 +77,7 @@ def generate(
 ) -> Template | None:
     """What the specs of claims for devices are made of; None if there is nothing to be had."""
     uuids = tuple(device.uuid for device in devices if device.can_be_given)
-    wish = generating.Wish(
+    wish = generating.SpecOptions(
         vendor=_vendor(driver),
         class_=_CLASS,
         strategies=("uuid",),

@@ -42,7 +42,7 @@ from api.proto import deviceplugin_pb2 as pb
 from hooks.config import Config
 from hooks.node.capabilities import CONTROL, MODESET, UVM, UVM_TOOLS
 from hooks.node.drained import DRIVER, read_drains
-from hooks.requests.glance import DEVICES, MOUNTS
+from hooks.requests.places import DEVICES, MOUNTS
 from integration.agent_errors import (
     CdiDeviceUnwritten,
     ChannelsMissing,

@@ -118,7 +118,7 @@ def _wanted(settings: Settings) -> tuple[str, ...]:
 def _spec(kind: str, settings: Settings, inventory: Inventory, config: Config) -> SpecFile | None:
     """The spec of a kind; None if the node has nothing of it."""
     by_index = settings.device_id_strategy == DeviceIds.INDEX
-    wish = generating.Wish(
+    wish = generating.SpecOptions(
         kind=kind,
         vendor=VENDOR,
         class_=kind,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hooks import engine
 from hooks.cdi import schema
 from hooks.cdi.applying import contribute
-from hooks.cdi.registry import Found, Loaded, Resolution, resolve
+from hooks.cdi.registry import Loaded, Resolution, ResolvedDevice, resolve
 from hooks.cdi.spec import parse_name
 from hooks.config import Config
 from hooks.edits.mutation import apply
@@ -288,8 +288,7 @@ def injected(node: Node, rootfs: Path, spec: dict[str, Any], *names: str) -> eng
         spec,
         Request(Void(), cdi_devices=names, origin=Origin.ANNOTATIONS, source="annotation"),
         None,
-        rootfs=str(rootfs),
-        staging=str(node.base / "staging"),
+        engine.RootfsTarget(str(rootfs), str(node.base / "staging")),
         config=node.config,
         oci_version=lambda: "1.3.0",
     )
@@ -489,7 +488,7 @@ def test_any_edits_are_applied_and_verify_or_are_one_typed_error(
         "containerEdits": common,
     }
     loaded = Loaded("f", 0, schema.parse(file, "f"))
-    found = Found(parse_name(f"{KIND}=0"), loaded.spec.devices[0], loaded)
+    found = ResolvedDevice(parse_name(f"{KIND}=0"), loaded.spec.devices[0], loaded)
     config = Config(cdi_allow_hooks=("/opt/vendor/hook",))
     try:
         made = contribute(Resolution((found,)), config=config, user=(1, 2))

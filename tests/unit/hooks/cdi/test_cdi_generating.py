@@ -12,7 +12,7 @@ import pytest
 
 from api.errors import NvshimError
 from hooks.cdi import generating
-from hooks.cdi.generating import Wish, generate
+from hooks.cdi.generating import SpecOptions, generate
 from hooks.cdi.spec import DeviceNode, SpecFile
 from hooks.node.inventory import Inventory
 from hooks.words import Arch, Capability
@@ -41,7 +41,7 @@ def node(node: Node) -> Node:
 def made(node: Node, inventory: Inventory, **wish: Any) -> Any:
     """A spec for people, or the error; the node's directory by its name."""
     try:
-        found: Any = shown(generate(Wish(**wish), inventory, node.config))
+        found: Any = shown(generate(SpecOptions(**wish), inventory, node.config))
     except NvshimError as error:
         found = {"error": str(error)}
     return json.loads(json.dumps(found).replace(str(node.base), "NODE"))
@@ -129,7 +129,7 @@ def test_library_is_mounted_by_the_names_that_programs_ask_for(node: Node, elves
     }
     for stem, soname in sonames.items():
         elves.write(node.driver / MULTIARCH / f"{stem}.so.{VERSION}", soname)
-    spec = generate(Wish(), taken(node), node.config)
+    spec = generate(SpecOptions(), taken(node), node.config)
     homes = tuple(f"{home}/" for home in generating.DIRECTORIES[Arch.X86_64])
     names: dict[str, set[str]] = {}
     for mount in spec.edits.mounts:

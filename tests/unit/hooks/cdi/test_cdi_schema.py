@@ -137,7 +137,7 @@ def test_a_field_is_known_from_its_version_on_and_not_before(
 def test_monitoring_by_its_old_names_ends_with_1_1_0(name: str) -> None:
     for version in ("0.7.0", "0.8.0", "1.0.0"):
         assert schema.parse(with_edits(version, intelRdt={name: True}), "f")
-    with pytest.raises(CdiSpecInvalid, match=f"{name}: it is not in cdiVersion 1.1.0 any more"):
+    with pytest.raises(CdiSpecInvalid, match=f"{name}: cdiVersion 1.1.0 has removed it"):
         schema.parse(with_edits("1.1.0", intelRdt={name: True}), "f")
 
 
@@ -166,14 +166,14 @@ def node(**fields: Any) -> dict[str, Any]:
 
 AT = r"devices\[0\].containerEdits"
 INVALID: list[tuple[Any, str]] = [
-    ([], "it is no object"),
-    (None, "it is no object"),
+    ([], "it is not an object"),
+    (None, "it is not an object"),
     ({}, "cdiVersion: it is missing"),
     ({**spec(), "kind": None}, "kind: it is missing"),
     ({**spec(), "devices": []}, "devices: it is missing"),
     ({**spec(), "devices": {}}, "devices: it is missing"),
-    ({**spec(), "devices": "x"}, "devices: it is no list"),
-    ({**spec(), "devices": [3]}, r"devices\[0\]: it is no object"),
+    ({**spec(), "devices": "x"}, "devices: it is not a list"),
+    ({**spec(), "devices": [3]}, r"devices\[0\]: it is not an object"),
     ({**spec(), "other": 1}, "other: unknown field"),
     ({**spec(), "Kind": "vendor.com/device"}, "Kind: the field is there twice"),
     (spec(kind="vendor"), "kind: 'vendor' is not of the form"),
@@ -192,7 +192,7 @@ INVALID: list[tuple[Any, str]] = [
     (device(containerEdits={}), r"devices\[0\].containerEdits: it is missing"),
     (device(containerEdits={"env": []}), "a device has to edit something"),
     (spec(devices=[{"name": "a", "containerEdits": NODE}] * 2), "devices: 'a' is there twice"),
-    (device(annotations=[1]), r"devices\[0\].annotations: it is no object"),
+    (device(annotations=[1]), r"devices\[0\].annotations: it is not an object"),
     (device(annotations={"a": 1}), r"annotations.a: it is no string"),
     (device(annotations={"a b": ""}), "annotations.a b: it is no key"),
     (device(annotations={"/a": ""}), "it is no key"),
@@ -202,7 +202,7 @@ INVALID: list[tuple[Any, str]] = [
     (device(annotations={"a": "x" * (256 << 10)}), "the limit is 262144"),
     (edits(env=["A"]), rf"{AT}.env\[0\]: 'A' is not of the form"),
     (edits(env=["=b"]), rf"{AT}.env\[0\]"),
-    (edits(env="A=b"), f"{AT}.env: it is no list"),
+    (edits(env="A=b"), f"{AT}.env: it is not a list"),
     (edits(env=["A=\0"]), rf"{AT}.env\[0\]: it has a character"),
     (edits(env=["A=\ud800"]), rf"{AT}.env\[0\]: it has a character"),
     (edits(ociHooks=[1]), f"{AT}.ociHooks: unknown field"),
@@ -222,7 +222,7 @@ INVALID: list[tuple[Any, str]] = [
     (edits(mounts=[{"hostPath": "/a"}]), r"mounts\[0\].containerPath: it is missing"),
     (edits(mounts=[{"containerPath": "/a"}]), r"mounts\[0\].hostPath: it is missing"),
     (edits(mounts=[{"hostPath": "/a", "containerPath": "a"}]), "is no absolute path"),
-    (edits(mounts=[{"hostPath": "/a", "containerPath": "/a", "options": "ro"}]), "no list"),
+    (edits(mounts=[{"hostPath": "/a", "containerPath": "/a", "options": "ro"}]), "not a list"),
     (edits(hooks=[{"path": "/a"}]), r"hooks\[0\].hookName: it is missing"),
     (edits(hooks=[{"hookName": "create", "path": "/a"}]), "hookName: 'create' is none of"),
     (edits(hooks=[{"hookName": "poststop"}]), r"hooks\[0\].path: it is missing"),
@@ -233,7 +233,7 @@ INVALID: list[tuple[Any, str]] = [
     (edits(intelRdt={"closID": ".."}), "closID: '..' is no name"),
     (edits(intelRdt={"closID": "a/b"}), "closID"),
     (edits(intelRdt={"closID": "a" * 4096}), "closID"),
-    (edits(intelRdt={"enableMonitoring": 1}), "neither true nor false"),
+    (edits(intelRdt={"enableMonitoring": 1}), "not true or false"),
     (edits(netDevices=[{"name": "a"}]), "hostInterfaceName: it is missing"),
     (edits(netDevices=[{"hostInterfaceName": "a b", "name": "a"}]), "no name of a network"),
     (edits(netDevices=[{"hostInterfaceName": "a" * 16, "name": "a"}]), "no name of a network"),
@@ -328,7 +328,7 @@ def test_a_text_that_is_no_tree_is_one_line_about_it(text: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing", "~", "plain", "[a, b]", "3"])
 def test_a_text_that_is_no_object_is_no_spec(text: str) -> None:
-    with pytest.raises(CdiSpecInvalid, match="it is no object"):
+    with pytest.raises(CdiSpecInvalid, match="it is not an object"):
         schema.parse(tree_of(text.encode(), "f"), "f")
 
 

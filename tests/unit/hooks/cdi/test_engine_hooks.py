@@ -61,7 +61,8 @@ def inject(node: Node, rootfs: Path) -> Inject:
         assert not engine.needs_inventory(request, node.config)
         verdict = engine.judge(spec, request, node.config)
         done = engine.inject(
-            spec, verdict.allowed, None, rootfs=str(rootfs), staging=str(node.base / "staging"),
+            spec, verdict.allowed, None,
+            engine.RootfsTarget(str(rootfs), str(node.base / "staging")),
             config=node.config, verdict=verdict,
         )  # fmt: skip
         assert spec == before
@@ -219,8 +220,8 @@ def test_hooks_beside_a_request_are_done_once(node: Node, rootfs: Path) -> None:
         annotations={"cdi.k8s.io/plugin": "nvidia.com/gpu=0"},
     )  # fmt: skip
     done = engine.inject(
-        spec, engine.read_request(spec), inventory, rootfs=str(rootfs),
-        staging=str(node.base / "staging"), config=node.config,
+        spec, engine.read_request(spec), inventory,
+        engine.RootfsTarget(str(rootfs), str(node.base / "staging")), config=node.config,
     )  # fmt: skip
     assert not any(done.spec["hooks"].values())
     places = [mount["destination"] for mount in done.spec["mounts"]]

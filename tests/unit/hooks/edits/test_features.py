@@ -47,8 +47,7 @@ def given(
         spec,
         request,
         take_inventory(node.config, None),
-        rootfs=str(rootfs),
-        staging=f"{rootfs}-staging",
+        engine.RootfsTarget(str(rootfs), f"{rootfs}-staging"),
         config=node.config,
     )
 

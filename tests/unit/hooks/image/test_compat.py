@@ -174,7 +174,7 @@ def test_library_without_a_note_is_judged_by_its_name(image: Image, kind: str) -
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("no JSON", "no JSON"),
+        ("no JSON", "not valid JSON"),
         ("nonsense", "no sense"),
         ("no list", "no sense"),
         ("no numbers", "no sense"),

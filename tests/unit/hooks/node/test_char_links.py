@@ -157,8 +157,7 @@ def test_engine_links_what_it_gives_if_it_is_configured_to(
         spec,
         engine.read_request(spec),
         node.take_inventory(nvml_gpu(0), nvml_gpu(1)),
-        rootfs=str(rootfs),
-        staging=str(tmp_path / "staging"),
+        engine.RootfsTarget(str(rootfs), str(tmp_path / "staging")),
         config=config,
     )
     given = {f"{d['major']}:{d['minor']}" for d in done.spec["linux"]["devices"]}

@@ -19,8 +19,8 @@ from api.errors import NvshimError
 from hooks.node.capabilities import Program
 from hooks.node.driver import Driver, find_driver, find_sockets, places
 from hooks.node.driver_layouts import LAYOUTS, LOADER, layout_named, prefix
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.inventory import load_inventory, take_inventory
-from hooks.node.witness import Witness
 from integration.simulated.driver import DriverFiles
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node
 from tests.unit.hooks.golden import Golden
@@ -41,7 +41,7 @@ def host(bare_node: Node) -> Node:
 
 
 def found(node: Node) -> Driver:
-    return find_driver(Witness("/"), node.config)
+    return find_driver(Fingerprint("/"), node.config)
 
 
 # Where each way to install the driver has its libraries and its programs.
@@ -367,7 +367,7 @@ def test_longest_name_of_a_pattern_wins(node: Node) -> None:
 
 def test_real_driver_has_what_cuda_and_nvidia_smi_need(bare_node: Node) -> None:
     config = replace(bare_node.config, driver_root=DriverFiles.fetch().directory)
-    driver = find_driver(Witness("/"), config)
+    driver = find_driver(Fingerprint("/"), config)
     sonames = {lib.soname for lib in driver.libraries}
     assert {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"} <= sonames
     assert "nvidia-smi" in {file.name for file in driver.files}

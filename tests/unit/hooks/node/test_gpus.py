@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.gpus import Gpu, MigDevice, Nodes, find_gpus, find_mig_devices, look_at_nodes
 from hooks.node.nvml import parse_report
-from hooks.node.witness import Witness
 from tests.unit.hooks.fake_node import (
     DRM,
     NVIDIA,
@@ -86,7 +86,7 @@ def test_gpus_of_a_node(bare_node: Node, name: str) -> None:
         bare_node.add_mig(*instance)
     (bare_node.sys / case.beside).mkdir(exist_ok=True)
     report = None if case.told is None else parse_report(nvml_report(*case.told))
-    found = find_gpus(Witness(str(bare_node.driver)), bare_node.config, report)
+    found = find_gpus(Fingerprint(str(bare_node.driver)), bare_node.config, report)
     parts = find_mig_devices(bare_node.config, found)
     shown = {
         "gpus": [f"{g.index} {g.path} {g.bus_id} {g.uuid} {g.memory} {g.mig}" for g in found.gpus],
@@ -98,7 +98,7 @@ def test_gpus_of_a_node(bare_node: Node, name: str) -> None:
 
 
 def seen(node: Node) -> tuple[Gpu, ...]:
-    return find_gpus(Witness(str(node.driver)), node.config, None).gpus
+    return find_gpus(Fingerprint(str(node.driver)), node.config, None).gpus
 
 
 def nodes(node: Node, *gpus: Gpu, mig: tuple[MigDevice, ...] = ()) -> Nodes:

@@ -40,7 +40,8 @@ def record_of(
         (tmp_path / name).mkdir(exist_ok=True)
     injection = engine.inject(
         spec, engine.read_request(spec), inventory,
-        rootfs=str(tmp_path / "rootfs"), staging=str(tmp_path / "staging"), config=node.config,
+        engine.RootfsTarget(str(tmp_path / "rootfs"), str(tmp_path / "staging")),
+        config=node.config,
     )  # fmt: skip
     record: dict[str, Any] = json.loads(json.dumps(injection.record))
     return record
@@ -59,12 +60,12 @@ def renumbered(node: Node, name: str, major: int, minor: int) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Node], object], str]] = {
     "another module": (lambda n: n.add_kernel_version("550.54.14"), "550.54.14"),
-    "no module": (lambda n: (n.proc / "driver/nvidia/version").unlink(), "no more"),
-    "a module loaded anew": (
+    "no module": (lambda n: (n.proc / "driver/nvidia/version").unlink(), "unloaded"),
+    "a module reloaded": (
         lambda n: n.write(
             n.proc / "driver/nvidia/version", f"NVRM version: NVIDIA Module  {VERSION}  Fri"
         ),
-        "anew",
+        "reloaded",
     ),
     "a library replaced": (
         lambda n: replaced(n.driver / MULTIARCH / f"libcuda.so.{VERSION}"),

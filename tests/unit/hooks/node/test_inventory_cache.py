@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hooks.edits.grant import decide
 from hooks.errors import DeviceNodeMissing, DriverNotFound
 from hooks.node import inventory as inventories
+from hooks.node.fingerprint import first_change
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
-from hooks.node.witness import first_change
 from hooks.requests.request import Request
 from hooks.words import GpuIndex, NamedDevices
 from tests.harness.own_process import restored

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hooks import engine
-from hooks.node.host_setup import MadeNodes, load_commands, make_missing
+from hooks.node.device_nodes import MadeNodes
+from hooks.node.host_setup import load_commands, make_missing
 from hooks.node.inventory import look_again, take_inventory
 from hooks.words import CAPABILITIES, DEFAULT_CAPABILITIES, Capability
 from tests.unit.hooks.fake_node import CAPS, NVIDIA, UVM, Node, nvml_gpu, nvml_mig
@@ -133,10 +134,11 @@ def test_node_that_another_shim_has_made_meanwhile_counts(node: Node, tmp_path: 
     assert made == MadeNodes(found=(f"{node.dev}/nvidia1",))
     (tmp_path / "rootfs").mkdir()
     spec = {"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "linux": {}}
-    injection = engine.inject(
-        spec, engine.read_request(spec, node.config), slower,
-        rootfs=str(tmp_path / "rootfs"), staging=str(tmp_path / "staging"), config=node.config,
-    )  # fmt: skip
+    request = engine.read_request(spec, node.config)
+    inventory = engine.make_nodes(request, slower, node.config)
+    assert inventory.made == made
+    target = engine.RootfsTarget(str(tmp_path / "rootfs"), str(tmp_path / "staging"))
+    injection = engine.inject(spec, request, inventory, target, config=node.config)
     assert "/dev/nvidia1" in {device["path"] for device in injection.spec["linux"]["devices"]}
 
 

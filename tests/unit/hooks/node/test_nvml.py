@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hooks.config import Config
 from hooks.errors import NvmlFailed
 from hooks.node.driver import find_driver
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.nvml import modules_directory, parse_report, probe_command
-from hooks.node.witness import Witness
 from tests.harness.launcher import REPOSITORY
 from tests.unit.hooks.fake_node import MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
@@ -188,7 +188,7 @@ def run_probe(node: Node, timeout: float = 20.0) -> subprocess.CompletedProcess[
             "nvml_timeout": timeout,
         }
     )
-    command = probe_command(config, find_driver(Witness("/"), config))
+    command = probe_command(config, find_driver(Fingerprint("/"), config))
     assert os.path.isabs(command[0])
     return subprocess.run(command, check=False, capture_output=True, env={}, timeout=30)
 

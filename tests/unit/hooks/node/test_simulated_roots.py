@@ -12,8 +12,8 @@ import pytest
 from hooks import engine
 from hooks.config import Config, load_config
 from hooks.node.driver import find_driver
+from hooks.node.fingerprint import Fingerprint
 from hooks.node.inventory import Inventory, load_inventory, take_inventory
-from hooks.node.witness import Witness
 from integration.simulated import Scenario, SimulatedNode
 from integration.simulated.layouts import Layout
 
@@ -90,6 +90,6 @@ def test_whole_driver_is_found_in_every_layout(make: MakeNode, layout: Layout) -
 
 def test_program_of_nixos_is_the_one_that_nobody_patched(make: MakeNode) -> None:
     node: SimulatedNode = make(Scenario.load("one"), Layout.NIXOS)
-    driver = find_driver(Witness("/"), load_config(node.config_path))
+    driver = find_driver(Fingerprint("/"), load_config(node.config_path))
     smi = next(file for file in driver.files if file.name == "nvidia-smi")
     assert "/origBin/" in smi.source

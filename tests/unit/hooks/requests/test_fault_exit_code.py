@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hooks.errors import FaultExitCodeWrong
-from hooks.requests.glance import FAULT_EXIT_CODE, read_fault_exit_code
+from hooks.requests.prefilter import FAULT_EXIT_CODE, read_fault_exit_code
 
 
 @pytest.mark.parametrize(

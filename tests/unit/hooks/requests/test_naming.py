@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hooks.errors import MalformedChannel, MalformedDevice, RequestError, TooManyDevices
-from hooks.requests.naming import items_of, parse_channels, parse_names
+from hooks.requests.naming import parse_channels, parse_names
 from hooks.words import (
     AllDevices,
     Feature,
@@ -21,6 +21,7 @@ from hooks.words import (
     Names,
     NoDevices,
     Void,
+    items_of,
 )
 
 UUID = "8ef4a8d0-0123-4567-89ab-00decafc0ffe"

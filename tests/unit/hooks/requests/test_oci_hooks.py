@@ -6,7 +6,6 @@ import pytest
 
 from hooks.config import Config
 from hooks.requests import policy
-from hooks.requests.glance import may_ask, may_want_more
 from hooks.requests.oci_hooks import (
     LISTS,
     OPTIONS,
@@ -19,6 +18,7 @@ from hooks.requests.oci_hooks import (
     is_nvidia_hook,
     tell_hook,
 )
+from hooks.requests.prefilter import Settings, find_work
 from hooks.requests.request import Request, read_request
 from hooks.words import CAPABILITIES, AllDevices, NoDevices, Origin, Void
 
@@ -119,7 +119,7 @@ def test_hook_that_is_known_is_taken_out_of_every_list(name: str) -> None:
     for stage in LISTS:
         spec = {"process": {}, "hooks": {stage: [{"path": "/bin/true"}, one]}}
         assert calls_of(spec) == (call,)
-        assert may_ask(spec)
+        assert find_work(spec, Settings()).requests
         request = read_request(spec)
         assert request == Request(Void(), hooked=True)
         assert request.wants_injection
@@ -132,7 +132,7 @@ def test_hook_that_would_do_something_else_stays(name: str) -> None:
     assert not is_nvidia_hook(one)
     spec = {"process": {}, "hooks": {stage: [one] for stage in LISTS}}
     assert not has_nvidia_hook(spec)
-    assert not may_ask(spec)
+    assert not find_work(spec, Settings()).requests
     assert not read_request(spec).wants_injection
 
 
@@ -218,6 +218,6 @@ def test_spec_with_nvidias_hooks_has_all_files_but_32_bit_ones(named: str, *, mo
         "linux": {"devices": [{"path": "/dev/nvidia0"}]},
         "hooks": {"createContainer": [hook("update-ldcache", "--folder", "/usr/lib")]},
     }
-    assert may_want_more(spec) is more
+    assert find_work(spec, Settings()).wants_more is more
     del spec["hooks"]
-    assert may_want_more(spec) is bool(named)
+    assert find_work(spec, Settings()).wants_more is bool(named)

@@ -1,7 +1,7 @@
 """Golden table: a spec in, the request out, wherever it stands.
 
 ``requests.json`` has of each case what the request is more than one for nothing, or the error. Of
-each it is also looked at that a glance misses nobody who asks.
+each it is also checked that the prefilter agrees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from api.errors import NvshimError
 from hooks.config import Config
 from hooks.errors import MalformedDevice, MalformedSpec, UnknownCapability
-from hooks.requests.glance import Places, may_ask
+from hooks.requests.prefilter import Settings, find_work
 from hooks.requests.request import Request, read_more, read_request
 from hooks.words import (
     CAPABILITIES,
@@ -313,13 +313,14 @@ def test_spec_makes_the_request(name: str) -> None:
     case = CASES[name]
     config = case.config or Config()
     spec = case.made()
+    requests = find_work(spec, Settings(config)).requests
     try:
         request = read_request(spec, config)
     except NvshimError as error:
+        assert requests
         GOLDEN.compare(name, {"error": str(error)})
         return
-    places = Places(config.swarm_resources, config.annotation_prefixes)
-    assert may_ask(spec, places) or not request.wants_injection
+    assert requests == request.wants_injection
     GOLDEN.compare(name, shown(request))
 
 

@@ -26,7 +26,7 @@ from integration.node.services.causes.service import run
 from integration.node.services.monitor.service import Teller
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, GpuSample, Sample
-from shim.causes import ended, record
+from shim.causes import exit_store, record
 from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
 from shim.causes.xids import Action
 from tests.harness.waiting import until
@@ -157,7 +157,7 @@ async def test_a_fault_that_is_told_after_the_exit_is_added_to_what_is_kept_of_t
     config: Config,
 ) -> None:
     def kept() -> tuple[list[int], str]:
-        document = ended.read_ended(config.state, "k8s.io", "id-a")
+        document = exit_store.read_ended(config.state, "k8s.io", "id-a")
         assert document is not None
         return [each.code for each in record.faults_of(document)], document["cause"]
 
@@ -168,14 +168,14 @@ async def test_a_fault_that_is_told_after_the_exit_is_added_to_what_is_kept_of_t
             "id": "id-a", "namespace": "k8s.io", "name": "a", "pod": None, "gpus": ["GPU-0"],
             "ended": time.time(), "exit_status": 134, "told_status": 134,
         }  # fmt: skip
-        ended.write_ended(config.state, end, [own], "a line")
+        exit_store.write_ended(config.state, end, [own], "a line")
         it.holds(stopped=(A,))
         it.tell(79)
         await until(lambda: kept()[0] == [31, 79], "it is added")
         assert kept()[1].startswith("GPU failure: Xid 79")
         assert "s after exit" in kept()[1]
         # It has nothing to do with the end of another container by that name, long before.
-        ended.write_ended(config.state, {**end, "ended": time.time() - 100}, [own], "a line")
+        exit_store.write_ended(config.state, {**end, "ended": time.time() - 100}, [own], "a line")
         it.tell(48)
         await it.becomes("a", 79, 48)
         assert kept() == ([31], "a line")

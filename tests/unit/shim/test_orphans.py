@@ -17,7 +17,7 @@ if sys.argv[1] == "v2":
     subprocess.run(["mount", "-t", "cgroup2", "none", "/sys/fs/cgroup"], check=True)
 from shim.bundle import RuntimeRecord
 from shim.cgroup import cgroup
-from shim.runtime import remains
+from shim.runtime import orphans
 root = cgroup._mounted().mounts[cgroup.UNIFIED][1]
 name = f"nvshim-unit-{os.getpid()}"
 # Somebody else's, in a cgroup whose inside looks like the top, and the container's own.
@@ -30,9 +30,9 @@ try:
         processes[path] = subprocess.Popen(["sleep", "60"])
         with open(os.path.join(path, "cgroup.procs"), "w") as file:
             file.write(str(processes[path].pid))
-    print(remains._cgroups_of(processes[own].pid) == [own])
+    print(orphans._cgroups_of(processes[own].pid) == [own])
     record = RuntimeRecord("runc", "/nonexistent", systemd_cgroup=False)
-    print(remains.end_container(record, "c1", 0, cgroup_path=f"/{name}/c1", ask_runtime=False))
+    print(orphans.end_container(record, "c1", 0, cgroup_path=f"/{name}/c1", ask_runtime=False))
     print(processes[own].wait(5), os.path.exists(own))
     print([processes[path].poll() for path in others])
 finally:

@@ -12,7 +12,7 @@ import pytest
 from hooks.config import Config
 from hooks.node import cache
 from hooks.node.inventory import load_inventory
-from shim.forkserver import gpu_rehearsal
+from shim.forkserver import gpu_warmup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,17 +23,17 @@ REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__f
 _SITE = os.path.join(REPOSITORY, ".cache", "site")
 
 
-def test_a_rehearsal_leaves_nothing_and_decodes_no_inventory_of_the_nodes(tmp_path: Path) -> None:
-    gpu_rehearsal.rehearse(str(tmp_path / "rehearsal"), 3)
+def test_a_warmup_leaves_nothing_and_decodes_no_inventory_of_the_nodes(tmp_path: Path) -> None:
+    gpu_warmup.warm_up(str(tmp_path / "warmup"), 3)
     assert list(tmp_path.iterdir()) == []
     assert load_inventory(Config(state=str(tmp_path))) is None
 
 
-def test_a_rehearsal_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
-    left = tmp_path / "rehearsal"
+def test_a_warmup_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
+    left = tmp_path / "warmup"
     (left / "rootfs" / "deep").mkdir(parents=True)
     (left / "nvidia-before.json").write_text("{}")
-    gpu_rehearsal.rehearse(str(left), 1)
+    gpu_warmup.warm_up(str(left), 1)
     assert not left.exists()
 
 

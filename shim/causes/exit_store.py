@@ -1,8 +1,8 @@
-"""What is known of containers with GPUs that did not end with 0, kept beyond their bundles.
+"""A store of how containers with GPUs failed, which outlives their bundles.
 
-containerd removes a bundle as soon as it has taken notice of the end, in a pod at once. So what
-``nvshim explain`` and ``nvshim ps`` tell of it is in ``STATE/ended/NAMESPACE/CONTAINER.json``, of
-root alone::
+containerd removes a bundle as soon as it has processed the exit, in a pod at once. So ``nvshim
+explain`` and ``nvshim ps`` read ``STATE/ended/NAMESPACE/CONTAINER.json``, which only root can
+read::
 
     {"version": 1, "id": "…", "namespace": "k8s.io", "name": "main",
      "pod": {"namespace": "research", "name": "train-0", "uid": "…"}, "gpus": ["GPU-…"],
@@ -10,10 +10,10 @@ root alone::
      "cause": "GPU failure: …", "faults": [{…}]}
 
 Rules
-- ``faults`` are those of :mod:`shim.causes.record`; ``cause`` tells them in a line.
-- ``exit_status`` is the container's own, and ``told_status`` what containerd was told.
-- A fault that is known only after the end is added by whoever learns of it (:func:`add_faults`).
-  Until then ``faults`` and ``cause`` are empty.
+- ``faults`` are those of :mod:`shim.causes.record`; ``cause`` describes them in a line.
+- ``exit_status`` is the container's own, ``told_status`` the one that containerd got.
+- The node agent adds a fault that becomes known only after the exit (:func:`add_faults`). Until
+  then ``faults`` and ``cause`` are empty.
 - A tenant whose containers end often does not push out another's records. Each namespace of pods
   keeps :data:`MOST_ENDED`, and so do containers without a pod; a namespace of containerd keeps
   :data:`MOST_OF_ALL`. The next record to go belongs to the namespace of pods with the most records,
@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from api.values import dataclass
 from shim import files
+from shim.causes.exit_message import exit_message
 from shim.causes.record import as_rows, faults_of, most_telling
-from shim.causes.sentence import sentence
 from shim.errors import BundleUnusable
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 MOST_ENDED: Final = 64
-"""Containers of a namespace of pods that are remembered."""
+"""Records that a namespace of pods keeps."""
 MOST_OF_ALL: Final = 256
-"""Containers of a namespace of containerd that are remembered."""
+"""Records that a namespace of containerd keeps."""
 
 VERSION: Final = 1
 _DIRECTORY: Final = "ended"
@@ -67,7 +67,7 @@ _POD: Final = {
 
 
 def identity_of(namespace: str, container_id: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What a container is called: the first four keys that this module's head lists.
+    """Return what identifies a container: the first four keys in this module's docstring.
 
     Args:
         namespace: containerd's.
@@ -87,11 +87,11 @@ def identity_of(namespace: str, container_id: str, spec: Mapping[str, Any]) -> d
 def write_ended(
     state: str, container: Mapping[str, Any], faults: Iterable[Fault], cause: str
 ) -> None:
-    """Remember how a container ended.
+    """Record how a container ended.
 
     Args:
         state: the directory ``state`` of the configuration.
-        container: the other keys that this module's head lists.
+        container: the other keys in this module's docstring.
         faults: that ended it.
         cause: these in a line.
 
@@ -112,7 +112,7 @@ def write_ended(
 
 
 def read_ended(state: str, namespace: str, container_id: str) -> dict[str, Any] | None:
-    """What is remembered of a container; None if nothing is, or if it is malformed.
+    """Read the record of a container; None if it has none, or if it is malformed.
 
     Raises:
         InvalidIdentifier: the namespace or the id could not safely become part of a path.
@@ -121,7 +121,7 @@ def read_ended(state: str, namespace: str, container_id: str) -> dict[str, Any] 
 
 
 def list_ended(state: str) -> Iterator[dict[str, Any]]:
-    """What is remembered of all containers, by namespace and id.
+    """Yield the records of all containers, by namespace and id.
 
     Args:
         state: the directory ``state`` of the configuration; it need not be there.
@@ -137,16 +137,16 @@ def list_ended(state: str) -> Iterator[dict[str, Any]]:
 def add_faults(
     state: str, namespace: str, container_id: str, faults: Iterable[Fault], node: str = ""
 ) -> bool:
-    """Add faults that became known after the end of a container, and tell its cause anew.
+    """Add faults that became known after the end of a container, and update its cause.
 
     Args:
         state: the directory ``state`` of the configuration.
         namespace: containerd's.
-        faults: to be added; what was said before of the same one is said anew.
+        faults: to add; one that is known already is replaced.
         node: the node's name.
 
     Returns:
-        Whether anything is remembered of the container.
+        Whether the store has a record of the container.
 
     Raises:
         InvalidIdentifier: the namespace or the id could not safely become part of a path.
@@ -157,7 +157,7 @@ def add_faults(
         return False
     known = [*{(f.at, f.kind, f.code, f.pid): f for f in (*faults_of(document), *faults)}.values()]
     status, told = document["exit_status"], document["told_status"]
-    cause = sentence(known, document["ended"], node, None if status == told else status)
+    cause = exit_message(known, document["ended"], node, None if status == told else status)
     write_ended(state, document, known, cause)
     return True
 

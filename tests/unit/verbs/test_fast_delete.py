@@ -1,6 +1,7 @@
-"""``delete`` after an end in good order, which the native launcher answers by itself.
+"""``delete`` after a shim that ended in good order, which the native launcher answers by itself.
 
-Beside it lies a program that tells when the verb is left to Python.
+:mod:`shim.verbs.delete` defines the verb. A stub in its place shows when the launcher leaves the
+verb to Python; where it does not, Python has to answer the same and change nothing.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from api.proto import task_pb2
-from shim.bundle import SETTLED
+from shim.bundle import FILES_AFTER_DELETE
+from shim.verbs.delete import delete
+from shim.verbs.invocation import parse
 from tests.tools.launcher import compile_native
 
 NAME = "containerd-shim-nvidia-v1"
@@ -45,7 +49,7 @@ def bundle(short_path: Path, gone: int) -> Path:
     """What a shim leaves of a container that was deleted, after which it ended."""
     bundle = short_path / "c1"
     (bundle / "rootfs").mkdir(parents=True)
-    for name in SETTLED:
+    for name in FILES_AFTER_DELETE:
         (bundle / name).touch()
     (short_path / "s").mkdir()
     for name in ("s", "work", "log"):
@@ -88,6 +92,76 @@ def test_it_is_answered_and_nothing_is_changed(
     assert (answer.pid, answer.exit_status) == (gone, 137)
     assert began <= answer.exited_at.ToNanoseconds() <= time.time_ns()
     assert _state(bundle) == before
+
+
+def _strip(bundle: Path) -> None:
+    for path in bundle.iterdir():
+        if path.name not in {"address", "options.json", "rootfs"}:
+            path.unlink()
+
+
+def _pid(bundle: Path) -> str:
+    return (bundle / "init.pid").read_text()
+
+
+# What a bundle may lack, or have in another form, and need no clean-up all the same.
+SETTLED: dict[str, Callable[[Path], object]] = {
+    "all files": lambda _: None,
+    **{
+        f"no {name}": lambda bundle, name=name: (bundle / name).unlink()  # type: ignore[misc]
+        for name in FILES_AFTER_DELETE
+        if name not in {"address", "options.json", "rootfs"}
+    },
+    "no rootfs": lambda bundle: (bundle / "rootfs").rmdir(),
+    "a full rootfs": lambda bundle: (bundle / "rootfs" / "file").touch(),
+    "only what is looked at": _strip,
+    "a pid on a line": lambda bundle: (bundle / "init.pid").write_text(f"{_pid(bundle)} \n"),
+    "an address on a line": lambda bundle: (bundle / "address").write_text(
+        (bundle / "address").read_text() + "\n"
+    ),
+    "no socket directory": lambda bundle: (bundle.parent / "s").rmdir(),
+    "options of a systemd cgroup": lambda bundle: (bundle / "options.json").write_text(
+        (bundle / "options.json").read_text().replace("false", "true")
+    ),
+    "another bootstrap address": lambda bundle: (bundle / "bootstrap.json").write_text(
+        '{"version": 3, "address": "unix:///nowhere/socket", "protocol": "ttrpc"}'
+    ),
+    "no spec that can be read": lambda bundle: (bundle / "config.json").write_text("{"),
+}
+
+
+def _contents(bundle: Path) -> dict[str, object]:
+    """All files around a bundle, by path: contents, targets of links, and kinds of the rest."""
+    found: dict[str, object] = {}
+    for path in bundle.parent.rglob("*"):
+        mode = path.lstat().st_mode
+        content: object = stat.S_IFMT(mode)
+        if stat.S_ISLNK(mode):
+            content = os.readlink(path)
+        elif stat.S_ISREG(mode):
+            content = path.read_bytes()
+        found[str(path)] = content
+    return found
+
+
+@pytest.mark.parametrize("state", SETTLED)
+def test_launcher_and_python_answer_the_same_and_change_nothing(
+    compiled: str, bundle: Path, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SETTLED[state](bundle)
+    before = _contents(bundle)
+    words = ["-namespace", "test", "-id", "c1", "-address", "/nowhere", "-bundle", str(bundle)]
+    fast = _delete(compiled, bundle)
+    assert fast != PYTHON
+    problems: list[str] = []
+    monkeypatch.setattr("shim.verbs.delete._warn", problems.append)
+    slow = delete(parse([*words, "delete"]))
+    assert _contents(bundle) == before
+    answers = [task_pb2.DeleteResponse.FromString(answer) for answer in (fast, slow)]
+    assert {answer.pid for answer in answers} == {answers[0].pid}
+    assert {answer.exit_status for answer in answers} == {137}
+    assert abs(answers[1].exited_at.seconds - answers[0].exited_at.seconds) < 10
+    assert problems == []
 
 
 def test_of_a_container_that_never_ran_there_is_no_pid(compiled: str, bundle: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shim.causes import ended
+from shim.causes import exit_store
 from shim.causes.record import Fault, Whose, faults_of
 from shim.errors import BundleUnusable, InvalidIdentifier
 
@@ -29,24 +29,24 @@ def container(name: str = "c1", **more: Any) -> dict[str, Any]:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    ended.write_ended(str(tmp_path), container(), [LOST], "a line")
-    ended.write_ended(str(tmp_path), container("c0", pod=None), [WILD], "another")
-    found = ended.read_ended(str(tmp_path), "k8s.io", "c1")
+    exit_store.write_ended(str(tmp_path), container(), [LOST], "a line")
+    exit_store.write_ended(str(tmp_path), container("c0", pod=None), [WILD], "another")
+    found = exit_store.read_ended(str(tmp_path), "k8s.io", "c1")
     assert found is not None
     assert found["cause"] == "a line"
     assert faults_of(found) == (LOST,)
-    assert [each["id"] for each in ended.list_ended(str(tmp_path))] == ["c0", "c1"]
+    assert [each["id"] for each in exit_store.list_ended(str(tmp_path))] == ["c0", "c1"]
     assert os.stat(tmp_path / "ended/k8s.io/c1.json").st_mode & 0o777 == 0o600
-    assert ended.read_ended(str(tmp_path), "k8s.io", "c2") is None
-    assert list(ended.list_ended(str(tmp_path / "none"))) == []
+    assert exit_store.read_ended(str(tmp_path), "k8s.io", "c2") is None
+    assert list(exit_store.list_ended(str(tmp_path / "none"))) == []
 
 
 def test_a_fault_that_comes_late_is_added_and_told(tmp_path: Path) -> None:
     state = str(tmp_path)
-    assert not ended.add_faults(state, "k8s.io", "c1", [LOST])
-    ended.write_ended(state, container(), [WILD], "a line")
-    assert ended.add_faults(state, "k8s.io", "c1", [LOST, WILD])
-    found = ended.read_ended(state, "k8s.io", "c1")
+    assert not exit_store.add_faults(state, "k8s.io", "c1", [LOST])
+    exit_store.write_ended(state, container(), [WILD], "a line")
+    assert exit_store.add_faults(state, "k8s.io", "c1", [LOST, WILD])
+    found = exit_store.read_ended(state, "k8s.io", "c1")
     assert found is not None
     assert faults_of(found) == (LOST, WILD)
     assert found["cause"] == (
@@ -57,21 +57,23 @@ def test_a_fault_that_comes_late_is_added_and_told(tmp_path: Path) -> None:
 
 def test_what_is_said_anew_of_a_fault_takes_the_place_of_what_was_said(tmp_path: Path) -> None:
     state = str(tmp_path)
-    ended.write_ended(state, container(), [LOST], "a line")
+    exit_store.write_ended(state, container(), [LOST], "a line")
     heeded = replace(LOST, action="reboot the node")
-    assert ended.add_faults(state, "k8s.io", "c1", [heeded])
-    found = ended.read_ended(state, "k8s.io", "c1")
+    assert exit_store.add_faults(state, "k8s.io", "c1", [heeded])
+    found = exit_store.read_ended(state, "k8s.io", "c1")
     assert found is not None
     assert faults_of(found) == (heeded,)
 
 
 def test_only_the_newest_are_kept_and_those_without_a_cause_go_first(tmp_path: Path) -> None:
-    for number in range(ended.MOST_ENDED + 10):
+    for number in range(exit_store.MOST_ENDED + 10):
         faults = [LOST] if number % 2 else []
-        ended.write_ended(str(tmp_path), container(f"c{number}", ended=number), faults, "a line")
-    names = {each["id"] for each in ended.list_ended(str(tmp_path))}
+        exit_store.write_ended(
+            str(tmp_path), container(f"c{number}", ended=number), faults, "a line"
+        )
+    names = {each["id"] for each in exit_store.list_ended(str(tmp_path))}
     gone = {f"c{number}" for number in range(0, 20, 2)}
-    assert names == {f"c{number}" for number in range(ended.MOST_ENDED + 10)} - gone
+    assert names == {f"c{number}" for number in range(exit_store.MOST_ENDED + 10)} - gone
 
 
 def _in_pod(namespace: str, name: str) -> dict[str, str]:
@@ -79,40 +81,40 @@ def _in_pod(namespace: str, name: str) -> dict[str, str]:
 
 
 def _names(state: Path) -> set[str]:
-    return {each["id"] for each in ended.list_ended(str(state))}
+    return {each["id"] for each in exit_store.list_ended(str(state))}
 
 
 def test_a_tenant_that_ends_often_pushes_out_no_other(tmp_path: Path) -> None:
     """Neither one namespace of pods another's, nor one pod another's of its namespace."""
-    state, most = str(tmp_path), ended.MOST_ENDED
+    state, most = str(tmp_path), exit_store.MOST_ENDED
     quiet = {
         "other": container("other", pod=_in_pod("quiet", "train"), ended=1.0),
         "plain": container("plain", pod=None, ended=2.0),
         "beside": container("beside", pod=_in_pod("loud", "beside"), ended=3.0),
     }
     for each in quiet.values():
-        ended.write_ended(state, each, [], "")
+        exit_store.write_ended(state, each, [], "")
     for number in range(2 * most):
         loud = container(f"c{number}", pod=_in_pod("loud", "crash"), ended=100.0 + number)
-        ended.write_ended(state, loud, [LOST], "a line")
+        exit_store.write_ended(state, loud, [LOST], "a line")
     newest = {f"c{number}" for number in range(most + 1, 2 * most)}
     assert _names(tmp_path) == quiet.keys() | newest
 
 
 def test_many_namespaces_are_bounded_together_and_the_greatest_gives_way(tmp_path: Path) -> None:
-    most = ended.MOST_ENDED
-    crowd = ended.MOST_OF_ALL // most + 1
+    most = exit_store.MOST_ENDED
+    crowd = exit_store.MOST_OF_ALL // most + 1
     first = container("first", pod=_in_pod("quiet", "train"), ended=1.0)
-    ended.write_ended(str(tmp_path), first, [], "")
+    exit_store.write_ended(str(tmp_path), first, [], "")
     for number in range(crowd * most):
         pod = _in_pod(f"crowd-{number % crowd}", "crash")
         told = {**container(f"c{number}", pod=pod, ended=100.0 + number), "cause": "a line"}
         path = tmp_path / f"ended/k8s.io/c{number}.json"
         path.write_text(json.dumps({"version": 1, **told, "faults": [{"kind": "xid"}]}))
-    ended.write_ended(str(tmp_path), first, [], "")
+    exit_store.write_ended(str(tmp_path), first, [], "")
     names = _names(tmp_path)
     assert "first" in names
-    assert len(names) == ended.MOST_OF_ALL
+    assert len(names) == exit_store.MOST_OF_ALL
     shares = [sum(int(n[1:]) % crowd == k for n in names - {"first"}) for k in range(crowd)]
     assert max(shares) - min(shares) <= 1
 
@@ -126,18 +128,18 @@ def test_many_namespaces_are_bounded_together_and_the_greatest_gives_way(tmp_pat
     ],
 )  # fmt: skip
 def test_what_is_malformed_is_not_remembered(tmp_path: Path, content: bytes) -> None:
-    ended.write_ended(str(tmp_path), container(), [LOST], "a line")
+    exit_store.write_ended(str(tmp_path), container(), [LOST], "a line")
     (tmp_path / "ended/k8s.io/c1.json").write_bytes(content)
     (tmp_path / "ended/file").touch()
-    assert ended.read_ended(str(tmp_path), "k8s.io", "c1") is None
-    assert list(ended.list_ended(str(tmp_path))) == []
+    assert exit_store.read_ended(str(tmp_path), "k8s.io", "c1") is None
+    assert list(exit_store.list_ended(str(tmp_path))) == []
 
 
 def test_names_are_checked_and_a_failure_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidIdentifier):
-        ended.write_ended(str(tmp_path), container("../x"), [LOST], "a line")
+        exit_store.write_ended(str(tmp_path), container("../x"), [LOST], "a line")
     with pytest.raises(InvalidIdentifier):
-        ended.read_ended(str(tmp_path), "..", "c1")
+        exit_store.read_ended(str(tmp_path), "..", "c1")
     (tmp_path / "ended").touch()
     with pytest.raises(BundleUnusable, match="cannot write"):
-        ended.write_ended(str(tmp_path), container(), [LOST], "a line")
+        exit_store.write_ended(str(tmp_path), container(), [LOST], "a line")

@@ -1,7 +1,7 @@
 """Reading from the node, and recording what was read.
 
 An inventory is fresh for exactly as long as everything that was looked at to make it still looks
-the same. So everything is read through a :class:`Witness`, which records each observation;
+the same. So everything is read through a :class:`Fingerprint`, which records each observation;
 :func:`first_change` makes the observations again and compares. Nothing has to be listed a second
 time as "what the cache depends on", and so nothing can be forgotten there.
 
@@ -20,7 +20,7 @@ Observations, by kind (each is about one path of the host):
 ==========  ====================================================================
 
 The driver root may be a container's root file system, whose absolute links are meant within
-it. :meth:`Witness.resolve` follows links as a process would that had the driver root as its
+it. :meth:`Fingerprint.resolve` follows links as a process would that had the driver root as its
 "/". (The driver root is the operator's; for what is an image's see :mod:`hooks.image.rootfs`.)
 """
 
@@ -39,7 +39,7 @@ _FEW_BYTES: Final = 1 << 14
 _MOST_LINKS: Final = 40
 
 
-class Witness:
+class Fingerprint:
     """Reads the node; everything it reads is recorded as an observation.
 
     Args:
@@ -57,9 +57,9 @@ class Witness:
         self._resolved: dict[str, str | None] = {}
         self._prefix = root.rstrip("/")
 
-    def at(self, root: str) -> Witness:
-        """A witness with another root that records into the same list."""
-        return self if root == self.root else Witness(root, self.observations)
+    def at(self, root: str) -> Fingerprint:
+        """A fingerprint with another root that records into the same list."""
+        return self if root == self.root else Fingerprint(root, self.observations)
 
     def text(self, path: str) -> str | None:
         """The content of a small file of the host; None if it does not exist."""

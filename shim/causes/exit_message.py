@@ -1,15 +1,15 @@
-"""The cause of a container's end, in one line for people who have read no page of ours.
+"""The cause of a container's end in one line, readable without our documentation.
 
 Rules
-- What the device, the host or a neighbour did comes with the GPU, the time and its distance from
-  the exit; what the application did, with what it is.
-- Of several faults the one that says most is told (:func:`shim.causes.record.by_weight`), and the
+- A fault of the device, the host or a neighbour is described by the GPU, the time and the distance
+  from the exit; a fault of the application, by its meaning.
+- Of several faults the most telling is described (:func:`shim.causes.record.by_weight`), and the
   others are counted.
 - A fault counts for :data:`RELEVANT` seconds. Libraries give up minutes after a GPU has failed
-  (NCCL's watchdog after ten, by default); what is older says nothing about an exit. A neighbour's
-  that need not have reached the container counts for :data:`NEARBY` seconds only: where processes
-  take turns on a GPU, one that crashes seldom harms another.
-- Nothing of a neighbour is told but that it was one: no pod, container, process or pid.
+  (NCCL's watchdog after ten, by default); an older fault does not explain an exit. A neighbour's
+  fault that need not have reached the container counts for :data:`NEARBY` seconds only: where
+  processes take turns on a GPU, a crash of one seldom harms another.
+- A neighbour is not identified: no pod, container, process or pid.
 - At most :data:`LONGEST` bytes of UTF-8, without control characters. Times are UTC.
 """
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
     from shim.causes.record import Fault
 
-__all__ = ["LONGEST", "RELEVANT", "relevant", "sentence"]
+__all__ = ["LONGEST", "RELEVANT", "exit_message", "relevant"]
 
 LONGEST: Final = 400
-"""Bytes that a sentence may have."""
+"""The largest message, in bytes."""
 RELEVANT: Final = 1800.0
 """Seconds before its end in which a fault may have been a container's cause."""
 NEARBY: Final = 10.0
 """The same for a neighbour's fault of which it is not sure that it has reached the container."""
 LATE: Final = 5.0
-"""Seconds after its end in which a fault may still have been told of."""
+"""Seconds after its end in which a fault may still have been recorded."""
 
 _XID: Final = "xid"
 _UUID: Final = re.compile(r"((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f]{4}-[0-9a-f-]{27}")
 _MINUTES: Final = 120.0
-_ROOM: Final = 120  # characters of a name or an action that nobody has bounded
+_ROOM: Final = 120  # characters of a name or an action, whose length is not bounded
 
 _HEADS: Final = {
     Whose.DEVICE: "GPU failure",
@@ -85,7 +85,7 @@ def relevant(faults: Iterable[Fault], end: float, start: float = 0.0) -> list[Fa
     Args:
         faults: all that are known of it.
         end: of the container, in seconds since the epoch.
-        start: of the container, likewise.
+        start: of the container, in seconds since the epoch.
     """
 
     def may_matter(fault: Fault) -> bool:
@@ -96,16 +96,16 @@ def relevant(faults: Iterable[Fault], end: float, start: float = 0.0) -> list[Fa
     return by_weight(filter(may_matter, faults), end)
 
 
-def sentence(
+def exit_message(
     faults: Iterable[Fault], end: float | None = None, node: str = "", original: int | None = None
 ) -> str:
     """Faults in one line; "" if there are none.
 
     Args:
-        faults: all that are to be told or counted.
+        faults: those to describe or count.
         end: of the container, in seconds since the epoch; None while it runs.
         node: the node's name.
-        original: the exit code, if containerd is told another.
+        original: the exit code, if containerd gets another.
     """
     ordered = by_weight(faults, math.inf if end is None else end)
     if not ordered:

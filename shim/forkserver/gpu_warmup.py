@@ -1,11 +1,11 @@
-"""What a worker does for every container with GPUs, done for nobody by the fork server.
+"""Run what a worker does for every container with GPUs once in the fork server.
 
-The reason is that of :mod:`shim.forkserver.rehearsal`: a worker that has to fit its bytecode copies
+The reason is that of :mod:`shim.forkserver.warmup`: a worker that has to fit its bytecode copies
 a page for each function. Processor time of a life with two GPUs: see docs/performance.md.
 
 The node is made up, so that it is the same whatever this one has: a driver of one library and one
 program, one GPU. Its inventory is kept and loaded, a container gets what was decided for its image
-before, and spec and record are written, in a directory beside the fork server's socket. Nothing
+before, and spec and record are written, in a directory next to the fork server's socket. Nothing
 else is touched: no module is loaded, no node or link made, nothing mounted.
 """
 
@@ -26,7 +26,7 @@ from hooks.node.driver import Driver, DriverFile, LibraryFile
 from hooks.node.gpus import Gpu, Nodes
 from hooks.node.identity import what_changed
 from hooks.plan import Device, Link, LinkDirectory, Mount, Plan, ProcFile
-from hooks.requests.glance import may_ask
+from hooks.requests.prefilter import prefilter
 from hooks.words import Arch, Node
 from shim import bundle as bundle_files
 from shim import files
@@ -74,7 +74,7 @@ _NOTE: Final = engine.Prepared(
 ).encode()
 
 
-def rehearse(directory: str, times: int) -> None:
+def warm_up(directory: str, times: int) -> None:
     """Do a worker's work.
 
     Args:
@@ -83,7 +83,7 @@ def rehearse(directory: str, times: int) -> None:
 
     Raises:
         NvshimError: the directory cannot be used.
-        OSError: likewise.
+        OSError: the directory cannot be used.
     """
     config = Config(
         dev=f"{directory}/dev",
@@ -107,24 +107,29 @@ def rehearse(directory: str, times: int) -> None:
 
 def _work(bundle: str, config: Config) -> None:
     spec = bundle_files.read_spec(bundle)
-    may_ask(spec)
+    prefilter(spec)
     verdict = engine.judge(spec, engine.read_request(spec, config), config)
     request = verdict.allowed
     engine.module_commands(config, request)
-    inventory, made = engine.look_at_node(
+    inventory = engine.look_at_node(
         request, config, ask_nvml=lambda: _inventory(config), seen=_inventory(config)
     )
     files.digest(engine.placement_key(spec, request, inventory, config) or b"")
+    prepared = engine.Prepared.decode(_NOTE)
+    if prepared is None:
+        message = "what was encoded can be decoded"
+        raise AssertionError(message)
     injection = engine.inject(
         spec,
         request,
         inventory,
-        rootfs=os.path.join(bundle, bundle_files.ROOTFS),
-        staging=os.path.join(bundle, bundle_files.STAGING),
+        engine.LayerTarget(
+            prepared,
+            os.path.join(bundle, bundle_files.ROOTFS),
+            os.path.join(bundle, bundle_files.STAGING),
+        ),
         config=config,
         verdict=verdict,
-        prepared=engine.Prepared.decode(_NOTE),
-        made_nodes=made,
     )
     _write(bundle, injection)
 

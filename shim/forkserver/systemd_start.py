@@ -1,11 +1,10 @@
 """A fork server that is started with the node, before the first shim is.
 
-systemd starts it (:file:`integration/systemd`), in a cgroup and with limits of its own. Shims are
-to have containerd's, like those that its ``start`` forks by itself. So this process asks the kernel
-who listens at containerd's address, takes on the parts of that process's context that can be taken
-on, and says what differs if that is not enough. Then it is a fork server like any other, only that
-it stays although nobody asks. If there is one, left behind by a cold start, it waits until that one
-has ended.
+systemd starts it (:file:`integration/systemd`), in a cgroup and with limits of its own. Its shims
+need containerd's, like those that a cold ``start`` forks. So this process asks the kernel who
+listens at containerd's address, and adopts that process's context as far as a process can. If a
+difference remains, it reports it and exits. Otherwise it becomes a fork server like any other, but
+stays even without requests. If a cold start has left one behind, it waits until that one exits.
 
 Source: unix(7) SO_PEERCRED; cgroups(7); getrlimit(2), prlimit.
 """
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from shim import sockets
 from shim.cgroup import cgroup
-from shim.errors import ContainerdNotFound, SurroundingsDiffer
+from shim.errors import ContainerdNotFound, ProcessContextDiffers
 from shim.verbs import warmstart
 from shim.verbs.warmstart import explain_difference, process_context
 
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-def stand(containerd: str) -> NoReturn:
+def serve(containerd: str) -> NoReturn:
     """Become the fork server of a containerd.
 
     Args:
         containerd: its gRPC address.
 
     Raises:
-        ContainerdNotFound: nobody listens there.
-        SurroundingsDiffer: shims would not have its process context.
+        ContainerdNotFound: no process listens there.
+        ProcessContextDiffers: shims would not have its process context.
         SocketDirectoryUnusable: there is no directory for the socket.
         SocketPathTooLong: its path would be too long.
     """
@@ -73,7 +72,7 @@ def _take_on_context_of(pid: int) -> None:
         problem = f"; {error}"
     differs = explain_difference(process_context(pid), process_context())
     if differs:
-        raise SurroundingsDiffer(
+        raise ProcessContextDiffers(
             f"a fork server like process {pid}, containerd",
             found=f"another process context ({differs}{problem})",
             do="start it as containerd is started: as the same user, without a sandbox of its own",
@@ -81,7 +80,7 @@ def _take_on_context_of(pid: int) -> None:
 
 
 def _locked(path: str) -> int:
-    """The lock that makes a fork server the only one, once nobody else holds it."""
+    """Wait for the lock that makes a fork server the only one, and return it."""
     while True:
         lock = warmstart.open_lock(path)
         # SIGTERM ends this process meanwhile, and leaves nothing.
@@ -90,7 +89,7 @@ def _locked(path: str) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if sockets.identity(warmstart.lock_path(path)) == _identity(lock):
             return lock
-        os.close(lock)  # who held it has removed it at its end
+        os.close(lock)  # its holder removed it when it exited
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -1,9 +1,8 @@
-"""What every shim does at its start, done for nobody: by the fork server.
+"""Run what every shim does at its start once in the fork server.
 
-A process that was forked shares its memory until it writes to it, and Python writes wherever it
-executes: it counts references, and fits its bytecode to what it meets. The fork server rehearses,
-so that its children find that done. Nobody can tell that it happened, but by the clock: no
-program is started, and what is made for it is gone at the end.
+A forked process shares its memory until it writes to it, and Python writes wherever it executes: it
+counts references, and specializes its bytecode. After a warmup in the fork server, its children
+find that done. It has no other effect: no program is started, and its files are removed.
 
 Source: fork(2), Notes, on copy-on-write.
 """
@@ -23,7 +22,7 @@ from api.errors import NvshimError
 from api.proto import runc_options_pb2, task_pb2
 from shim import bundle, files, loop, sockets
 from shim.children import Reaper
-from shim.forkserver.spares import VerbRequest
+from shim.forkserver.prefork_pool import VerbRequest
 from shim.log import Log
 from shim.pod import server
 from shim.pod.service import OwnSocket
@@ -32,7 +31,7 @@ from shim.verbs import invocation, start
 from shim.verbs.warmstart import LENGTH, process_context
 
 _TASK: Final = "containerd.task.v2.Task"
-_NOBODY: Final = "rehearsal"
+_NOBODY: Final = "warmup"
 # There is no such low-level runtime: Create fails when it would be started.
 _RUNTIME: Final = "/dev/null/runtime"
 _SPEC: Final = (
@@ -42,24 +41,24 @@ _SPEC: Final = (
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGUSR1)
 
 
-def rehearse(path: str) -> None:
-    """Start a shim that does nothing, call it once, and end it, all in this process.
+def warm_up(path: str) -> None:
+    """Start a shim, call it once, and end it, all in this process.
 
     Args:
-        path: where the fork server will listen; what is made for this is beside it.
+        path: where the fork server will listen; files of the warmup are next to it.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        _rehearse_verb(path)
-        _rehearse_shim(path)
+        _warm_up_verb(path)
+        _warm_up_shim(path)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _rehearse_verb(path: str) -> None:
+def _warm_up_verb(path: str) -> None:
     words = ["-namespace", _NOBODY, "-address", path, "-id", _NOBODY, "start"]
     texts = ["/", str(len(words)), *words, "PATH=/bin", "TTRPC_ADDRESS=/"]
     content = b"".join(os.fsencode(text) + b"\0" for text in texts)
@@ -76,14 +75,14 @@ def _rehearse_verb(path: str) -> None:
     start.answer(sockets.SCHEME + path, params)
 
 
-def _rehearse_shim(path: str) -> None:
+def _warm_up_shim(path: str) -> None:
     # One fork server at a time has this path. What one leaves that is killed, the next one removes.
     bundle_path = f"{path}.bundle"
     path = f"{path}.{os.getpid()}"
     listener = sockets.listen(path)
     if listener is None:
         return
-    # By a descriptor of it a socket is found that has no name any more, so that none can be left.
+    # The socket loses its name, so that none can be left; its descriptor leads to it.
     file = os.open(path, os.O_PATH | os.O_CLOEXEC)
     os.unlink(path)
     try:

@@ -1,12 +1,12 @@
-"""Ending what a dead shim left running: a container that nobody looks after any more.
+"""End what a dead shim left running: an orphaned container, runtime call or logger.
 
-The low-level runtime is asked first: it knows best what it made. But it can be missing, hang,
-or fail, and containerd waits five seconds in all. Then this module does it by itself: kill
-the processes, remove the cgroups, remove the runtime's state.
+The low-level runtime is called first: it knows best what it made. But it can be missing, hang, or
+fail, and containerd waits five seconds in all. Then this module does the work itself: it kills the
+processes, and removes the cgroups and the runtime's state.
 
-Nothing is killed for its number alone. A pid is one of the container's if it has the start
-time that the runtime recorded, or is in a cgroup of the container; it is held by a pidfd
-before either is looked at, so that it cannot become another's in between.
+A pid alone never gets a process killed. A process belongs to the container if it has the start time
+that the runtime recorded, or is in a cgroup of the container. A pidfd holds it before either is
+checked, so that the pid cannot be reused in between.
 
 Source: runc libcontainer State (state.json); crun libcrun_container_status_t (status);
 cgroups(7); kernel Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/freezer-subsystem.rst.
@@ -61,14 +61,14 @@ class Recorded:
 
 
 def end_calls(bundle_path: str, logs: Sequence[str]) -> list[str]:
-    """Wait for the calls of a runtime that a dead shim had begun; kill those that last.
+    """Wait for the runtime calls that a dead shim had started; kill those that last.
 
     What such a call makes is found where it always is once it has ended, and is half made and
     hidden until then. So one that is killed takes with it what it has started: CRIU, and what
     CRIU has restored of a container.
 
     Args:
-        bundle_path: the bundle, which each call was told to log to.
+        bundle_path: the bundle, to which each call logs.
         logs: the names of the calls' logs.
 
     Returns:
@@ -110,7 +110,7 @@ def end_loggers(loggers: Sequence[tuple[int, int]]) -> list[str]:
         try:
             if start_time_of(pid) != start_time:
                 continue  # it ended, and its number is another's
-            # By itself, at the end of what it reads; or when it is told to.
+            # By itself when its input ends, or on a signal.
             if has_ended(held, LOGGER_TIMEOUT):
                 continue
             signal.pidfd_send_signal(held, signal.SIGTERM)
@@ -236,7 +236,9 @@ def end_by_force(container_id: str, pid: int, recorded: Recorded) -> list[str]:
                 cgroups += [d for d in _cgroups_of(pid) if d not in cgroups and _is_apart(d)]
                 send_kill(init)
             else:
-                problems.append(f"process {pid} is not {container_id}'s any more: left alone")
+                problems.append(
+                    f"process {pid} no longer belongs to {container_id}; it was left alone"
+                )
                 os.close(init)
                 init = None
         while not _all_ended(cgroups, init) and time.monotonic() < deadline:
@@ -271,7 +273,7 @@ def read_state(directory: str, problems: list[str]) -> Recorded:
 
     Args:
         directory: where it keeps its state of this container.
-        problems: is told if there is a file that cannot be understood.
+        problems: gets an entry for a file that cannot be parsed.
 
     Returns:
         What is known; nothing if the runtime had not come so far.
@@ -293,7 +295,7 @@ def _calls_that_log(bundle_path: str, logs: Sequence[str]) -> list[int]:
 
 
 def _may_be_ours(pid: int) -> bool:
-    """Whether a process is of our user, in our pid and user namespaces.
+    """Whether a process runs as our user, in our pid and user namespaces.
 
     One in a container can have any command line, and make it take for ever to be read.
     """
@@ -406,7 +408,7 @@ def _is_named_after(directory: str, container_id: str) -> bool:
 
 
 def _is_apart(directory: str) -> bool:
-    """Whether a cgroup is one that may be killed: neither we nor containerd are in it."""
+    """Whether a cgroup is one that may be killed: it contains neither us nor containerd."""
     if not os.path.realpath(directory).startswith(f"{_CGROUPS}/"):
         return False
     return not {os.getpid(), os.getppid()}.intersection(cgroup.pids_in(directory))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hooks.node.witness import Witness, first_change
+from hooks.node.fingerprint import Fingerprint, first_change
 from tests.unit.hooks.fake_node import put_link
 
 
@@ -48,18 +48,20 @@ def test_links_lead_where_a_process_with_that_root_would_go(
     root: Path, path: str, leads_to: str | None
 ) -> None:
     expected = None if leads_to is None else f"{root}{leads_to}"
-    assert Witness(str(root)).file(path) == expected
+    assert Fingerprint(str(root)).file(path) == expected
 
 
 def test_what_is_no_regular_file_is_none(root: Path) -> None:
     os.mkfifo(root / "fifo")
-    assert Witness(str(root)).file("/fifo") is None
-    assert Witness(str(root)).directory("/fifo") is None
-    assert Witness(str(root)).directory("/lib") == f"{root}/usr/lib"
+    assert Fingerprint(str(root)).file("/fifo") is None
+    assert Fingerprint(str(root)).directory("/fifo") is None
+    assert Fingerprint(str(root)).directory("/lib") == f"{root}/usr/lib"
 
 
 def test_root_of_the_host_is_a_root_like_another(root: Path) -> None:
-    assert Witness("/").file(f"{root}/usr/lib/real/libx.so.1") == f"{root}/usr/lib/real/libx.so.1"
+    assert (
+        Fingerprint("/").file(f"{root}/usr/lib/real/libx.so.1") == f"{root}/usr/lib/real/libx.so.1"
+    )
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
@@ -82,14 +84,14 @@ def test_observations_hold_until(root: Path, change: str) -> None:
     (root / "names/one").mkdir(parents=True)
     (root / "text").write_text("a")
     (root / "fields").write_text("Minor: 1\nIRQ: 3\n")
-    witness = Witness(str(root))
-    assert witness.file("/usr/lib/libx.so.1")
-    assert witness.file("/usr/bin/nvidia-smi") is None
-    assert witness.directory("/usr/lib/real")
-    assert witness.text(f"{root}/text") == "a"
-    assert witness.names(f"{root}/names") == ("one",)
-    assert witness.fields(f"{root}/fields", ["Minor", "Model"]) == {"Minor": "1", "Model": ""}
-    seen = [(kind, path, value) for (kind, path), value in witness.observations.items()]
+    fingerprint = Fingerprint(str(root))
+    assert fingerprint.file("/usr/lib/libx.so.1")
+    assert fingerprint.file("/usr/bin/nvidia-smi") is None
+    assert fingerprint.directory("/usr/lib/real")
+    assert fingerprint.text(f"{root}/text") == "a"
+    assert fingerprint.names(f"{root}/names") == ("one",)
+    assert fingerprint.fields(f"{root}/fields", ["Minor", "Model"]) == {"Minor": "1", "Model": ""}
+    seen = [(kind, path, value) for (kind, path), value in fingerprint.observations.items()]
     kept = json.loads(json.dumps(seen))
 
     (root / "fields").write_text("Minor: 1\nIRQ: 4\n")  # a line that was not asked for
@@ -105,5 +107,5 @@ def test_unknown_kind_of_observation_is_not_true() -> None:
 
 def test_file_that_is_no_text_is_read_without_an_error(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    assert Witness("/").text(str(tmp_path / "bytes")) == "��"
-    assert Witness("/").text(str(tmp_path)) is None
+    assert Fingerprint("/").text(str(tmp_path / "bytes")) == "��"
+    assert Fingerprint("/").text(str(tmp_path)) is None

@@ -1,16 +1,16 @@
 """The processes that the fork server forks: one does a verb, one becomes the shim it starts.
 
 A fork takes milliseconds, most of them for the pages that a process copies when it first writes to
-them. So a pair is forked before a verb comes (:class:`Spares`): the first waits for a connection
-that the fork server hands to it, the second for the listener that the first may hand to it
-(:mod:`shim.verbs.handover`). The second is the first one's child, as a shim is that a verb forks,
-and nobody's when the verb has ended. Both end when the fork server does. If one of them is killed,
-nothing is lost: a connection that is not served is closed, and the verb is done elsewhere; a verb
-without a waiting process forks the shim itself.
+them. So a pair is forked before a verb comes (:class:`PreforkPool`). The first process waits for a
+connection that the fork server hands to it, the second for the listener that the first may hand to
+it (:mod:`shim.verbs.handover`). The second is the child of the first, like a shim that a verb
+forks, and an orphan when the verb has ended. Both end when the fork server does. If one of them is
+killed, nothing is lost: a connection that is not served is closed, and the client does the verb
+itself; a verb without a waiting process forks the shim itself.
 
-The process for a verb takes on what a verb has of its own: words, environment, directory and
-standard descriptors. Then it does the verb as an interpreter started for it would. A caller that is
-killed, as containerd kills a verb that takes too long, takes that process with it.
+The process for a verb takes over the arguments, environment, directory and standard descriptors of
+its caller. Then it does the verb as an interpreter started for it would. If containerd kills the
+caller because the verb takes too long, this process ends too.
 
 Source: fork(2), unix(7) SCM_RIGHTS; fcntl(2) O_ASYNC; :mod:`shim.verbs.warmstart` for the protocol.
 """
@@ -44,7 +44,7 @@ _CHUNK: Final = 1 << 14
 _DESCRIPTORS: Final = 4
 
 
-class Spares:
+class PreforkPool:
     """Two processes that were forked in advance: one for a verb, one for the shim it starts."""
 
     __slots__ = ("_shim", "_verb")
@@ -150,7 +150,7 @@ def _wait_for_connection(channel: socket.socket) -> NoReturn:
 
 
 class VerbRequest(NamedTuple):
-    """A verb that somebody wants done."""
+    """A verb to do."""
 
     program: str  # the Python program that would do it otherwise
     words: list[str]  # what follows the program's name
@@ -198,7 +198,7 @@ def _receive(connection: socket.socket) -> bytes:
     """The content of a request.
 
     Raises:
-        ValueError: it is no request.
+        ValueError: it is not a request.
     """
     content = b""
     missing = LENGTH.size
@@ -216,9 +216,9 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _become_verb(connection: socket.socket, request: VerbRequest, caller: WarmCaller) -> None:
-    """Do a verb in this process, and end it; return if the client does not want it any more."""
+    """Do a verb in this process, and end it; return if the client has withdrawn it."""
     connection.send(READY)
-    # However long it takes: a client that does not want the verb any more closes its end.
+    # Without a limit: a client that withdraws the verb closes its end.
     connection.settimeout(None)
     go, descriptors, _, _ = socket.recv_fds(
         connection, len(GO), _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -246,10 +246,10 @@ def _tell(connection: socket.socket, status: int) -> None:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process when the other end is closed, of which SIGIO tells.
+    """End this process when the other end is closed, which SIGIO reports.
 
-    The signal alone says nothing: it comes with all that is sent, too, and then after the bytes,
-    so that what was read before this was called may be announced after it.
+    The signal alone proves nothing: it also comes after each byte that is sent, even one that was
+    read before this was called.
     """
 
     def look(*_: object) -> None:

@@ -16,8 +16,8 @@ import anyio
 import pytest
 
 from shim.children import Child, Exit
-from shim.runtime import standins, statedir
-from shim.runtime.standins import StandIns
+from shim.runtime import fast_path, statedir
+from shim.runtime.fast_path import FastPath
 from shim.runtime.statedir import Kind
 
 pytestmark = pytest.mark.anyio
@@ -166,21 +166,21 @@ def test_a_further_file_or_a_fifo_that_is_none_is_not_known(tmp_path: Path) -> N
 # -- the fifo -------------------------------------------------------------------------------------
 
 
-Made = Callable[..., tuple[Child, StandIns]]
+Made = Callable[..., tuple[Child, FastPath]]
 
 
 @pytest.fixture
-def stand_ins_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+def fast_path_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Of a container whose runtime is a file of that name, which its init is taken to execute."""
 
-    def made(name: str, *, pid: int = 4_000_000, **changes: Any) -> tuple[Child, StandIns]:
+    def made(name: str, *, pid: int = 4_000_000, **changes: Any) -> tuple[Child, FastPath]:
         program = directory.parent / name
         program.write_text("")
         program.chmod(0o755)
-        monkeypatch.setattr(standins, "_executes", lambda *_: True)
+        monkeypatch.setattr(fast_path, "_executes", lambda *_: True)
         init = Child(pid)
         _write(directory, name, pid=pid, **changes)
-        return init, StandIns(str(program), str(directory), init, systemd_cgroup=False)
+        return init, FastPath(str(program), str(directory), init, systemd_cgroup=False)
 
     return made
 
@@ -206,9 +206,9 @@ both = pytest.mark.parametrize("name", ["runc", "crun"])
 
 
 async def test_runc_s_init_is_heard_to_its_end_be_it_late(
-    directory: Path, stand_ins_of: Made
+    directory: Path, fast_path_of: Made
 ) -> None:
-    _, stand_ins = stand_ins_of("runc")
+    _, fast = fast_path_of("runc")
     closed = []
 
     def init() -> None:
@@ -218,84 +218,84 @@ async def test_runc_s_init_is_heard_to_its_end_be_it_late(
 
     late = threading.Timer(0.2, init)
     late.start()
-    assert await stand_ins.start()
+    assert await fast.start()
     assert closed  # it had executed its program by then
     late.join()
     assert not (directory / statedir.FIFO).exists()
 
 
 async def test_an_init_that_dies_or_that_somebody_else_has_heard_is_left_to_the_runtime(
-    directory: Path, stand_ins_of: Made
+    directory: Path, fast_path_of: Made
 ) -> None:
-    init, stand_ins = stand_ins_of("runc")
+    init, fast = fast_path_of("runc")
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_open_and_close, directory / statedir.FIFO)
-            assert not await stand_ins.start()
+            assert not await fast.start()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_die, init)
-            assert not await stand_ins.start()
-        assert not await stand_ins.start()
+            assert not await fast.start()
+        assert not await fast.start()
     assert (directory / statedir.FIFO).exists()
 
 
 async def test_crun_s_init_gets_its_byte_if_it_is_there(
-    directory: Path, stand_ins_of: Made, request: pytest.FixtureRequest
+    directory: Path, fast_path_of: Made, request: pytest.FixtureRequest
 ) -> None:
-    _, stand_ins = stand_ins_of("crun")
-    assert not await stand_ins.start()
+    _, fast = fast_path_of("crun")
+    assert not await fast.start()
     assert (directory / statedir.FIFO).exists()
     fifo = request.getfixturevalue("fifo")
-    assert await stand_ins.start()
+    assert await fast.start()
     assert os.read(fifo, 2) == b"\0"
     assert not (directory / statedir.FIFO).exists()
 
 
 @both
 async def test_nothing_stands_in_where_hooks_belong_to_the_call(
-    directory: Path, stand_ins_of: Made, name: str
+    directory: Path, fast_path_of: Made, name: str
 ) -> None:
     hooks = {kind: [{"path": "/x"}] for kind in ("poststart", "poststop")}
-    init, stand_ins = stand_ins_of(name, hooks=hooks)
-    assert not await stand_ins.start()
+    init, fast = fast_path_of(name, hooks=hooks)
+    assert not await fast.start()
     init._finish(Exit(init.pid, 0, 1))
-    assert not await stand_ins.delete()
+    assert not await fast.delete()
     assert directory.exists()
 
 
 @both
 async def test_an_init_that_somebody_has_frozen_is_the_runtime_s(
-    directory: Path, stand_ins_of: Made, fifo: int, monkeypatch: pytest.MonkeyPatch, name: str
+    directory: Path, fast_path_of: Made, fifo: int, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     cgroup = _frozen(directory, "1" if name == "crun" else "FROZEN")
     monkeypatch.setattr(statedir, "_below_each_hierarchy", lambda _: [cgroup])
-    _, stand_ins = stand_ins_of(name, **({"freezer": cgroup} if name == "runc" else {}))
+    _, fast = fast_path_of(name, **({"freezer": cgroup} if name == "runc" else {}))
     with anyio.fail_after(5):
-        assert not await stand_ins.start()
+        assert not await fast.start()
     assert not os.read(fifo, 1)
     assert (directory / statedir.FIFO).exists()
 
 
 @both
 async def test_only_what_has_ended_is_deleted_and_not_another_of_its_name_or_number(
-    directory: Path, stand_ins_of: Made, name: str
+    directory: Path, fast_path_of: Made, name: str
 ) -> None:
-    init, stand_ins = stand_ins_of(name)
-    assert not await stand_ins.delete()
+    init, fast = fast_path_of(name)
+    assert not await fast.delete()
     init._finish(Exit(init.pid, 0, 1))
     for change in ({"pid": 4_000_001}, {"start": 8}):
         _write(directory, name, **change)
-        assert not await stand_ins.delete()
+        assert not await fast.delete()
     assert directory.exists()
     _write(directory, name)
-    assert await stand_ins.delete()
+    assert await fast.delete()
     assert not directory.exists()
 
 
 async def test_a_cgroup_with_others_below_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(standins, "_BUSY", (1000,))
+    monkeypatch.setattr(fast_path, "_BUSY", (1000,))
     roots = [f"/sys/fs/cgroup/{name}" for name in ("pids", "")]
     root = next(r for r in roots if os.path.exists(os.path.join(r, "cgroup.procs")))
     group = os.path.join(root, f"nvshim-unit-{os.getpid()}")
@@ -304,11 +304,11 @@ async def test_a_cgroup_with_others_below_is_not_waited_for(
     try:
         with anyio.fail_after(5):
             with pytest.raises(OSError, match=r"busy|not empty"):
-                await standins._remove_cgroup(group)
-            await standins._remove_cgroup(inner)
-            await standins._remove_cgroup(group)
+                await fast_path._remove_cgroup(group)
+            await fast_path._remove_cgroup(inner)
+            await fast_path._remove_cgroup(group)
             assert not os.path.exists(group)
-            await standins._remove_cgroup(group)
+            await fast_path._remove_cgroup(group)
     finally:
         for path in (inner, group):
             if os.path.exists(path):
@@ -330,7 +330,7 @@ async def test_a_cgroup_with_others_below_is_not_waited_for(
 )
 def test_init_is_signalled_where_a_runtime_would_do_no_more(
     directory: Path,
-    stand_ins_of: Made,
+    fast_path_of: Made,
     name: str,
     change: dict[str, Any],
     freezer: str,
@@ -339,13 +339,13 @@ def test_init_is_signalled_where_a_runtime_would_do_no_more(
     process = subprocess.Popen(["sleep", "1000"])
     try:
         frozen = {"cgroup_paths": {"freezer": _frozen(directory, freezer)}} if freezer else {}
-        _, stand_ins = stand_ins_of(name, pid=process.pid, **frozen, **change)
-        assert stand_ins.kill(signal.SIGCONT) == is_done
-        assert stand_ins.kill(signal.SIGKILL) == is_done
+        _, fast = fast_path_of(name, pid=process.pid, **frozen, **change)
+        assert fast.kill(signal.SIGCONT) == is_done
+        assert fast.kill(signal.SIGKILL) == is_done
         if is_done:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             # It has ended, and nobody has collected it yet.
-            assert not stand_ins.kill(signal.SIGKILL)
+            assert not fast.kill(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
         else:
             assert process.poll() is None
@@ -355,20 +355,20 @@ def test_init_is_signalled_where_a_runtime_would_do_no_more(
 
 
 async def test_a_setting_has_every_call_made(
-    stand_ins_of: Made, monkeypatch: pytest.MonkeyPatch
+    fast_path_of: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(standins.VARIABLE, "0")
-    init, stand_ins = stand_ins_of("runc")
+    monkeypatch.setenv(fast_path.VARIABLE, "0")
+    init, fast = fast_path_of("runc")
     init._finish(Exit(init.pid, 0, 1))
-    assert not await stand_ins.delete()
+    assert not await fast.delete()
 
 
 def test_a_program_is_told_from_its_wrapper_by_what_init_executes(tmp_path: Path) -> None:
     own = os.path.realpath("/proc/self/exe")
-    assert standins._executes(os.getpid(), own)
-    assert not standins._executes(os.getpid(), "/bin/true")
-    assert not standins._executes(4_000_000, own)
-    assert not standins._executes(os.getpid(), str(tmp_path / "missing"))
+    assert fast_path._executes(os.getpid(), own)
+    assert not fast_path._executes(os.getpid(), "/bin/true")
+    assert not fast_path._executes(4_000_000, own)
+    assert not fast_path._executes(os.getpid(), str(tmp_path / "missing"))
 
 
 def _frozen(directory: Path, state: str) -> str:

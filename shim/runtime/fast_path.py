@@ -1,12 +1,12 @@
-"""Doing by ourselves what a call of runc or crun would do, where it is known what that is.
+"""Do what a call of runc or crun would do without calling it, where its effect is known.
 
-A call costs 6 to 10 ms, most of it the runtime's own beginning. Some do little more than touch a
-few files:
+A call costs 6 to 10 ms, most of it the runtime's own startup. Some do little more than touch a few
+files:
 
 ``start``
-    Init waits at a fifo in the runtime's state directory. runc's has to write a byte into it,
-    which it can when somebody reads; crun's reads a byte that somebody has to write. Then the
-    fifo is removed, which is what makes the container "running" for the runtime.
+    Init waits at a fifo in the runtime's state directory. runc's init writes a byte
+    into it as soon as there is a reader; crun's init reads a byte from it. Then the fifo is
+    removed, which makes the container "running" for the runtime.
 ``kill``
     Init is signalled. (With ``--all``, or where init's death does not end all of the container's
     processes, and in a frozen cgroup, runtimes do more.)
@@ -14,15 +14,14 @@ few files:
     The cgroup's directories are removed, and the state directory.
 
 Rules
-- Only evidence counts. The program that would be called is the very one that init, while it
-  waits, still executes: so it is no wrapper that does more. Its state directory is understood to
-  the last key (:mod:`shim.runtime.statedir`) and is that of our init.
-- Whatever a call does besides is left to it: hooks, systemd's units, resctrl, processes that
-  outlive init, cgroups with others in them. Nothing is changed before it is known that the rest
-  can be done, or the call goes on where we have left off.
-- A failure is the runtime's to explain: if something is not as expected, it is called after all,
-  and its words are the error.
-- ``NVSHIM_STAND_INS=0`` in containerd's environment has every call made.
+- The program that would be called has to be the one that init, while it waits, still executes: so
+  it is not a wrapper that does more. Every key of its state directory is known
+  (:mod:`shim.runtime.statedir`), and the directory is that of our init.
+- A call that does more is left to the runtime: hooks, systemd's units, resctrl, processes that
+  outlive init, cgroups with other processes in them. Nothing is changed before it is certain that
+  the rest can be done, or that the runtime can continue from there.
+- If something is not as expected, the runtime is called after all, and reports the error.
+- With ``NVSHIM_STAND_INS=0`` in containerd's environment every call goes to the runtime.
 
 Source: runc libcontainer Container.Exec, destroy, standard_init_linux.go; Container.Signal; crun
 libcrun_container_start, libcrun_container_kill, libcrun_container_delete; fifo(7).
@@ -66,14 +65,14 @@ _BUSY: Final = (0.001, 0.002, 0.004, 0.008, 0.016)
 _CHILDLESS: Final = 2
 
 
-class StandIns:
-    """What stands in for a runtime's calls about one container; to be made while its init waits.
+class FastPath:
+    """The fast path of a runtime's calls for one container. Construct it while its init waits.
 
     Args:
         binary: the runtime, as it would be called.
         directory: its state directory of the container.
         init: the container's.
-        systemd_cgroup: whether it is told that systemd makes the cgroup.
+        systemd_cgroup: whether systemd makes the cgroup.
     """
 
     def __init__(self, binary: str, directory: str, init: Child, *, systemd_cgroup: bool) -> None:
@@ -84,7 +83,7 @@ class StandIns:
         program = programs.find(binary)
         kind = _NAMES.get(os.path.basename(program or "").partition(".")[0].partition("-")[0])
         stands_in = os.environ.get(VARIABLE) != "0" and program and _executes(init.pid, program)
-        # None if each call is to be made.
+        # None if every call goes to the runtime.
         self._kind = kind if stands_in else None
 
     async def start(self) -> bool:
@@ -96,7 +95,7 @@ class StandIns:
         init, state = self._init, self._state()
         if state is None or init.exit is not None or state.hooks & _OF_START:
             return False
-        # runc refuses, and whoever waits for init would wait until somebody thaws it.
+        # runc refuses, and waiting for init would last until it is thawed.
         if _is_frozen(state.cgroups):
             return False
         path = os.path.join(self._directory, statedir.FIFO)
@@ -153,7 +152,7 @@ class StandIns:
         state = statedir.read(self._directory)
         if state is None or state.kind is not self._kind or state.pid != self._init.pid:
             return None
-        # Another container of that name, made by hand, may have got the pid of one that was reaped.
+        # Another container of that name, made by hand, may have the pid of one that was reaped.
         if self._start_time is None:
             self._start_time = state.start_time
         return state if state.start_time == self._start_time else None
@@ -194,10 +193,10 @@ def _is_frozen(cgroups: Sequence[str]) -> bool:
 
 
 def _open_fifo(path: str, mode: int) -> int:
-    """Open what is to be a fifo, without waiting for the other end.
+    """Open a fifo without waiting for the other end.
 
     Raises:
-        OSError: it is none, or has gone, or there is nobody to read what would be written.
+        OSError: it is not a fifo, is gone, or has no reader for what would be written.
     """
     fd = os.open(path, mode | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -240,7 +239,7 @@ async def _hear(path: str, init: Child) -> bool:
         try:
             os.unlink(path)
         except FileNotFoundError:
-            pass  # somebody else has started it at the same time
+            pass  # another client has started it at the same time
     return bool(heard)
 
 

@@ -1,0 +1,251 @@
+"""The places of an OCI spec in which a request can stand.
+
+:data:`PLACES` is the one table of them. :mod:`hooks.requests.prefilter` asks it whether anything is
+requested, :mod:`hooks.requests.request` parses what it finds. Both walk it in order, so they agree.
+
+============================================  ===========  ==================================
+place                                         origin       form
+============================================  ===========  ==================================
+annotations ``cdi.k8s.io/…`` (the prefixes    annotations  full CDI names; the default kind
+are configured), by name                                   does not apply to them
+mounts of /dev/null on                        mounts       a name; or ``cdi/VENDOR/CLASS/NAME``,
+/var/run/nvidia-container-devices/NAME                     ``cdi/VENDOR/CLASS=NAME``, ``imex/0``
+(if accept-mounts)
+a hook of containerd's clients (``ctr run     spec         indices, UUIDs, ``all``
+--gpus``): ``nvidia-container-cli configure``
+swarm variables that are set (configured)     environment  names
+NVIDIA_VISIBLE_DEVICES                        environment  names, or ``void``
+legacy image: CUDA_VERSION is set, and        environment  all GPUs
+NVIDIA_REQUIRE_CUDA and the above are not
+============================================  ===========  ==================================
+
+Outside the table, since they do not compete with it: AMD_VISIBLE_DEVICES and
+INTEL_VISIBLE_DEVICES (:func:`vendor_text`), and NVIDIA's hooks, which are removed from the spec
+wherever they are (:class:`NvidiaHooks`).
+
+Docker's ``--gpus`` sets NVIDIA_VISIBLE_DEVICES and adds NVIDIA's hook to the prestart hooks. That
+hook gives the environment the origin docker, in which NVIDIA_VISIBLE_DEVICES precedes the swarm
+variables.
+
+Source: NVIDIA Container Toolkit, internal/config/image and cmd/nvidia-container-runtime-hook.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from api.values import dataclass
+from hooks.config import Config
+from hooks.ocispec import misshapen, part, parts, variables_of
+from hooks.requests.oci_hooks import LISTS as HOOK_LISTS
+from hooks.requests.oci_hooks import ClientRequest, client_request, is_dockers, is_nvidia_hook
+from hooks.words import Origin, items_of
+
+MOUNTS: Final = "/var/run/nvidia-container-devices"
+"""Mounts of /dev/null below this directory name devices."""
+# Every spelling of such a path contains it.
+_MOUNTS_NAME: Final = posixpath.basename(MOUNTS)
+_MOUNTS_PATH: Final = MOUNTS.split("/")[1:]
+
+NODES: Final = "/dev/nvidia"
+"""The common prefix of the paths of NVIDIA's device nodes."""
+GPU_NODES: Final = (NODES, "/dev/dri/", "/dev/kfd")
+"""The prefixes of the paths of any vendor's GPU nodes."""
+
+DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+CUDA_VERSION: Final = "CUDA_VERSION"
+REQUIRE_CUDA: Final = "NVIDIA_REQUIRE_CUDA"
+AMD_DEVICES: Final = "AMD_VISIBLE_DEVICES"
+INTEL_DEVICES: Final = "INTEL_VISIBLE_DEVICES"
+CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
+
+VOID: Final = "void"
+"""The item that, anywhere in a list of names, makes it a request of nothing."""
+GPU_KIND: Final = "nvidia.com/gpu"
+"""The kind of names that have none, unless the configuration has another default."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaHooks:
+    """The hooks of NVIDIA's in a spec."""
+
+    present: bool  # whether there is any
+    by_docker: bool  # whether Docker's --gpus has added one
+    client: ClientRequest | None  # what a client of containerd requests by one
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> NvidiaHooks:
+        """Find them in a spec.
+
+        Raises:
+            MalformedSpec: a list of hooks is not a list.
+        """
+        hooks = part(spec, "hooks", dict)
+        if not hooks:
+            return _NO_HOOKS
+        listed = {name: part(hooks, name, list, "hooks.") for name in HOOK_LISTS}
+        each = [hook for entries in listed.values() for hook in entries]
+        return cls(
+            any(map(is_nvidia_hook, each)),
+            any(map(is_dockers, listed["prestart"])),
+            next(filter(None, map(client_request, each)), None),
+        )
+
+
+_NO_HOOKS: Final = NvidiaHooks(present=False, by_docker=False, client=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecView:
+    """The parts of a spec in which a request can stand."""
+
+    spec: Mapping[str, Any]
+    variables: Mapping[str, str]  # of the process, each with its last value
+    hooks: NvidiaHooks
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> SpecView:
+        """Read a spec.
+
+        Raises:
+            MalformedSpec: the environment or the hooks have the wrong shape.
+        """
+        return cls(spec, variables_of(spec), NvidiaHooks.of(spec))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceText:
+    """The text in which one place names devices."""
+
+    items: tuple[str, ...]  # the names, in order, as hooks.requests.naming reads them
+    origin: str  # of Origin
+    source: str  # where it stands, for messages
+    kind: str = GPU_KIND  # of names without one
+    channels: tuple[str, ...] = ()  # IMEX channels that stand apart from the names
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it requests nothing. It decides all the same: no later place counts."""
+        return not self.channels and (not self.items or VOID in self.items)
+
+
+def vendor_text(variables: Mapping[str, str], name: str) -> str:
+    """Return what another vendor's variable requests; "" for nothing."""
+    value = variables.get(name, "").strip()
+    items = set(items_of(value))
+    return "" if items <= {"none"} or VOID in items else value
+
+
+def is_legacy(variables: Mapping[str, str]) -> bool:
+    """Whether the image is from before NVIDIA_VISIBLE_DEVICES."""
+    return bool(variables.get(CUDA_VERSION)) and not variables.get(REQUIRE_CUDA)
+
+
+# -- the table -------------------------------------------------------------------------------
+
+
+def _in_annotations(view: SpecView, config: Config) -> DeviceText | None:
+    annotations = part(view.spec, "annotations", dict)
+    chosen = sorted(name for name in annotations if name.startswith(config.annotation_prefixes))
+    if not chosen:
+        return None
+    if not all(isinstance(annotations[name], str) for name in chosen):
+        raise misshapen("annotations", "an object of strings")
+    items = [item for name in chosen for item in _cdi_names(annotations[name])]
+    if not items:
+        return None
+    source = " ".join(f"{name}={annotations[name]}" for name in chosen)
+    return DeviceText(tuple(items), Origin.ANNOTATIONS, source, config.default_kind)
+
+
+def _cdi_names(value: str) -> list[str]:
+    """Return the items of an annotation, from the first that has a kind or a part of one.
+
+    An item without one ("1", "all") is not a CDI name. NVIDIA's runtime and the engines ignore it.
+    """
+    items = items_of(value)
+    while items and "=" not in items[0] and "/" not in items[0]:
+        del items[0]
+    return items
+
+
+def _in_mounts(view: SpecView, config: Config) -> DeviceText | None:
+    below = list(_below_mounts(view.spec)) if config.accept_mounts else []
+    if not below:
+        return None
+    items: list[str] = []
+    channels: list[str] = []
+    for path in below:
+        match path:
+            case ["imex", *channel]:
+                channels.append("/".join(channel))
+            case ["cdi", vendor, kind, name]:
+                items.append(f"{vendor}/{kind}={name}")
+            case ["cdi", *rest]:
+                items.append("/".join(rest))
+            case _:
+                items.append("/".join(path))
+    # Each mount is a name by itself: the kind of one does not hold for the next.
+    items.sort(key=lambda item: "=" in item)
+    source = f"mounts below {MOUNTS}: {', '.join(map('/'.join, below))}"
+    return DeviceText(
+        tuple(items), Origin.MOUNTS, source, config.default_kind, channels=tuple(channels)
+    )
+
+
+def _below_mounts(spec: Mapping[str, Any]) -> Iterator[list[str]]:
+    for mount in parts(spec, "mounts", dict):
+        destination = mount.get("destination")
+        if not isinstance(destination, str) or _MOUNTS_NAME not in destination:
+            continue
+        path = posixpath.normpath(f"/{destination}").lstrip("/").split("/")
+        top = len(_MOUNTS_PATH)
+        if mount.get("source") == "/dev/null" and path[:top] == _MOUNTS_PATH and len(path) > top:
+            yield path[top:]
+
+
+def _in_client_hook(view: SpecView, _: Config) -> DeviceText | None:
+    client = view.hooks.client
+    if client is None:
+        return None
+    source = f"hook nvidia-container-cli configure --device={','.join(client.devices)}"
+    return DeviceText(client.devices or ("none",), Origin.SPEC, source)
+
+
+def _in_environment(view: SpecView, config: Config) -> DeviceText | None:
+    variables = view.variables
+    origin = Origin.DOCKER if view.hooks.by_docker else Origin.ENVIRONMENT
+    usual = [DEVICES] if DEVICES in variables else []
+    swarm = [name for name in config.swarm_resources if name in variables]
+    # Docker's --gpus writes the usual one, and any other may be the image's.
+    chosen = (usual or swarm) if origin == Origin.DOCKER else (swarm or usual)
+    if not chosen:
+        if not is_legacy(variables):
+            return None
+        return DeviceText((f"{GPU_KIND}=all",), origin, f"legacy image: {CUDA_VERSION} is set")
+    items = [item for name in chosen for item in items_of(variables[name])]
+    source = " ".join(f"{name}={variables[name]}" for name in chosen)
+    return DeviceText(tuple(items), origin, source, config.default_kind)
+
+
+PLACES: Final[tuple[Callable[[SpecView, Config], DeviceText | None], ...]] = (
+    _in_annotations, _in_mounts, _in_client_hook, _in_environment,
+)  # fmt: skip
+"""The rows of the table, in order. A row returns None if the spec has nothing in its place."""
+
+
+def device_texts(view: SpecView, config: Config) -> Iterator[DeviceText]:
+    """Yield what each place has, in order.
+
+    A place is read only in its turn: a device plugin that mounts the names of devices sets the
+    variable to something that names none.
+
+    Raises:
+        MalformedSpec: the place has the wrong shape.
+    """
+    for place in PLACES:
+        text = place(view, config)
+        if text is not None:
+            yield text

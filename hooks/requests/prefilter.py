@@ -1,0 +1,210 @@
+"""Decide, once for each container, whether the engine has work for it.
+
+Every container of the node passes through here, and most request nothing: the engine does not run
+for them, and is not even loaded. The result travels with the container to its worker, which reads
+the request of :mod:`hooks.requests.request` and asks nothing of this again.
+
+Rules
+- ``requests`` is true exactly if the parsed request would want an injection, or if parsing it
+  raises: both read the table of :mod:`hooks.requests.places`.
+- A hook of NVIDIA's in the spec is work for the engine (:mod:`hooks.requests.oci_hooks`), also if
+  the container requests nothing.
+- Nodes that a spec lists already matter only if the configuration limits how many containers may
+  have them, or if a device of the node is out of service.
+- The configuration can name further variables and annotations. If it cannot be read, the default
+  places count, and the failure is reported; a container that requests something then fails.
+- The annotation :data:`FAULT_EXIT_CODE` says which exit code a container wants if a GPU failure
+  ends it. It concerns that container alone, so anyone who may annotate it may set it.
+
+Source: OCI runtime specification, config.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from api.errors import NvshimError
+from api.values import dataclass
+from hooks.config import Config, Holders, find_files, load_config
+from hooks.errors import ConfigError, FaultExitCodeWrong
+from hooks.requests.oci_hooks import calls_of
+from hooks.requests.places import (
+    AMD_DEVICES,
+    CAPABILITIES,
+    GPU_NODES,
+    INTEL_DEVICES,
+    NODES,
+    SpecView,
+    device_texts,
+    vendor_text,
+)
+
+# Driver capabilities that a container gets without asking.
+_DEFAULT_CAPABILITIES: Final = frozenset({"", "compute", "utility"})
+# Those that the CDI specs of NVIDIA's program, which have hooks, do not include.
+_BEYOND_NVIDIAS: Final = frozenset({"all", "compat32"})
+
+FAULT_EXIT_CODE: Final = "io.containerd.nvidia.v1.fault-exit-code"
+"""An annotation, which takes precedence over the node's configuration."""
+_LARGEST_CODE: Final = 255
+_DIGITS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The part of the configuration that the prefilter needs."""
+
+    config: Config = Config()  # the default one if it cannot be read
+    failure: str = ""  # why it cannot be read; "" if it can
+    limited: bool = False  # whether it may limit how many containers have a device
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilter:
+    """What the prefilter found in a container's spec."""
+
+    requests: bool  # it requests something, or its request cannot be read
+    lists_nodes: bool  # its spec lists device nodes of NVIDIA's already
+    wants_more: bool  # and it names driver capabilities beyond those that came with the nodes
+    counts_nodes: bool  # and these count as held, since the number of holders may be limited
+    needs_worker: bool  # a worker has to look at it, for any of these reasons or another
+    failure: str = ""  # why the configuration cannot be read, if that may matter to it
+
+
+def prefilter(spec: Mapping[str, Any]) -> Prefilter:
+    """Look at a container's spec.
+
+    Args:
+        spec: config.json, decoded.
+
+    Raises:
+        FaultExitCodeWrong: the annotation does not hold an exit code.
+    """
+    found = find_work(spec, read_settings())
+    if found.needs_worker or found.lists_nodes:
+        # It is read again when the container ends, too late for an error to help.
+        read_fault_exit_code(spec)
+    return found
+
+
+def find_work(spec: Mapping[str, Any], settings: Settings) -> Prefilter:
+    """Look at a container's spec, with settings that were read before.
+
+    Args:
+        spec: config.json, decoded.
+    """
+    listed = lists_nodes(spec)
+    counted = listed and settings.limited
+    try:
+        view = SpecView.of(spec)
+        requests = _requests(view, settings.config)
+        wants_more = listed and _names_more(view)
+    except NvshimError:  # reading the request raises it again, and reports it
+        requests, wants_more = True, False
+    needs_worker = (
+        requests
+        or wants_more
+        or counted
+        or (listed and os.path.lexists(settings.config.drained))
+        or _lists_gpus_for_mapped_users(spec)
+    )
+    failure = "" if requests else settings.failure
+    return Prefilter(requests, listed, wants_more, counted, needs_worker, failure)
+
+
+def _requests(view: SpecView, config: Config) -> bool:
+    """Whether anything is requested.
+
+    The first text decides unless it names other vendors' devices alone, and that is a request too.
+    """
+    text = next(device_texts(view, config), None)
+    return (
+        view.hooks.present
+        or (text is not None and not text.is_empty)
+        or any(vendor_text(view.variables, name) for name in (AMD_DEVICES, INTEL_DEVICES))
+    )
+
+
+def _names_more(view: SpecView) -> bool:
+    """Whether a container names driver capabilities beyond those that its listed nodes came with.
+
+    The CDI specs of our device plugin contain the files of the usual capabilities only, since an
+    engine gives all of a spec to every image. We add what an image names beyond them. The specs of
+    NVIDIA's program, which have hooks, contain all files but 32-bit ones.
+    """
+    named = {word.strip() for word in view.variables.get(CAPABILITIES, "").split(",")}
+    beyond = named - _DEFAULT_CAPABILITIES
+    if beyond and calls_of(view.spec):
+        beyond &= _BEYOND_NVIDIAS
+    return bool(beyond)
+
+
+def lists_nodes(spec: Mapping[str, Any]) -> bool:
+    """Whether a spec lists device nodes of NVIDIA's already, as an engine that applies CDI does.
+
+    Args:
+        spec: config.json, decoded; one of the wrong shape lists none.
+    """
+    try:
+        return any(node["path"].startswith(NODES) for node in spec["linux"].get("devices") or ())
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def _lists_gpus_for_mapped_users(spec: Mapping[str, Any]) -> bool:
+    """Whether a spec lists GPU nodes of any vendor for a container in a user namespace."""
+    try:
+        linux = spec["linux"]
+        return bool(linux.get("uidMappings")) and any(
+            node["path"].startswith(GPU_NODES) for node in linux.get("devices") or ()
+        )
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def read_settings() -> Settings:
+    """Read the configuration; return the default one, and why, if it cannot be read."""
+    try:
+        config = load_config()
+    except ConfigError as error:
+        return Settings(failure=str(error), limited=_mentions_limits())
+    return Settings(config, limited=config.holders != Holders.ANY or bool(config.holders_of))
+
+
+def _mentions_limits() -> bool:
+    """Whether a configuration that cannot be parsed may limit who has a device."""
+    (ours, _), _ = find_files()
+    try:
+        with open(ours, "rb") as stream:
+            return b"holders" in stream.read()
+    except OSError:
+        return False
+
+
+def read_fault_exit_code(spec: Mapping[str, Any]) -> int | None:
+    """Read the exit code that a container wants if a GPU failure ends it.
+
+    Args:
+        spec: config.json, decoded.
+
+    Returns:
+        1 to 255; 0 to keep its own; None if it has no such annotation.
+
+    Raises:
+        FaultExitCodeWrong: the annotation holds something else.
+    """
+    annotations = spec.get("annotations")
+    if not isinstance(annotations, dict) or FAULT_EXIT_CODE not in annotations:
+        return None
+    value = annotations[FAULT_EXIT_CODE]
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _DIGITS:
+        code = int(value)
+        if code <= _LARGEST_CODE:
+            return code
+    raise FaultExitCodeWrong(
+        f"annotation {FAULT_EXIT_CODE}",
+        found=f"{value!r}",
+        do="write an exit code, 1 to 255, or 0 for the container's own",
+    )

@@ -1,0 +1,154 @@
+"""Where the files of a container go: into its rootfs, or into a layer that has them already.
+
+The engine plans, checks and places through one target, and does not know which it is. So a prepared
+layer (:mod:`hooks.prepared`) is a cache behind planning and placing.
+
+=====================  =================================  ======================================
+target                 plan                               place
+=====================  =================================  ======================================
+:class:`RootfsTarget`  reads the image, and plans for it  writes into the rootfs, or into
+                                                          staging if that takes no writes
+:class:`LayerTarget`   returns the plan that was kept     writes into staging what is private to
+                       with the layer                     the container
+=====================  =================================  ======================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Self, TypeAlias
+
+from api.values import dataclass
+from hooks.contributions import Case, contribute
+from hooks.edits.compat import Compat
+from hooks.edits.grant import Grant
+from hooks.edits.planning import arches_of
+from hooks.image.layout import Layout, read_layout, unseen_layout
+from hooks.image.placement import Placed, place, stage
+from hooks.image.rootfs import Rootfs
+from hooks.plan import Bounds, Contribution, Plan, united
+from hooks.prepared import Prepared
+
+NOWHERE: Final = "/dev/null"
+"""A path below which a node has nothing."""
+
+Lap: TypeAlias = Callable[[str], None]  # is called with the name of each step that is done
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a container gets of its grant, in its image."""
+
+    layout: Layout
+    compat: Compat
+    contributions: tuple[Contribution, ...]  # what the plan was made of
+    plan: Plan  # the edits; of a prepared layer, with those that its files add
+    placed: Placed  # what was placed before; of a prepared layer, its files
+
+
+class RootfsTarget:
+    """The rootfs of a container, mounted, in which no process runs yet.
+
+    Args:
+        rootfs: its path; None if there is none to look at, and then directories of libraries are a
+            guess and nothing can be placed.
+        staging: a directory of this container's bundle for files that are mounted from there. It
+            need not exist. No other container has it: one that may mount can write into it.
+    """
+
+    is_layer = False
+
+    def __init__(self, rootfs: str | None, staging: str) -> None:
+        self._rootfs = rootfs
+        self.rootfs = rootfs or NOWHERE
+        self.staging = staging
+        self.image: Rootfs | None = None
+
+    def __enter__(self) -> Self:
+        if self._rootfs is not None:
+            self.image = Rootfs.open(self._rootfs)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.image is not None:
+            self.image.close()
+
+    def plan(self, case: Case, grant: Grant | None, lap: Lap) -> Planned:
+        """Plan what every source contributes, for the image of ``case``."""
+        return plan_for_image(case, grant, lap)
+
+    def place(self, case: Case, planned: Planned) -> Placed:
+        """Write the files of a plan, and undo that if it fails.
+
+        Raises:
+            RootfsError: they cannot be written; the image is as it was.
+        """
+        if case.image is None:
+            message = "nothing can be placed without an image"
+            raise AssertionError(message)
+        return place(case.image, planned.plan, planned.layout, self.staging, case.variables())
+
+
+class LayerTarget:
+    """A layer of the image that has the container's files.
+
+    Args:
+        prepared: what was decided and written when the layer was made, under the same key.
+        rootfs: the path of the container's rootfs.
+        staging: as of :class:`RootfsTarget`.
+    """
+
+    is_layer = True
+    image: Rootfs | None = None  # it is not read or written
+
+    def __init__(self, prepared: Prepared, rootfs: str, staging: str) -> None:
+        self._prepared = prepared
+        self.rootfs = rootfs
+        self.staging = staging
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def plan(self, case: Case, _grant: Grant | None, _lap: Lap) -> Planned:
+        """Return what was planned for the image, and placed in its layer."""
+        prepared, inventory = self._prepared, case.inventory
+        if inventory is None:
+            message = "a layer has a key only with an inventory"
+            raise AssertionError(message)
+        placed = prepared.placed.at(prepared.plan, self.staging)
+        plan = placed.added_to(prepared.plan)
+        bounds = Bounds(inventory.nodes.majors, (*inventory.sources, self.staging))
+        contributions = (Contribution(plan, bounds),)
+        return Planned(prepared.layout, prepared.compat, contributions, plan, placed)
+
+    def place(self, _case: Case, planned: Planned) -> Placed:
+        """Write into staging what each container has for itself.
+
+        Raises:
+            RootfsError: it cannot be written; nothing of it is left.
+        """
+        stage(planned.placed, planned.plan, self.staging)
+        return planned.placed
+
+
+Target: TypeAlias = RootfsTarget | LayerTarget
+
+
+def plan_for_image(case: Case, grant: Grant | None, lap: Lap) -> Planned:
+    """Plan what every source contributes, for the image of ``case``.
+
+    Raises:
+        NvshimError: it cannot be given.
+    """
+    arches = arches_of(grant, case.inventory)
+    if case.image is None:
+        layout = unseen_layout(arches)
+    else:
+        layout = read_layout(case.image, arches, spec_mounts=case.mounts())
+    lap("layout")
+    contributions, compat = contribute(case, grant, layout)
+    plan = united(each.plan for each in contributions)
+    return Planned(layout, compat, contributions, plan, Placed())
