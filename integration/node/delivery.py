@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 ENABLE: Final = "nvshim configure containerd --enable-cdi"
 
 
-class Told(NamedTuple):
+class DeliveryMode(NamedTuple):
     """How containers are told what they have."""
 
     strategies: tuple[DeviceList, ...]  # what answers have
     why: str = ""  # why there are more than the settings ask for; "" if there are not
 
 
-def told_by(settings: Settings, engine: Engine | None) -> Told:
+def delivery_mode(settings: Settings, engine: Engine | None) -> DeliveryMode:
     """How containers are told what they have.
 
     Args:
@@ -41,14 +41,14 @@ def told_by(settings: Settings, engine: Engine | None) -> Told:
     """
     asked = settings.device_list_strategies
     if any(_is_heard(each, settings, engine) for each in asked):
-        return Told(asked)
+        return DeliveryMode(asked)
     if engine is None:
         why = "no engine says whether it reads CDI names of the CRI"
     elif engine.reads_cdi is None:
         why = f"{engine} does not say whether it reads CDI names of the CRI"
     else:
         why = f"{engine} does not read CDI names of the CRI, or is not set to"
-    return Told(_sorted({*asked, DeviceList.ENVVAR}), why)
+    return DeliveryMode(_sorted({*asked, DeviceList.ENVVAR}), why)
 
 
 def _is_heard(strategy: DeviceList, settings: Settings, engine: Engine | None) -> bool:

@@ -23,6 +23,7 @@ from integration.containers.procfs import Procfs
 from integration.detached import aside
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import DeviceUse, Holding, Ledger
+from integration.node.values.service_name import ServiceName
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
@@ -39,16 +40,16 @@ _SLACK: Final = 0.1  # seconds: a process's beginning is told in hundredths
 
 
 async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
-    """What each container uses of each device by a sample; it is posted on the board as well.
+    """What each container uses of each device by a sample; it is published as well.
 
     Returns:
         An entry for each container and device, and one without a container for each device that
         has processes of none. If NVML does not answer, what is held, and nothing of its use.
     """
-    ledger, meter = context.board.ledger, context.board.energy
+    ledger, meter = context.state.ledger.value, context.state.energy_meter
     owners = await aside(owners_of, sample, ledger.containers, "/proc")
     uses = usage_of(sample, ledger, owners, meter)
-    context.board.post(usage=uses)
+    context.state.usage.publisher(ServiceName.AGENT).publish(uses)
     return uses
 
 

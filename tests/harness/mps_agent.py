@@ -38,10 +38,12 @@ from integration.node.services.mps import daemon, host_setup
 from integration.node.services.mps import daemon_supervisor as keeper
 from integration.node.services.mps import service as component
 from integration.node.services.plugin.resources import resources_of
+from integration.node.state.topic import wait_any
 from integration.node.values import resources as values
 from integration.node.values.resources import Settings, SharedResource, Sharing
 from integration.signal_receiver import open_signal_receiver
 from integration.simulated import SimulatedNode
+from tests.harness.node_state import publish
 from tests.harness.waiting import eventually
 from tests.harness.warm import Warm
 
@@ -218,7 +220,9 @@ async def _main(wish: dict[str, Any]) -> None:
     sharing = Sharing(kind=values.MPS if shared else "", resources=shared)
     settings = Settings(mps_root=wish["root"], sharing=sharing)
     resources = resources_of(seen.inventory, settings)
-    context.board.post(seen=seen, settings=settings, resources=resources)
+    publish(context.state.node, seen)
+    publish(context.state.settings, settings)
+    publish(context.state.resources, resources)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         tasks.start_soon(_tell, context)
@@ -231,9 +235,11 @@ async def _main(wish: dict[str, Any]) -> None:
 async def _tell(context: Context) -> None:
     version = -1
     while True:
-        version = await context.board.change("mps", "faults", since=version)
-        daemons = {name: dataclasses.asdict(each) for name, each in context.board.mps.items()}
-        line = {"mps": daemons, "faults": dict(context.board.faults)}
+        version = await wait_any(context.state.mps_daemons, context.state.faults, since=version)
+        daemons = {
+            name: dataclasses.asdict(each) for name, each in context.state.mps_daemons.value.items()
+        }
+        line = {"mps": daemons, "faults": dict(context.state.faults.lines)}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 

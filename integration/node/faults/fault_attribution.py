@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from integration.containers.cgroups import cgroups_in, own_cgroup
-from integration.node.holders.recent_holders import Lately
+from integration.node.holders.recent_holders import RecentHolders
 from integration.node.holders.values import Ledger
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ class Attribution:
         return () if self.container is None else (self.container.title,)
 
 
-def attribute(event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> Attribution:
+def attribute(
+    event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: RecentHolders
+) -> Attribution:
     """Return the container that an error is attributed to."""
     if event.pid:
         if event.cgroups:
@@ -72,7 +74,7 @@ def attribute(event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately)
     return _only(lately, [verdict.gpu], event.when) or Attribution()
 
 
-def _only(lately: Lately, uuids: Iterable[str], when: float) -> Attribution | None:
+def _only(lately: RecentHolders, uuids: Iterable[str], when: float) -> Attribution | None:
     """Return the single container that holds any of these devices; None for zero or several."""
     found = {
         held.container.bundle: held.container

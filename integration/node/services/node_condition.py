@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from hooks.node.drained import Drain, read_drains
 from integration.apiserver.client import ApiServer
-from integration.node.reporter import keep_told
+from integration.node.reporter import keep_reported
 
 if TYPE_CHECKING:
     from integration.node.device_health.device_state import Condition
@@ -89,9 +89,9 @@ async def run(context: Context) -> None:
     written: list[Said] = []
 
     def tell(api: ApiServer) -> None:
-        said = said_of(read_drains(context.config), context.board.health)
+        said = said_of(read_drains(context.config), context.state.health.value)
         if written != [said]:
             _write(api, context.options.node_name, said)
             written[:] = [said]
 
-    await keep_told(context, tell, "seen", "health")
+    await keep_reported(context, tell, context.state.node, context.state.health)

@@ -92,7 +92,7 @@ class Looking:
             await self._ask(inventory)
         topologies = self._context.topologies
         topology = topologies.at_once(inventory)
-        if not self._context.board.let_go:
+        if not self._context.state.nvml_pause.value:
             topology = await aside(topologies.find, inventory)
         self._seen = seen
         peers = _peers(inventory, topology.nvlinks)
@@ -136,7 +136,7 @@ class Looking:
 
     def _is_due(self, inventory: Inventory, *, anew: bool) -> bool:
         """Whether NVML is to be asked now."""
-        if self._context.board.let_go:
+        if self._context.state.nvml_pause.value:
             return False
         is_soon = time.monotonic() - self._failed < _RETRY_AFTER
         return anew or (_cut(inventory) != self._cut and not is_soon)

@@ -26,7 +26,9 @@ from integration.detached import aside
 from integration.node.mps.clients import unready
 from integration.node.service import settings_of
 from integration.node.services.dra.sharing import daemons_of
+from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import INTERVALS
+from integration.node.values.service_name import ServiceName
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.timeouts import PATIENCE
 
@@ -51,7 +53,7 @@ class Applying:
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context
-        self._board = context.board
+        self._state = context.state
         self._fault = fault
         self._claims: dict[str, Claim] = {}
         # GPUs whose time slice is another than the default, by UUID.
@@ -120,21 +122,21 @@ class Applying:
         await self._set_back()
 
     def _post(self) -> None:
-        self._board.post(claim_daemons=daemons_of(self._claims.values()))
+        self._state.claim_daemons.publisher(ServiceName.DRA).publish(
+            daemons_of(self._claims.values())
+        )
 
     # MPS
 
     async def _await_daemon(self, claim: Claim, name: str, uuids: tuple[str, ...]) -> None:
-        board, why = self._board, ""
+        state, why = self._state, ""
         with anyio.move_on_after(_TO_SERVE):
-            while True:
-                version = board.version("mps")
-                why, known = unready(name, uuids, board.mps), board.mps.get(name)
+            async for daemons in state.mps_daemons.changes():
+                why, known = unready(name, uuids, daemons), daemons.get(name)
                 if not why:
                     return
                 if known is not None and known.has_failed:
                     break
-                await board.change("mps", since=version)
         raise MpsNotReady(
             f"to share {', '.join(uuids)} by MPS for {claim}",
             found=why,
@@ -142,16 +144,16 @@ class Applying:
         )
 
     async def _await_end(self, claim: Claim, name: str) -> None:
-        board = self._board
+        state = self._state
         with anyio.move_on_after(_TO_END):
             while True:
-                version = board.version("mps", "claim_daemons")
-                if name not in board.mps or name in daemons_of(self._claims.values()):
+                version = version_of(state.mps_daemons, state.claim_daemons)
+                if name not in state.mps_daemons.value or name in daemons_of(self._claims.values()):
                     return
-                await board.change("mps", "claim_daemons", since=version)
+                await wait_any(state.mps_daemons, state.claim_daemons, since=version)
         raise MpsDaemonFailed(
             f"to end the MPS control daemon of {claim}",
-            found=board.mps[name].unready or "it has not ended yet",
+            found=state.mps_daemons.value[name].unready or "it has not ended yet",
             do="end its clients; it is tried again",
         )
 
@@ -175,7 +177,7 @@ class Applying:
         self._fault("time slices", failed)
 
     async def _set(self, uuid: str, interval: str, whom: str) -> None:
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         asked = f"the time slice {interval} of {uuid} for {whom}"
         if inventory is None:
             raise TimeSliceFailed(asked, found="there is no driver")

@@ -1,7 +1,7 @@
 """The part of the agent that keeps the ledger: who holds what, as it comes and goes.
 
 It is made of the bundles alone, so an agent that begins has the ledger that its predecessor had. It
-is posted on the board, and written to ``STATE/ledger.json``, when it differs.
+is published, and written to ``STATE/ledger.json``, when it differs.
 
 One looks anew when containers come, go, are made or end (:func:`interests`), when the node changed
 (the driver may be another), and when what nobody tells of has: what the kubelet says of its pods,
@@ -42,6 +42,8 @@ from integration.node.holders.holdings import (
     unheld_of,
 )
 from integration.node.holders.values import Denied, Ledger, as_document
+from integration.node.state.topic import version_of, wait_any
+from integration.node.values.service_name import ServiceName
 from integration.nvml.values import now
 from integration.watcher import Interest, Watcher, first_of
 from shim.bundle import INIT_PID, RECORD
@@ -164,7 +166,7 @@ async def run(context: Context) -> None:
     Raises:
         StateUnreadable: containerd's state may not be read.
     """
-    board, options = context.board, context.options
+    state, options = context.state, context.options
     ask = partial(context.kubelet.allocated, options.pod_resources)
     states: tuple[str, ...] = ()
     looked: object = None
@@ -175,16 +177,16 @@ async def run(context: Context) -> None:
             if late:
                 states = await aside(known_states, options.states)
             allocated = await ask()
-            version = board.version("seen")
+            version = version_of(state.node)
             # All is heard, so bundles are read for nothing; but nobody tells of the driver's files.
             if late and left and looked == (states, allocated) and not deaf:
-                left, again = left - 1, await aside(_is_overtaken, board.ledger)
+                left, again = left - 1, await aside(_is_overtaken, state.ledger.value)
             else:
                 left, looked = _TRUSTED, (states, allocated)
-                ledger = await look_and_ask(states, board.seen.inventory, allocated, ask)
-                _tell(context, board.ledger, ledger)
-                board.post(ledger=ledger)
-                board.fault("ledger", await aside(_write, context.config, ledger))
+                ledger = await look_and_ask(states, state.node.value.inventory, allocated, ask)
+                _tell(context, state.ledger.value, ledger)
+                state.ledger.publisher(ServiceName.LEDGER).publish(ledger)
+                state.faults.report("ledger", await aside(_write, context.config, ledger))
                 ended = watcher.follow_processes(await aside(_processes, ledger))
                 again = watcher.follow(interests(states)) or ended
                 if watcher.deaf != deaf:
@@ -194,9 +196,9 @@ async def run(context: Context) -> None:
             if not again:
                 which, heard = await first_of(
                     partial(watcher.wait, options.poll),
-                    partial(board.change, "seen", since=version),
+                    partial(wait_any, state.node, since=version),
                 )
-                late = not which and not heard and board.version("seen") == version
+                late = not which and not heard and version_of(state.node) == version
 
 
 def interests(states: Iterable[str]) -> dict[str, Interest]:

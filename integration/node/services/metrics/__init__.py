@@ -2,8 +2,8 @@
 
 ::
 
-    counters.py    what the agent has done and heard: numbers that only grow, on the board
-    moment.py      what the board and NVML know when somebody scrapes
+    counters.py    what the agent has done and heard: numbers that only grow, in the state
+    moment.py      what the state and NVML know when somebody scrapes
     family.py      what a family of metrics is
     agent.py, gpus.py, containers.py   the tables: name, meaning, labels, values
     text.py        all of them, in order, and how prometheus-client writes them
@@ -13,5 +13,5 @@
 
 prometheus-client is imported by those only who serve metrics: it costs an agent 4 MB. Its registry
 and its HTTP server, which has a thread for each request, are not used: what is told is what the
-board knows at that moment.
+state knows at that moment.
 """

@@ -28,6 +28,7 @@ from api.errors import one_line
 from hooks.node.drained import Drain, read_drains
 from integration.devices.drain_marks import is_resetting
 from integration.files import read_some
+from integration.node.values.service_name import ServiceName
 from integration.nvml.lock import give_up, is_alone
 from integration.timeouts import PATIENCE
 from integration.watcher import ANY, Interest, Watcher
@@ -51,7 +52,7 @@ _FILE: Final = Interest(frozenset({FILE}))
 
 async def follow(context: Context) -> NoReturn:
     """Let go of NVML while the file is there, or a mark says so, until cancelled."""
-    board, config = context.board, context.config
+    state, config = context.state, context.config
     directory = config.state
     resets = _Resets(context)
     with Watcher(quiet=0) as watcher:
@@ -59,13 +60,13 @@ async def follow(context: Context) -> NoReturn:
             drains = read_drains(config)
             by_reset = resets.reason(drains)
             why = _reason(os.path.join(directory, FILE)) or _reason_of_people(drains) or by_reset
-            if why != board.let_go:
-                board.post(let_go=why)
+            if why != state.nvml_pause.value:
+                state.nvml_pause.publisher(ServiceName.MONITOR).publish(why)
                 if why:
                     context.say("info", "NVML is let go", reason=why)
                 else:
                     context.say("info", "NVML is asked again")
-                    board.want_look()
+                    state.look_requested.send()
             with anyio.move_on_after(_LOOK if resets.is_running else float("inf")):
                 await watcher.change({directory: _FILE, config.drained: ANY})
             line = f"{directory} is not watched: {watcher.deaf}" if watcher.deaf else ""

@@ -10,7 +10,7 @@ from integration.containers.bundles import Container, Pod
 from integration.node.faults.fault_attribution import How, attribute
 from integration.node.faults.policy import Verdict
 from integration.node.faults.xids import Severity, about
-from integration.node.holders.recent_holders import Lately
+from integration.node.holders.recent_holders import RecentHolders
 from integration.node.holders.values import DeviceUse, Holding, Ledger
 from integration.nvml.values import GpuEvent
 
@@ -37,13 +37,13 @@ def event(pid: int = 0, when: float = 200.0, cgroups: str = "") -> GpuEvent:
     return GpuEvent(when, "xid", "GPU-0", xid=79, pid=pid, cgroups=cgroups)
 
 
-def kept(ledger: Ledger, when: float = 100.0) -> Lately:
-    lately = Lately()
+def kept(ledger: Ledger, when: float = 100.0) -> RecentHolders:
+    lately = RecentHolders()
     lately.saw(ledger, when)
     return lately
 
 
-def whose(of: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> tuple[str, How]:
+def whose(of: GpuEvent, verdict: Verdict, ledger: Ledger, lately: RecentHolders) -> tuple[str, How]:
     found = attribute(of, verdict, ledger, lately)
     return (*found.titles, "")[0], found.how
 

@@ -14,7 +14,7 @@ from integration.node.device_health.device_state import Condition
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.node_condition import TYPE, run, said_of
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from tests.harness.api_server import ApiServer, denied, denied_by_webhook, refusal, webhook_failed
 from tests.harness.waiting import until
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from tests.harness.http_server import Request
 
-ILL = Condition(State.UNHEALTHY, reason="Xid 79")
-BACK = Condition(State.RECOVERING)
-WELL = {"GPU-a": Condition(), "GPU-b": Condition(State.SUSPECT, reason="Xid 8")}
+ILL = Condition(HealthState.UNHEALTHY, reason="Xid 79")
+BACK = Condition(HealthState.RECOVERING)
+WELL = {"GPU-a": Condition(), "GPU-b": Condition(HealthState.SUSPECT, reason="Xid 8")}
 
 
 def test_what_is_given_is_no_reason() -> None:
