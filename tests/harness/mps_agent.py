@@ -1,11 +1,11 @@
-"""The agent's MPS part as a process, with a board on which the node has its GPUs shared by MPS.
+"""The agent's MPS service as a process, with a state in which the node has its GPUs shared by MPS.
 
     python -m tests.harness.mps_agent JSON
 
 JSON: ``config``, ``root`` (mpsRoot), ``states``, ``replicas`` (0: nothing is shared),
 ``devices`` (UUIDs of the GPUs that are; none: all of them),
 ``timeout`` (seconds that a daemon has to answer), and ``dies``: after so many of its steps
-(:data:`STEPS`) it kills itself, as if by SIGKILL. What is on the board is written to stdout, a line
+(:data:`STEPS`) it kills itself, as if by SIGKILL. What is in the state is written to stdout, a line
 each time. It ends on SIGTERM. What fails it tries again sooner than the real agent, and it is more
 patient with a daemon that begins.
 """
@@ -63,13 +63,13 @@ STEPS: Final = (
 
 
 class Agent:
-    """One that runs: what it is asked, and what its board says."""
+    """One that runs: what it is asked, and what its state says."""
 
     def __init__(self, node: SimulatedNode, work: Path, root: Path) -> None:
         self.node = node
         self.root = root  # a short one, for addresses of sockets are
         self.resource = RESOURCE
-        self.out = work / "board"
+        self.out = work / "state"
         self.states = work / "states"
         self.states.mkdir(exist_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
@@ -102,18 +102,18 @@ class Agent:
         return self.process.wait(20)
 
     def said(self) -> list[dict[str, Any]]:
-        """All that was on its board."""
+        """All that was in its state."""
         lines = self.out.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def daemon(self) -> dict[str, Any]:
-        """What its board says of the daemon; empty if nothing."""
+        """What its state says of the daemon; empty if nothing."""
         for line in reversed(self.said()):
             return dict(line["mps"].get(self.resource, {}))
         return {}
 
     def fault(self) -> str:
-        """What its board says is wrong."""
+        """What its state says is wrong."""
         said = self.said()
         return str(said[-1]["faults"].get("mps", "")) if said else ""
 

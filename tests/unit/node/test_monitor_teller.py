@@ -1,4 +1,4 @@
-"""When the board is told what both sources say, and with what."""
+"""When the events of both sources are sent, and with what."""
 
 from __future__ import annotations
 

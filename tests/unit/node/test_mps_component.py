@@ -1,4 +1,4 @@
-"""Which control daemons there are to be, by what is on the board."""
+"""Which control daemons there are to be, by what is in the state."""
 
 from __future__ import annotations
 

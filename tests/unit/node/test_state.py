@@ -7,6 +7,7 @@ from functools import partial
 import anyio
 import pytest
 
+from integration.node.mps.clients import MpsDaemon
 from integration.node.service import SERVICES
 from integration.node.state import topic as topics
 from integration.node.state.store import State, UnknownPublisherError
@@ -25,6 +26,7 @@ from tests.harness.node_state import publish
 
 pytestmark = pytest.mark.anyio
 
+GPU = "nvidia.com/gpu"
 EVENT = GpuEvent(when=1.0, kind="xid", gpu="GPU-0", xid=79)
 
 
@@ -80,7 +82,7 @@ async def test_a_change_wakes_nobody_who_waits_for_another(monkeypatch: pytest.M
         publish(state.dra_health, ())  # as it was
         await anyio.wait_all_tasks_blocked()
         assert looks == []
-        publish(state.mps_daemons, {"nvidia.com/gpu": None})  # type: ignore[dict-item] # any will do
+        publish(state.mps_daemons, {GPU: MpsDaemon(GPU, ())})
         await anyio.wait_all_tasks_blocked()
         assert looks == [(state.mps_daemons,)]
         tasks.cancel_scope.cancel()
@@ -93,7 +95,7 @@ async def test_changes_yield_the_value_now_and_then_the_newest_of_those_publishe
 
         async def read() -> None:
             async for value in topic.changes():
-                found.append(value)
+                found.append(value)  # noqa: PERF401 - it does not end
 
         tasks.start_soon(read)
         await anyio.wait_all_tasks_blocked()

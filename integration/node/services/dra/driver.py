@@ -11,8 +11,9 @@ Rules
   is answered as it was.
 - A device is given by a claim or by a device plugin, never by both. Before anything is waited for a
   claim publishes its devices in the state, so that our device plugin gives none of them; what a
-  plugin has given, the kubelet says (its pod-resources API, or its checkpoint where that does not answer).
-  An answer of ours that the kubelet may not have noted yet counts for :data:`_NOTED` seconds.
+  plugin has given, the kubelet says (its pod-resources API, or its checkpoint where that does not
+  answer). An answer of ours that the kubelet may not have noted yet counts for :data:`_NOTED`
+  seconds.
 - What is prepared is written down before the CDI spec is, and that before the kubelet is told. So
   an agent that is killed at any step finds all that it may have told of.
 - Where the engine says that it reads no CDI names, nothing is prepared: pods would run, ready, and

@@ -1,8 +1,8 @@
 """Has the node be as claims ask: time slices of GPUs, and MPS control daemons.
 
 Rules
-- Daemons are kept by the agent's part for MPS (:mod:`integration.node.mps`), which goes by the
-  board. A claim is ready when its daemons serve its devices; what keeps them from it is the error.
+- The MPS service keeps the daemons; it reads ``claim_daemons`` in the state. A claim is
+  ready when its daemons serve its devices; what keeps them from it is the error.
 - A claim is over when the daemons that nobody else needs have ended: the compute modes of their
   GPUs are set back by then. Clients of theirs are waited for, and named.
 - A time slice is of the GPU, whoever is on it. So it is set when a claim begins, and set back when

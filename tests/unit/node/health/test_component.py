@@ -1,4 +1,4 @@
-"""The part of the agent, with a board whose other parts are the test."""
+"""The service, with a state whose other services are the test."""
 
 from __future__ import annotations
 

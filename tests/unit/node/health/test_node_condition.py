@@ -9,7 +9,7 @@ import pytest
 
 from hooks.config import Config
 from hooks.node.drained import DRIVER, Drain
-from integration.node import reporter as telling
+from integration.node import reporter
 from integration.node.device_health.device_state import Condition
 from integration.node.options import Options
 from integration.node.service import Context
@@ -73,7 +73,7 @@ class Denying(ApiServer):
 async def test_who_refuses_the_condition_is_named_and_it_is_written_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no: Any, name: str, told: str
 ) -> None:
-    monkeypatch.setattr(telling, "_AGAIN", 0.05)
+    monkeypatch.setattr(reporter, "_RETRY_AFTER", 0.05)
     lines: list[str] = []
     config = Config(drained=str(tmp_path / "drained"))
     with Denying(str(tmp_path / "account")) as api:

@@ -68,7 +68,7 @@ def test_every_family_is_told_of_a_node_that_has_everything() -> None:
 
 
 def test_an_agent_that_knows_nothing_yet_says_so() -> None:
-    told = values(changed(NOTHING, parts=("metrics",)))
+    told = values(changed(NOTHING, services=("metrics",)))
     assert told["nvshim_nvml_up"] == {(): 0.0}
     assert told["nvshim_part_up"] == {labels(part="metrics"): 1.0}
     assert "nvshim_gpu_up" not in told
@@ -128,7 +128,7 @@ def test_gpus_whose_uuid_nobody_knows_are_told_apart_by_their_place() -> None:
     assert inventory is not None
     gpus = tuple(replace(gpu, uuid="") for gpu in inventory.gpus)
     seen = replace(moment.state.node.value, inventory=replace(inventory, gpus=gpus))
-    told = values(changed(moment, seen=seen, sample=None))
+    told = values(changed(moment, node=seen, sample=None))
     assert {dict(of)["gpu"] for of in told["nvshim_gpu_info"]} == {"0", "1"}
     assert len(told["nvshim_device_containers"]) == 2
 
@@ -191,7 +191,7 @@ def test_what_is_gone_is_told_no_more() -> None:
 
 def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
     moment = large(gpus=1, mig=0, containers=1)
-    told = values(changed(moment, xids={
+    told = values(changed(moment, xid_counts={
         (gpu_uuid(0), 31, "team-a/training-00000/main"): 3, (gpu_uuid(0), 31, ""): 1,
         (gpu_uuid(0), 79, "web"): 1, ("", 45, "a/b"): 1,
     }))["nvshim_gpu_xid_errors_total"]  # fmt: skip
@@ -206,7 +206,7 @@ def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
 
 def test_of_many_xids_each_is_counted_and_not_each_pod_told() -> None:
     xids = {(gpu_uuid(0), 31, f"team-a/job-{n}/main"): 1 for n in range(4000)}
-    told = values(changed(large(gpus=1, mig=0, containers=0), xids=xids))
+    told = values(changed(large(gpus=1, mig=0, containers=0), xid_counts=xids))
     series = told["nvshim_gpu_xid_errors_total"]
     assert sum(series.values()) == 4000
     assert len(series) <= 600
