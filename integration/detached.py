@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["aside"]
+__all__ = ["run_detached"]
 
 T = TypeVar("T")
 
 
-async def aside(
+async def run_detached(
     do: Callable[..., T], *arguments: object, drop: Callable[[T], object] = lambda _: None
 ) -> T:
     """Do something in a thread of its own.
@@ -58,5 +58,5 @@ async def aside(
                 drop(found)  # type: ignore[arg-type] # it is what was returned
 
     context = copy_context()
-    threading.Thread(target=context.run, args=(run,), name="aside", daemon=True).start()
+    threading.Thread(target=context.run, args=(run,), name="run_detached", daemon=True).start()
     return await future

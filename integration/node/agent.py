@@ -45,7 +45,7 @@ from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import RETRY_AFTER
 from integration.agent_errors import AgentStateUnusable
 from integration.agent_status import status_path
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
 from integration.install_places import CURRENT
@@ -286,7 +286,7 @@ async def _start_services(tasks: anyio.abc.TaskGroup, context: Context) -> None:
     for name, service in SERVICES.items():
         if service.is_wanted(context.options):
             with suppress(ImportError):  # the service fails with it again, and that is logged
-                await aside(importlib.import_module, service.module)
+                await run_detached(importlib.import_module, service.module)
             tasks.start_soon(supervise, name, context, service.module)
 
 
@@ -302,7 +302,7 @@ async def _detached(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
             done.set()
 
     try:
-        return await aside(run)
+        return await run_detached(run)
     except BaseException:
         stop.set()
         done.wait(_TO_END)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from integration.agent_errors import AgentRunning, AgentStateUnusable
 from integration.agent_status import PODS, pod_path
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.private_file import keep_private
 from integration.nvml.lock import locked
 from shim.causes.agent import LOCK, is_locked
@@ -117,7 +117,7 @@ class NodeLock:
 
     async def wait(self) -> None:
         """Wait until it is free, and take it."""
-        await aside(fcntl.flock, self._fd, fcntl.LOCK_EX)
+        await run_detached(fcntl.flock, self._fd, fcntl.LOCK_EX)
         self._own()
 
     def show_pod(self, uid: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import NvshimError
 from integration.apiserver.client import ApiServer
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.state.topic import version_of, wait_any
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def keep_reported(
         while True:
             version, line = version_of(*topics), ""
             try:
-                await aside(write, api)
+                await run_detached(write, api)
             except NvshimError as error:
                 line = str(error)
             if line and line != failed:

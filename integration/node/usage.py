@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from integration.containers.cgroups import Owners
 from integration.containers.procfs import Procfs
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import DeviceUse, Holding, Ledger
 from integration.node.values.service_name import ServiceName
@@ -47,7 +47,7 @@ async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
         has processes of none. If NVML does not answer, what is held, and nothing of its use.
     """
     ledger, meter = context.state.ledger.value, context.state.energy_meter
-    owners = await aside(owners_of, sample, ledger.containers, "/proc")
+    owners = await run_detached(owners_of, sample, ledger.containers, "/proc")
     uses = usage_of(sample, ledger, owners, meter)
     context.state.usage.publisher(ServiceName.AGENT).publish(uses)
     return uses

@@ -29,7 +29,7 @@ from hooks.config import Beyond
 from integration.agent_errors import ContainerNotKilled
 from integration.containers.bundles import Container
 from integration.containers.shim_client import kill
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.faults.hits import Hit
 from integration.node.faults.limits import (
     ANNOTATION,
@@ -111,7 +111,7 @@ class _Guard:
         self._own = {key: limit for key, limit in self._own.items() if key in containers}
         for key, container in containers.items():
             if key not in self._own:
-                text = await aside(_annotation, container)
+                text = await run_detached(_annotation, container)
                 self._own[key] = limit = parse_limit(text)
                 if text and limit is None:
                     self._context.say(
@@ -126,7 +126,7 @@ class _Guard:
         if not any(device.memory for claim in state.claims.value for device in claim.devices):
             context.fault(_FAULT, "")
             return {}
-        of_pods, why = await aside(pod_claims, context.config)
+        of_pods, why = await run_detached(pod_claims, context.config)
         named = await context.kubelet.claims(context.options.pod_resources)
         is_known = of_pods is not None or named is not None
         line = "" if is_known else f"which pods have shares of GPUs is not known: {why}"

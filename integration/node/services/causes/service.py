@@ -30,7 +30,7 @@ import anyio
 
 from hooks.node.inventory import Inventory
 from integration.containers.procfs import Procfs
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.device_health import health_store as store
 from integration.node.device_health.health_table import HealthTable, judge, places_of
 from integration.node.faults.fault_attribution import attribute
@@ -67,7 +67,7 @@ async def run(context: Context) -> None:
     """Keep the causes of containers' ends, until cancelled."""
     with context.state.gpu_events.listen() as events:
         clerk = _Clerk(context)  # what is posted while files are read is news
-        clerk.fault_log.entries |= await aside(read_all, context.config.state)
+        clerk.fault_log.entries |= await run_detached(read_all, context.config.state)
         await clerk.keep(events)
 
 

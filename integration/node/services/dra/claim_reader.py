@@ -46,7 +46,7 @@ from integration.agent_errors import (
     ResourceClaimUnusable,
 )
 from integration.apiserver.status import is_away
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.json_documents import NestedTooDeeply
 from integration.node.services.dra.publishing import claim_path, class_path
 from integration.node.state import claims_file as state
@@ -189,7 +189,7 @@ class ClaimReader:
         for attempt in range(_ATTEMPTS):
             try:
                 async with self._waiting:
-                    return await aside(partial(self._get, path, asked))
+                    return await run_detached(partial(self._get, path, asked))
             except ApiServerRefused as error:
                 is_last = attempt + 1 == _ATTEMPTS
                 if error.http != _BUSY or is_last or not 0 < error.retry_after <= _SOON:

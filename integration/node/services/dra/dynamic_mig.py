@@ -27,7 +27,7 @@ import anyio.to_thread
 
 from api.errors import NvshimError
 from integration.agent_errors import ClaimedDeviceMissing
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.services.dra.mig_create import Making, Modes, is_unmade
 from integration.node.services.dra.mig_layout import parse_name
 from integration.node.state.topic import version_of, wait_any
@@ -145,7 +145,7 @@ class OnDemand:
                 if gpu.uuid in cut and not gpu.mig:
                     await self._switch(gpu, partial(self.modes.on, gpu, inventory, str(claim)))
             make = partial(self.making.make, claim, parts, inventory)
-            claim = await aside(make)
+            claim = await run_detached(make)
             await self._look_anew()
         return claim
 
@@ -158,7 +158,7 @@ class OnDemand:
         if not self.making.gpus_of(claim):
             return
         undo = partial(self.making.undo, claim, self._state.node.value.inventory)
-        undone = await aside(undo)
+        undone = await run_detached(undo)
         if undone:
             # Before it is forgotten: NVML is to be known to have it no more.
             await self._look_anew()
@@ -187,7 +187,7 @@ class OnDemand:
         self._closing.add(gpu.uuid)
         self._tell_closing()
         try:
-            await aside(do)
+            await run_detached(do)
         finally:
             self._closing.discard(gpu.uuid)
             self._tell_closing()
@@ -199,7 +199,7 @@ class OnDemand:
         )
 
     async def _look_anew(self) -> None:
-        await self._look(await aside(self.making.newest))
+        await self._look(await run_detached(self.making.newest))
         self._state.look_requested.send()
 
     async def tidy(self) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from integration.agent_errors import MpsDaemonFailed, MpsNotReady, TimeSliceFailed
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.mps.clients import unready
 from integration.node.service import settings_of
 from integration.node.services.dra.sharing import daemons_of
@@ -185,7 +185,7 @@ class Applying:
         arguments = ("compute-policy", "-i", uuid, f"--set-timeslice={number}")
         run = partial(run_nvidia_smi, timeout=_TO_SET, ends_with_us=True)
         try:
-            await aside(run, inventory.driver, self._context.config, arguments)
+            await run_detached(run, inventory.driver, self._context.config, arguments)
         except SmiFailed as error:
             raise TimeSliceFailed(asked, found=error.found, do=error.do) from error
         if interval == _DEFAULT:

@@ -28,7 +28,7 @@ import anyio
 
 from api.errors import one_line
 from hooks.config import Config
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.device_health import health_store as store
 from integration.node.device_health import requests
 from integration.node.device_health.device_state import Moment, Rules
@@ -347,7 +347,7 @@ class _Ward:
         async with self._saving:
             line = ""
             try:
-                await aside(store.write, self._config, self._table)
+                await run_detached(store.write, self._config, self._table)
             except OSError as error:
                 line = f"{store.path_of(self._config)}: {error.strerror}"
             if line and self._state.faults.lines.get(_FILE) != line:

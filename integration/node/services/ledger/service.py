@@ -31,7 +31,7 @@ from integration.containers.bundles import (
 from integration.containers.held_devices import LEDGER
 from integration.containers.procfs import Procfs
 from integration.containers.shims import find_processes, states_of
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.files import directories, read_file, replace_file
 from integration.kubelet.values import Allocated
 from integration.node.holders.holdings import (
@@ -135,13 +135,13 @@ async def look_and_ask(
     Raises:
         StateUnreadable: as of :func:`look`.
     """
-    ledger = await aside(look, states, inventory, allocated, proc)
+    ledger = await run_detached(look, states, inventory, allocated, proc)
     if not any(each.orphan == UNKNOWN_POD for each in ledger.holdings):
         return ledger
     later = await ask()
     if later is not None:
         later = {**{pod: {} for pod in allocated or ()}, **later}
-    return await aside(_ledger_of, ledger.containers, inventory, later, proc)
+    return await run_detached(_ledger_of, ledger.containers, inventory, later, proc)
 
 
 def _is_there(bundle: str, name: str) -> bool:
@@ -175,19 +175,19 @@ async def run(context: Context) -> None:
     with Watcher(_QUIET, _LONGEST_SWARM) as watcher:
         while True:
             if late:
-                states = await aside(known_states, options.states)
+                states = await run_detached(known_states, options.states)
             allocated = await ask()
             version = version_of(state.node)
             # All is heard, so bundles are read for nothing; but nobody tells of the driver's files.
             if late and left and looked == (states, allocated) and not deaf:
-                left, again = left - 1, await aside(_is_overtaken, state.ledger.value)
+                left, again = left - 1, await run_detached(_is_overtaken, state.ledger.value)
             else:
                 left, looked = _TRUSTED, (states, allocated)
                 ledger = await look_and_ask(states, state.node.value.inventory, allocated, ask)
                 _tell(context, state.ledger.value, ledger)
                 state.ledger.publisher(ServiceName.LEDGER).publish(ledger)
-                state.faults.report("ledger", await aside(_write, context.config, ledger))
-                ended = watcher.follow_processes(await aside(_processes, ledger))
+                state.faults.report("ledger", await run_detached(_write, context.config, ledger))
+                ended = watcher.follow_processes(await run_detached(_processes, ledger))
                 again = watcher.follow(interests(states)) or ended
                 if watcher.deaf != deaf:
                     deaf = watcher.deaf

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from integration.node.state.store import State
 
 
-
 def claimed_on(state: State, config: Config) -> Sequence[ClaimDevice]:
     """What claims have on this node now."""
     return held(config) if state.claimed_devices.value is None else state.claimed_devices.value

@@ -47,7 +47,7 @@ from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
 from hooks.node.inventory import Inventory
 from integration.agent_errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.kubelet import sockets
 from integration.node.delivery import ENABLE, DeliveryMode, delivery_mode
 from integration.node.mps.clients import add_client, refuse_unready, unready
@@ -343,7 +343,7 @@ class _Plugin:
             of = (known.settings, known.inventory, state_of(config))
             if known.settings is None or self._specs_of == of:
                 return self._specs
-            specs = await aside(keep_specs, known.settings, known.inventory, config)
+            specs = await run_detached(keep_specs, known.settings, known.inventory, config)
             # The state from before they were read: a file that is removed after that differs from
             # it. What was just written is compared once more the next time.
             settled = not specs.fault and not specs.written
@@ -472,7 +472,7 @@ class _Plugin:
         """Find how near the GPUs are to each other, which NVML may take long to say."""
         async with self._finding:
             if self._known.inventory is not None:
-                await aside(self._context.topologies.find, self._known.inventory)
+                await run_detached(self._context.topologies.find, self._known.inventory)
 
     def _resource(self, name: str) -> Resource:
         for resource in self._known.resources:
