@@ -66,7 +66,7 @@ class Context:
 
         Args:
             name: its subject: a service ("plugin") or something that one does ("plugin specs").
-            line: what is wrong; "" if nothing is any more.
+            line: what is wrong; "" once it is repaired.
             fields: more fields of the log's line.
         """
         if line and self.state.faults.lines.get(name) != line:

@@ -1,4 +1,4 @@
-"""The part of the agent that watches over the memory of shared GPUs, where somebody wants that.
+"""The memory guard: watch the memory of shared GPUs, if the configuration asks for it.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The part of the agent that says on the Node itself which of its GPUs no pod can have, and why.
+"""Set a condition on the Node that says which of its GPUs no pod can get, and why.
 
 ``kubectl describe node`` then shows one condition more, :data:`TYPE`: ``True`` while a person has
 taken anything out of service, or while a device is unhealthy; ``False`` if all are in service. No

@@ -1,4 +1,4 @@
-"""The part of the agent that says on a pod itself what is wrong with it, as an event.
+"""Write events on pods: a missing or denied device, and faults of their GPUs.
 
 ``kubectl describe pod`` then has what a person would otherwise look for in a node's log: that a
 container runs without a device that the kubelet has given it, or without one that its image asks

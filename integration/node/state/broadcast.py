@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A listener that is so many events behind misses the newer ones.
+# Events that a slow listener can be behind; it misses newer ones.
 _BACKLOG: Final = 1024
 
 

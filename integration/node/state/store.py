@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Unsampled:
-    """The sampler while no monitor runs: it answers that nobody asks NVML."""
+    """The sampler while no monitor runs: every sample is a failure."""
 
     async def sample(self, *, max_age: float) -> Sample:
         """See :class:`~integration.nvml.values.Sampler`."""
@@ -67,7 +67,7 @@ class State:
         )
         self.usage: Topic[tuple[DeviceUse, ...]] = Topic(
             (), ServiceName.AGENT,
-            "what each container uses of each device (`usage_by`, called by who has a sample)",
+            "what each container uses of each device, published by `usage_by` with each sample",
             on_publish=lambda usage: self.recent_holders.used(usage, now()),
         )  # fmt: skip
 
@@ -83,7 +83,7 @@ class State:
             "why a GPU's events cannot be received, by UUID (empty string: all GPUs)",
         )  # fmt: skip
         self.lost_gpus: Topic[Mapping[str, str]] = Topic(
-            {}, ServiceName.MONITOR, "why a GPU does not answer any more, by UUID"
+            {}, ServiceName.MONITOR, "why a GPU stopped answering, by UUID"
         )
         self.mig_modes: Topic[Mapping[str, bool]] = Topic(
             {}, ServiceName.MONITOR,
@@ -118,7 +118,7 @@ class State:
             None, ServiceName.PLUGIN, "the device plugin's settings; none until they are read"
         )
         self.delivery: Topic[DeliveryMode | None] = Topic(
-            None, ServiceName.PLUGIN, "how containers are told which devices they have"
+            None, ServiceName.PLUGIN, "the strategies by which containers learn of their devices"
         )
         self.resources: Topic[tuple[Resource, ...]] = Topic(
             (), ServiceName.PLUGIN, "the resources that the kubelet is offered"

@@ -59,7 +59,7 @@ class Watched:
         self._waiting.add(waiter)
 
     def forget(self, waiter: anyio.Event) -> None:
-        """Do not set that event any more."""
+        """Stop waiting with that event."""
         self._waiting.discard(waiter)
 
     def _has_changed(self) -> None:
@@ -162,7 +162,7 @@ class FaultTable(Watched):
         """Report what is wrong with a subject.
 
         Args:
-            line: one line; "" if nothing is wrong any more.
+            line: one line; "" once it is repaired.
         """
         if self._lines.get(subject, "") == line:
             return

@@ -1,4 +1,4 @@
-"""The part of the agent that leaves each container the faults that it had to do with.
+"""Causes: record for each container the faults that it met.
 
 ::
 

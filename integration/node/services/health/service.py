@@ -1,4 +1,4 @@
-"""The part of the agent that says whether a device can be given to a container.
+"""The health of devices: whether each can be given to a container.
 
 ::
 

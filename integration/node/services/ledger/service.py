@@ -1,4 +1,4 @@
-"""The part of the agent that keeps the ledger: who holds what, as it comes and goes.
+"""The ledger: which container holds which devices, kept up to date.
 
 It is made of the bundles alone, so an agent that begins has the ledger that its predecessor had. It
 is published, and written to ``STATE/ledger.json``, when it differs.

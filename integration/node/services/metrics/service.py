@@ -1,4 +1,4 @@
-"""The part of the agent that serves /metrics: one scrape after the other.
+"""The service that answers /metrics: one scrape after the other.
 
 Rules
 - NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.

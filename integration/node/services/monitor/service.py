@@ -1,4 +1,4 @@
-"""The monitor: a part of the agent (:mod:`integration.node.service`).
+"""The monitor: GPU events from NVML and the kernel's log, and samples of NVML.
 
 ::
 

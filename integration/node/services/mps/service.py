@@ -1,4 +1,4 @@
-"""The part of the agent that keeps MPS: which control daemons there are to be.
+"""MPS: run the control daemons that resources and claims need.
 
 Rules
 - It goes by the resources that the device plugin tells of, and by what claims ask for. Before the
@@ -6,7 +6,7 @@ Rules
   started and nothing is stopped.
 - A daemon of a driver that is gone, or was replaced, is drained: it keeps the driver's old files
   open, and the kernel module.
-- While the agent is to let go of the GPUs, daemons are drained as well.
+- While NVML is paused, daemons are drained as well: they use the GPUs, too.
 - What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
 - The shared memory is there as long as there is a daemon.
 - The directories of a claim's daemon are removed with it: each claim has others.

@@ -1,9 +1,9 @@
-"""The device plugin, as a part of the agent.
+"""The device plugin, as a service of the agent.
 
 ::
 
     settings' file ─▶ settings ─┐
-    the look ───────▶ seen ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
+    the look ───────▶ node ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
     health, MPS, claims ────────┘
 
 Rules
@@ -151,7 +151,7 @@ class _Plugin:
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
         self._engine: EngineAsked | None = None
-        self._told = DeliveryMode(())
+        self._mode = DeliveryMode(())
         self._wake = anyio.Event()
         self._worked_in = anyio.Event()
 
@@ -368,32 +368,32 @@ class _Plugin:
         return Serving(self._context, self._tasks, self, self.fault)
 
     async def _hear_engine(self) -> DeliveryMode:
-        """How containers are told what they have, by what the engine says now."""
+        """Ask the engine, and return how containers learn of their devices."""
         from integration.node.engine_query import EngineAsked  # noqa: PLC0415 - it loads gRPC
 
         self._engine = self._engine or EngineAsked(self._options.cri_sockets)
         engine = await self._engine.ask()
         settings = self._known.settings
-        told = self._told if settings is None else delivery_mode(settings, engine)
-        if settings is None or told == self._told:
-            return told
-        why, self._told = self._told.why, told
-        if told.why and told.why != why:
-            by = ", ".join(told.strategies)
-            line = f"{told.why}: containers are told of their devices by {by}"
+        mode = self._mode if settings is None else delivery_mode(settings, engine)
+        if settings is None or mode == self._mode:
+            return mode
+        why, self._mode = self._mode.why, mode
+        if mode.why and mode.why != why:
+            by = ", ".join(mode.strategies)
+            line = f"{mode.why}: containers are told of their devices by {by}"
             self._context.say("warning", line, command=ENABLE)
-        elif why and not told.why:
+        elif why and not mode.why:
             self._context.say("info", "the engine heeds what containers are given by CDI", over=why)
         try:
             refuse_ineffective(
-                replace(settings, device_list_strategies=told.strategies), self._context.config
+                replace(settings, device_list_strategies=mode.strategies), self._context.config
             )
         except NvshimError as error:
             self.fault("strategy", str(error))
         else:
             self.fault("strategy", "")
-        self._delivery.publish(told)
-        return told
+        self._delivery.publish(mode)
+        return mode
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
@@ -418,7 +418,7 @@ class _Plugin:
         return answer
 
     def _answer(
-        self, name: str, ids: Sequence[str], told: DeliveryMode
+        self, name: str, ids: Sequence[str], mode: DeliveryMode
     ) -> pb.ContainerAllocateResponse:
         known, config = self._known, self._context.config
         resource = self._resource(name)
@@ -432,7 +432,7 @@ class _Plugin:
             )
         sick = sorted({each.uuid for each in chosen if not each.is_healthy})
         ground = Ground(
-            replace(settings, device_list_strategies=told.strategies),
+            replace(settings, device_list_strategies=mode.strategies),
             self._state.node.value.inventory,  # the newest: a device that is gone is not given
             config,
             cdi_devices=known.specs.devices,

@@ -14,7 +14,7 @@ from integration.drain.resetting import _TO_CLOSE, _TO_PROVE, _TO_RESET
 from integration.drain.serving import _TO_LET_GO
 from integration.node.options import Options
 from integration.node.service import Context
-from integration.node.services.monitor import nvml_pause as letting_go
+from integration.node.services.monitor import nvml_pause
 from integration.nvml.lock import alone, is_alone
 from shim import syscalls
 from tests.harness.waiting import until
@@ -40,13 +40,13 @@ async def test_a_file_is_found_though_its_directory_comes_later_or_is_not_watche
 
     monkeypatch.setattr(syscalls, "inotify_init", init)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(letting_go.follow, context)
+        tasks.start_soon(nvml_pause.follow, context)
         await until(lambda: state.faults.lines)
         for _ in range(3):
             directory.mkdir()
-            (directory / letting_go.FILE).write_text("GPU 1 is reset\n")
+            (directory / nvml_pause.FILE).write_text("GPU 1 is reset\n")
             await until(lambda: state.nvml_pause.value == "GPU 1 is reset")
-            (directory / letting_go.FILE).unlink()
+            (directory / nvml_pause.FILE).unlink()
             await until(lambda: not state.nvml_pause.value)
             directory.rmdir()
             refused = False
@@ -68,10 +68,10 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
     with marks.resetting(config), alone(config.state, 0):
         marks.put(config, Drain("GPU-1", reset="waits"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(letting_go.follow, context)
+            tasks.start_soon(nvml_pause.follow, context)
             marks.step(config, "GPU-1", "it is reset", closed=True)
             await until(lambda: state.nvml_pause.value.startswith("GPU-1 is out of service"))
-            monkeypatch.setattr(letting_go, "LONGEST", 0.0)
+            monkeypatch.setattr(nvml_pause, "LONGEST", 0.0)
             await until(lambda: not state.nvml_pause.value)
             # Whoever opens NVML now does not wait for it, either.
             assert not is_alone(config.state)
@@ -80,7 +80,7 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
 
 
 def test_no_reset_may_take_longer_than_the_agent_has_nvml_closed_for_it() -> None:
-    assert letting_go.LONGEST > _TO_LET_GO + _TO_CLOSE + _TO_RESET + _TO_PROVE
+    assert nvml_pause.LONGEST > _TO_LET_GO + _TO_CLOSE + _TO_RESET + _TO_PROVE
 
 
 @pytest.mark.parametrize("by_person", [False, True])
@@ -95,7 +95,7 @@ async def test_a_mark_of_a_reset_that_was_killed_counts_if_a_person_says_so_alon
             marks.put(config, Drain("GPU-1", lets_go=by_person))
             marks.put(config, Drain("GPU-1", reset="waits"))
             marks.step(config, "GPU-1", "it is reset", closed=True)
-            tasks.start_soon(letting_go.follow, context)
+            tasks.start_soon(nvml_pause.follow, context)
             await until(lambda: state.nvml_pause.value)
         if by_person:
             marks.step(config, "GPU-1", "it failed: no")
