@@ -3,7 +3,7 @@
 A process that uses NVML keeps the kernel module in use: no GPU can be reset, MIG mode cannot be
 switched, and the module cannot be removed. The agent closes NVML when it ends and when the driver's
 files disappear. For other cases there is a file, ``let-go`` in the agent's state directory. While
-it exists, no child of the monitor runs; people are shown its first line as the reason. Only root can
+it exists, no child of the monitor runs. Its first line is the reason, for people. Only root can
 create it. A mark that takes something out of service can ask for the same
 (:mod:`hooks.node.drained`): `nvshim drain --let-go`, `nvshim drain --driver`, `nvshim reset`.
 
