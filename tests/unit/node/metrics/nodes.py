@@ -98,7 +98,7 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
         state.mps_daemons,
         {"nvidia.com/gpu": MpsDaemon("nvidia.com/gpu", (gpu_uuid(0),), "it ended", restarts=3)},
     )
-    state.look_requested.send()
+    state.faults.report("plugin", "no kubelet")
     sample = _sample(gpus, mig)
     return Moment(state, BOOT, sample, 0.01, ("plugin", "metrics"), own_process())
 
