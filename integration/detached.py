@@ -1,8 +1,7 @@
-"""Doing something in a thread for which nobody has to wait who waits no more.
+"""Run blocking calls in daemon threads that never delay the end of the process.
 
-Neither does the process: a thread that waits for another's server, or for a file system that hangs,
-must not keep the agent from ending when it is told to. anyio's own threads would: Python waits for
-them at its end, also for one whose call was abandoned.
+A thread that waits for a server, or for a file system that hangs, must not keep the agent from
+ending. anyio's own threads would: Python joins them at exit, even after a call was abandoned.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["aside"]
+__all__ = ["run_detached"]
 
 T = TypeVar("T")
 
 
-async def aside(
+async def run_detached(
     do: Callable[..., T], *arguments: object, drop: Callable[[T], object] = lambda _: None
 ) -> T:
-    """Do something in a thread of its own.
+    """Call something in a thread of its own.
 
     Args:
-        do: what. Once this is cancelled it goes on, unheard.
-        arguments: of that.
-        drop: is given what that returns if nobody hears it.
+        do: when this is cancelled, it runs on and its result is dropped.
+        arguments: of ``do``.
+        drop: called with the result if nobody waits for it any more.
 
     Returns:
-        What it returns. What it raises is raised.
+        What ``do`` returns. What it raises is raised here.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -39,24 +38,24 @@ async def aside(
     def tell(found: T | None, failed: BaseException | None) -> None:
         if future.cancelled():
             if failed is None:
-                drop(found)  # type: ignore[arg-type] # it is what was returned
+                drop(found)  # type: ignore[arg-type] # it is the result
         elif failed is not None:
             future.set_exception(failed)
         else:
-            future.set_result(found)  # type: ignore[arg-type] # likewise
+            future.set_result(found)  # type: ignore[arg-type] # the same
 
     def run() -> None:
         found, failed = None, None
         try:
             found = do(*arguments)
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - it is raised in the waiting task
             failed = error
         try:
             loop.call_soon_threadsafe(tell, found, failed)
-        except RuntimeError:  # the event loop has ended, and the process does
+        except RuntimeError:  # the event loop has ended, the process is about to
             if failed is None:
-                drop(found)  # type: ignore[arg-type] # it is what was returned
+                drop(found)  # type: ignore[arg-type] # it is the result
 
     context = copy_context()
-    threading.Thread(target=context.run, args=(run,), name="aside", daemon=True).start()
+    threading.Thread(target=context.run, args=(run,), name="run_detached", daemon=True).start()
     return await future

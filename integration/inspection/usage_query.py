@@ -21,7 +21,7 @@ from integration.containers.bundles import Container
 from integration.containers.errors import StateUnreadable
 from integration.containers.procfs import Procfs
 from integration.containers.shims import states_to_watch
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.inspection.top import Moment
 from integration.node.device_health.report import read_health
 from integration.node.holders.energy import Meter
@@ -61,11 +61,11 @@ class Observer:
 
     async def moment(self) -> Moment:
         """What is known now."""
-        await aside(self._look_seldom)
+        await run_detached(self._look_seldom)
         sample = await self.sampler.sample(max_age=0.0)
-        ledger, notes = await aside(self._ledger)
-        owners, names = await aside(self._processes, sample, ledger.containers)
-        health = await aside(read_health, self._config) or {}
+        ledger, notes = await run_detached(self._ledger)
+        owners, names = await run_detached(self._processes, sample, ledger.containers)
+        health = await run_detached(read_health, self._config) or {}
         return Moment(
             time=time.time(),
             sample=sample,

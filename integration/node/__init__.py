@@ -1,29 +1,28 @@
-"""The node agent: what of a node's GPUs has to be kept true while nobody starts a container.
+"""The node agent: what keeps a node's GPUs usable while nobody starts a container.
 
 ::
 
-    options.py     what it is told to do
-    changes.py     hears that something may have changed: uevents, files
-    watcher.py     files, processes and sockets, heard of by one wait
-    refresh.py     looks, and brings the inventory and the node's CDI spec up to date
-    spec_files.py  CDI specs that are kept: that one, and the device plugin's
-    agent.py       goes round, says how it is, ends when told
-    lock.py        there is one per node
-    readiness.py   whether it keeps the node, for who only asks that
-    components.py  keeps the other parts going, each a package of its own
-    aside.py       what may hang, in a thread for which nobody waits
-    backoff.py     how long they wait before they try again
-    board.py       what they tell each other
-    nvml.py        asks NVML one question, in a child (integration.nvml.children starts it)
-    api_server.py  asks the cluster; telling.py says what differs there, until it is taken
-    api_status.py  reads why it refuses, and who does
+    options.py       its options
+    agent.py         looks at the node again and again, starts the services, writes the status file
+    changes.py       waits for uevents
+    refresh.py       one look: inventory, CDI spec, device nodes and links
+    lock.py          one agent per node
+    service.py       the table of services; restarts those that end
+    reporter.py      writes to the cluster what a service knows
+    usage.py         what each container uses of each GPU
+    delivery.py      how containers learn of their devices
+    spec_files.py    CDI spec files that are replaced in one step
+    private_file.py  a lock that only one thread holds
+    engine_query.py  asks the container engine what it can do
 
-    monitor/       what NVML and the kernel say of GPUs at work
-    health/        whether a device can be given to a container
-    ledger/        which container holds what, and uses what of it
-    plugin/        what the kubelet is told, and is told to give
-    mps/           the control daemons of devices that are shared by MPS
-    metrics/       what Prometheus is told
-    causes/        what the faults of GPUs mean for each container
-    dra/           resource claims
+    state/           what services share: typed topics with one publisher each
+    services/        device plugin, DRA, health, ledger, monitor, MPS, metrics, causes, and others
+    values/          values that several services share
+    settings/        the device plugin's settings
+    device_health/   whether a device can be given to a container
+    faults/          what GPU errors mean, and whom they hit
+    holders/         who holds devices, and their energy
+    mps/             what MPS control daemons need and serve
+
+docs/architecture.md has the table of what services publish and read.
 """

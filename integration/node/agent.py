@@ -1,27 +1,26 @@
-"""``nvshim node``: one process per node that keeps true what others read about its GPUs.
+"""``nvshim node``: one process per node that keeps up to date what others read about its GPUs.
 
 ::
 
     a change, or the time is up ──▶ refresh ──▶ CDI spec, inventory, nodes and /dev/char links
                                        │
-                                       ├──▶ STATE/node.json: what was seen, when, what is wrong
-                                       └──▶ the board, which the other parts of the agent go by
+                                       ├──▶ STATE/node.json: what was found, when, what is wrong
+                                       └──▶ the state that the agent's services share
 
 Rules
-- One agent per node: a lock in its state directory says so (:mod:`.lock`). A second one ends, but
-  not in a rolling update with DRA: there it serves the kubelet by the first (:mod:`.dra.serving`),
-  and is the agent once that has ended.
-- A look runs in a thread, and what it asks of the driver in a child of it: neither a hung driver
-  nor a hung file system keeps the agent from ending when it is told to. A look that is under way
-  then is given the time that it takes to end its child, and no more.
-- What is wrong with the node is said, in the log when it begins and when it ends, and in the
-  status file for as long as it lasts; it does not end the agent.
-- A hangup (SIGHUP) is a reason to look, and for the settings to be read again.
-- An agent that runs from the tree in effect ends when another is put into effect, so that whoever
-  started it starts the new one; nothing else would tell it of an upgrade.
-- The status file is written when what is in it differs, and its time is that of the last look,
-  whatever else was written since: that is what readiness goes by. Where it cannot be written, from
-  its first look on, the agent goes on, says so in its log and its metrics, and is not ready.
+- One agent per node, which a lock in its state directory ensures (:mod:`.lock`). A second agent
+  exits. In a rolling update with DRA it waits instead and answers the kubelet for the first one
+  (:mod:`integration.node.services.dra.server`), until that has ended.
+- A look at the node runs in a thread, and asks the driver in a child process. A hung driver or file
+  system cannot keep the agent from ending: it waits only until that child is killed.
+- A fault of the node is logged when it appears and when it is gone, and is in the status file
+  meanwhile. It does not end the agent.
+- SIGHUP makes the agent look at the node and read its settings again.
+- An agent that runs from the installed tree ends when another tree is put into effect, so that its
+  supervisor starts the new one. Nothing else would tell it of an upgrade.
+- The status file is written when its content changes; its modification time is the time of the last
+  look, which the readiness check reads. If it cannot be written, the agent runs on, reports that in
+  its log and metrics, and is not ready.
 """
 
 from __future__ import annotations
@@ -46,14 +45,16 @@ from hooks.node.drained import driver_of, read_drains
 from hooks.node.inventory import RETRY_AFTER
 from integration.agent_errors import AgentStateUnusable
 from integration.agent_status import status_path
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.devices.creating import State, Wish, create
 from integration.files import read_file, replace_file
 from integration.install_places import CURRENT
 from integration.node.changes import announced
 from integration.node.lock import NodeLock
-from integration.node.refresh import Made, keep_spec, look
-from integration.node.service import PARTS, Context, first_error, keep
+from integration.node.refresh import SpecText, keep_spec, look
+from integration.node.service import SERVICES, Context, first_error, supervise
+from integration.node.state.topic import Watched, version_of, wait_any
+from integration.node.values.service_name import ServiceName
 from integration.nvml.children import forking
 from integration.nvml.inventory import STOP
 from integration.nvml.snapshot import NodeSnapshot
@@ -68,35 +69,36 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.options import Options
 
-# What of the board is in the status file, besides what a look has seen, and the seconds after
-# which it is there: claims change with each pod, and to write all of them takes a while.
-_NOTED: Final = ((0.1, ("faults", "resources", "told")), (1.0, ("claims",)))
+# Seconds after which a change of the state is in the status file. Claims change with each pod, and
+# writing all of them takes a while.
+_WRITE_AFTER: Final = 0.1
+_WRITE_CLAIMS_AFTER: Final = 1.0
 
 _STATUS: Final = "status-file"
 _POD: Final = "pod"
-"""What the faults are called that the agent's own files cannot be written."""
+"""The subjects of the faults that a file of the agent cannot be written."""
 
-# Seconds after which a swarm of changes is over.
+# Seconds without a change after which a burst of changes is over.
 _QUIET: Final = 0.3
 
-# Seconds for a child to be killed.
+# Seconds until a child that asks the driver is killed.
 _TO_END: Final = 2.0
 
 
 async def serve(
     config: Config, options: Options, say: Callable[..., None], *, once: bool = False
 ) -> NodeSnapshot:
-    """Keep the node's files true until SIGTERM or SIGINT, or until its own tree is replaced.
+    """Run the agent until SIGTERM or SIGINT, or until its own tree is replaced.
 
     Args:
-        once: look once, and end.
+        once: look at the node once, and return.
 
     Returns:
-        What was seen last.
+        What the last look found.
 
     Raises:
         AgentRunning: another agent has the node.
-        AgentStateUnusable: there is no place for its lock, or, once, for what was seen.
+        AgentStateUnusable: the lock or, with ``once``, the status file cannot be written.
     """
     try:
         return await _serve(config, options, say, once=once)
@@ -107,7 +109,7 @@ async def serve(
 async def _serve(
     config: Config, options: Options, say: Callable[..., None], *, once: bool
 ) -> NodeSnapshot:
-    seen, in_effect = NodeSnapshot(), _is_in_effect()
+    node, in_effect = NodeSnapshot(), _is_in_effect()
     with (
         NodeLock(config) as lock, Watcher(_QUIET) as watcher, announced(watcher) as unannounced,
         forking(),
@@ -115,142 +117,160 @@ async def _serve(
         if not (is_ours := lock.take()) and (once or not _may_wait(options)):
             raise lock.held()
         context = Context(config, options, say)
+        context.state.check_publishers(SERVICES)
         async with aclosing(context.kubelet), anyio.create_task_group() as tasks:
             if not once:
-                await tasks.start(_do_as_told, tasks.cancel_scope, context)
+                await tasks.start(_handle_signals, tasks.cancel_scope, context)
                 if not is_ours:
                     context = await _wait(tasks, context, lock)
                 say("info", "begins", version=VERSION, spec=options.spec or "none")
                 _show_pod(context, lock)
             rounds = _Rounds(context, watcher, unannounced)
-            seen = await rounds.look(first=True, strict=once)
+            node = await rounds.look(first=True, strict=once)
             if not once:
-                tasks.start_soon(_begin_parts, tasks, context)
-                for pause, names in _NOTED:
-                    tasks.start_soon(rounds.keep_noted, pause, *names)
+                state = context.state
+                tasks.start_soon(_start_services, tasks, context)
+                tasks.start_soon(
+                    rounds.keep_written,
+                    _WRITE_AFTER, state.faults, state.resources, state.delivery,
+                )  # fmt: skip
+                tasks.start_soon(rounds.keep_written, _WRITE_CLAIMS_AFTER, state.claims)
                 while not in_effect or _is_in_effect():
                     await rounds.wait()
                     _show_pod(context, lock)
-                    seen = await rounds.look()
+                    node = await rounds.look()
                 say("info", "ends", reason="another version was put into effect")
             tasks.cancel_scope.cancel()
-    return seen
+    return node
 
 
 def _may_wait(options: Options) -> bool:
-    """Whether the agent may wait for another's end: it has something to do meanwhile."""
+    """Whether the agent waits until another ends: with DRA it has work meanwhile."""
     return options.dra and bool(options.pod_uid)
 
 
 def _show_pod(context: Context, lock: NodeLock) -> None:
-    """Show that the agent of its pod is at work, unless it has been shown already."""
+    """Mark the agent's pod as running, unless that is done already."""
     line = ""
     try:
         lock.show_pod(context.options.pod_uid)
-    except AgentStateUnusable as error:  # it is tried again at the next look
+    except AgentStateUnusable as error:  # the next look tries again
         line = str(error)
     context.fault(_POD, line, level="warning")
 
 
 async def _wait(tasks: anyio.abc.TaskGroup, context: Context, lock: NodeLock) -> Context:
-    """Be the driver's second instance until the node is ours; returns the context from then on."""
+    """Stand by as second instance of the DRA driver until this agent has the node.
+
+    Returns:
+        The context to go on with.
+    """
     from integration.node.services.dra.server import stand_by  # noqa: PLC0415 - it loads gRPC
 
     return await stand_by(tasks, context, lock)
 
 
 class _Rounds:
-    """Looking at the node, again and again.
+    """Looks at the node again and again, and writes the status file.
 
     Args:
-        watcher: hears of the node.
-        unannounced: why it does not hear the kernel; "" if it does.
+        watcher: waits for changes of the node.
+        unannounced: why it gets no uevents from the kernel; "" if it does.
     """
 
     def __init__(self, context: Context, watcher: Watcher, unannounced: str) -> None:
         self._context = context
         self._watcher, self._unannounced = watcher, unannounced
-        self._heard = True
-        self._deaf: dict[str, str] = {}
-        self._wanted = 0
+        self._node = context.state.node.publisher(ServiceName.AGENT)
+        self._changed = True
+        self._unwatched: dict[str, str] = {}
+        self._requests = 0
         self._directories: tuple[str, ...] = ()
         self._looked = 0.0
-        self._made = Made()
-        self._told = NodeSnapshot()
+        self._spec_text = SpecText()
+        self._logged = NodeSnapshot()
 
     async def look(self, *, first: bool = False, strict: bool = False) -> NodeSnapshot:
-        """Look, say what is different, and post it.
-
-        Raises:
-            AgentStateUnusable: what was seen cannot be written, and that is not to be overlooked.
-        """
-        config, options, board = self._context.config, self._context.options, self._context.board
-        wanted, begun = board.version("wanted"), time.monotonic()
-        now = await _aside(partial(_look, config, heard=self._heard, anew=board.doubts_mig))
-        if now.inventory != board.seen.inventory:
-            # Others need not wait for a spec that is not theirs.
-            board.post(seen=replace(now, spec=board.seen.spec))
-        keep = partial(keep_spec, config, options.spec, now, heard=self._heard, made=self._made)
-        now = await _aside(keep)
-        board.counters.looked(time.monotonic() - begun, faults=bool(now.faults))
-        self._wanted = wanted
-        self._looked = time.time()
-        _tell(self._context.say, self._told, now, first=first)
-        self._told = now
-        board.post(seen=now)
-        self.note(strict=strict)
-        return now
-
-    async def wait(self) -> None:
-        """Wait for a reason to look again, or for the time to be up."""
-        config, options, board = self._context.config, self._context.options, self._context.board
-        seen, inventory = board.seen, board.seen.inventory
-        # Where the driver was it may be again: an update of its files is the end of them first.
-        if inventory is not None:
-            self._directories = inventory.driver.library_directories or self._directories
-        places = dict.fromkeys((*self._directories, config.drained), ANY)
-        for nodes in (config.dev, os.path.join(config.dev, *CAPS)):
-            places[nodes] = Interest(content=False)  # what is written to a device node is no reason
-        self._heard = self._watcher.follow(places)
-        why = {"announcements": self._unannounced, "files": self._watcher.deaf}
-        deaf = {what: line for what, line in why.items() if line}
-        if deaf != self._deaf:
-            self._deaf = deaf
-            self._context.say("warning", "not all changes are heard, only looked for", **deaf)
-        if self._heard:
-            return
-        # A doubtful answer is asked for again as soon as it is believed no longer.
-        pause = min(options.poll, RETRY_AFTER) if seen.faults else options.poll
-
-        which, heard = await first_of(
-            partial(self._watcher.wait, pause), partial(board.change, "wanted", since=self._wanted)
-        )
-        self._heard = bool(which) or heard or board.version("wanted") != self._wanted
-
-    async def keep_noted(self, pause: float, *names: str) -> NoReturn:
-        """Have what other parts post be in the status file, too.
+        """Look at the node, log what differs, and publish it.
 
         Args:
-            pause: seconds after which it is; what is posted meanwhile is written with it.
-            names: of the board's table.
-        """
-        board = self._context.board
-        version = board.version(*names)
-        while True:
-            await board.change(*names, since=version)
-            await anyio.sleep(pause)
-            version = board.version(*names)
-            self.note()
-
-    def note(self, *, strict: bool = False) -> None:
-        """Keep the status file true.
+            first: log what the node has even if it is nothing.
+            strict: raise if the status file cannot be written.
 
         Raises:
-            AgentStateUnusable: it cannot be written, and that is not to be overlooked.
+            AgentStateUnusable: it cannot be written, and ``strict``.
+        """
+        config, options, state = self._context.config, self._context.options, self._context.state
+        requests, started = state.look_requested.version, time.monotonic()
+        known = state.node.value
+        look_once = partial(_look, config, changed=self._changed, ask_nvml=state.mig_modes_differ)
+        node = await _detached(look_once)
+        if node.inventory != known.inventory:
+            # Services need not wait until the CDI spec is written.
+            self._node.publish(replace(node, spec=known.spec))
+        node = await _detached(
+            partial(
+                keep_spec, config, options.spec, node, changed=self._changed, text=self._spec_text
+            )
+        )
+        state.counters.looked(time.monotonic() - started, faults=bool(node.faults))
+        self._requests = requests
+        self._looked = time.time()
+        _log(self._context.say, self._logged, node, first=first)
+        self._logged = node
+        self._node.publish(node)
+        self.write_status(strict=strict)
+        return node
+
+    async def wait(self) -> None:
+        """Wait for a reason to look again, or until it is time for the next look."""
+        config, options, state = self._context.config, self._context.options, self._context.state
+        node = state.node.value
+        # An update of the driver first removes its files: keep watching where they were.
+        if node.inventory is not None:
+            self._directories = node.inventory.driver.library_directories or self._directories
+        places = dict.fromkeys((*self._directories, config.drained), ANY)
+        for nodes in (config.dev, os.path.join(config.dev, *CAPS)):
+            places[nodes] = Interest(content=False)  # writing to a device node changes nothing
+        self._changed = self._watcher.follow(places)
+        why = {"announcements": self._unannounced, "files": self._watcher.deaf}
+        unwatched = {what: line for what, line in why.items() if line}
+        if unwatched != self._unwatched:
+            self._unwatched = unwatched
+            self._context.say("warning", "not all changes are heard, only looked for", **unwatched)
+        if self._changed:
+            return
+        # Look again when a doubtful answer of NVML expires.
+        pause = min(options.poll, RETRY_AFTER) if node.faults else options.poll
+        which, heard = await first_of(
+            partial(self._watcher.wait, pause),
+            partial(wait_any, state.look_requested, since=self._requests),
+        )
+        is_requested = state.look_requested.version != self._requests
+        self._changed = bool(which) or heard or is_requested
+
+    async def keep_written(self, pause: float, *topics: Watched) -> NoReturn:
+        """Write the status file whenever some topics change, until cancelled.
+
+        Args:
+            pause: seconds to wait for more changes before writing.
+        """
+        version = version_of(*topics)
+        while True:
+            await wait_any(*topics, since=version)
+            await anyio.sleep(pause)
+            version = version_of(*topics)
+            self.write_status()
+
+    def write_status(self, *, strict: bool = False) -> None:
+        """Write the status file if its content differs; report a fault if it cannot be written.
+
+        Raises:
+            AgentStateUnusable: it cannot be written, and ``strict``.
         """
         line = ""
         try:
-            _note(self._context, self._looked)
+            _write_status(self._context, self._looked)
         except AgentStateUnusable as error:
             if strict:
                 raise
@@ -258,24 +278,20 @@ class _Rounds:
         self._context.fault(_STATUS, line, level="warning")
 
 
-async def _begin_parts(tasks: anyio.abc.TaskGroup, context: Context) -> None:
-    """Begin with a node that was looked at.
+async def _start_services(tasks: anyio.abc.TaskGroup, context: Context) -> None:
+    """Start the services that the options ask for, each as soon as its module is imported.
 
-    Modules take a while: each part begins when it has its own, and does not wait for the others'.
+    Imports take a while; no service waits for the imports of those after it.
     """
-    for name, part in PARTS.items():
-        if part.is_wanted(context.options):
-            with suppress(ImportError):  # the part itself says so
-                await aside(importlib.import_module, part.module)
-            tasks.start_soon(keep, name, context)
+    for name, service in SERVICES.items():
+        if service.is_wanted(context.options):
+            with suppress(ImportError):  # the service fails with it again, and that is logged
+                await run_detached(importlib.import_module, service.module)
+            tasks.start_soon(supervise, name, context, service.module)
 
 
-async def _aside(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
-    """Look in a thread for which nobody has to wait.
-
-    Args:
-        look: what it does. Once this is cancelled it asks NVML no more.
-    """
+async def _detached(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
+    """Look in a thread of its own. When this is cancelled, the look asks NVML nothing more."""
     stop, done = threading.Event(), threading.Event()
 
     def run() -> NodeSnapshot:
@@ -286,7 +302,7 @@ async def _aside(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
             done.set()
 
     try:
-        return await aside(run)
+        return await run_detached(run)
     except BaseException:
         stop.set()
         done.wait(_TO_END)
@@ -294,7 +310,7 @@ async def _aside(look: Callable[[], NodeSnapshot]) -> NodeSnapshot:
 
 
 def _is_in_effect() -> bool:
-    """Whether this program is of the tree that the link beside it leads to."""
+    """Whether this program runs from the installed tree that ``current`` links to."""
     tree = own_tree()
     try:
         return bool(tree) and os.path.samefile(tree, os.path.join(os.path.dirname(tree), CURRENT))
@@ -302,39 +318,37 @@ def _is_in_effect() -> bool:
         return False
 
 
-def _look(config: Config, *, heard: bool, anew: bool) -> NodeSnapshot:
-    """One look, with the nodes and links that the configuration wants made before it."""
+def _look(config: Config, *, changed: bool, ask_nvml: bool) -> NodeSnapshot:
+    """Make the device nodes and links that the configuration asks for, then look at the node."""
     if driver_of(read_drains(config)):
         return look(config)
     steps = create(config, Wish(nodes=config.make_nodes, links=config.char_links))
     faults = [f"{step.path}: {step.reason}" for step in steps if step.state == State.FAILED]
-    seen = look(config, heard=heard, anew=anew)
-    return replace(seen, faults=(*seen.faults, *faults))
+    node = look(config, changed=changed, ask_nvml=ask_nvml)
+    return replace(node, faults=(*node.faults, *faults))
 
 
-async def _do_as_told(
+async def _handle_signals(
     scope: anyio.CancelScope,
     context: Context,
     *,
     task_status: anyio.abc.TaskStatus[None],
 ) -> None:
-    """End by SIGTERM or SIGINT; look again, and have what was read be read again, by SIGHUP."""
-    told = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    with open_signal_receiver(*told) as signals:
+    """End the agent on SIGTERM or SIGINT; on SIGHUP look at the node and read settings again."""
+    reloads = context.state.reloads.publisher(ServiceName.AGENT)
+    with open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP:
-                context.board.post(hangups=context.board.hangups + 1)
-                context.board.want_look()
+                reloads.publish(context.state.reloads.value + 1)
+                context.state.look_requested.send()
                 continue
             context.say("info", "ends", signal=signal.Signals(number).name)
             scope.cancel()
             return
 
 
-def _tell(
-    say: Callable[..., None], before: NodeSnapshot, now: NodeSnapshot, *, first: bool
-) -> None:
+def _log(say: Callable[..., None], before: NodeSnapshot, now: NodeSnapshot, *, first: bool) -> None:
     if first or (before.driver, before.gpus, before.mig_devices) != (
         now.driver,
         now.gpus,
@@ -357,11 +371,11 @@ def _tell(
             say("info", "over", fault=fault)
 
 
-# -- state ------------------------------------------------------------------------------------
+# -- the status file --------------------------------------------------------------------------
 
 
-def _note(context: Context, looked: float) -> None:
-    """Write the status file; its time is that of the last look.
+def _write_status(context: Context, looked: float) -> None:
+    """Write the status file, and set its modification time to that of the last look.
 
     Args:
         looked: seconds since the epoch.
@@ -369,32 +383,33 @@ def _note(context: Context, looked: float) -> None:
     Raises:
         AgentStateUnusable: it cannot be written.
     """
-    board = context.board
-    seen = replace(board.seen, faults=(*board.seen.faults, *board.faults.values()))
+    state = context.state
+    node = state.node.value
+    node = replace(node, faults=(*node.faults, *state.faults.lines.values()))
     resources = {
         each.name: {
             "devices": len(each.devices),
             "healthy": sum(device.is_healthy for device in each.devices),
         }
-        for each in board.resources
+        for each in state.resources.value
     }
-    document = {"pid": os.getpid(), "poll": context.options.poll, **seen.as_document()}
+    document = {"pid": os.getpid(), "poll": context.options.poll, **node.as_document()}
     document["resources"] = resources
     if context.options.dra:
         document["claims"] = [
             {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, **asdict(device)}
-            for claim in board.claims
+            for claim in state.claims.value
             for device in claim.devices
         ]
-    if board.told is not None:
-        document["device_list_strategies"] = list(board.told.strategies)
-        document["device_list_why"] = board.told.why
+    if (delivery := state.delivery.value) is not None:
+        document["device_list_strategies"] = list(delivery.strategies)
+        document["device_list_why"] = delivery.why
     content = (json.dumps(document, indent=2) + "\n").encode()
     path = status_path(context.config)
     try:
         if read_file(path) != content:
-            replace_file(path, content, durable=False)  # it is true of an agent that runs
-        with suppress(FileNotFoundError):  # somebody removed it; the next look writes it anew
+            replace_file(path, content, durable=False)  # it is of no use after a crash
+        with suppress(FileNotFoundError):  # somebody removed it; the next look writes it again
             os.utime(path, (looked, looked))
     except OSError as error:
         raise AgentStateUnusable(

@@ -1,14 +1,13 @@
-"""Hearing that the node's GPUs or their driver may have changed.
+"""Uevents: the kernel announces that GPUs or their driver may have changed.
 
 Rules
-- What is heard is a reason to look, never what is believed: the inventory is compared with the
-  node itself (:func:`hooks.engine.load_inventory`), however one came to look.
-- The kernel announces devices and modules that come and go (uevents). Files of the driver and
-  device nodes that are made by hand it tells by inotify, of their directories. MIG devices it does
-  not announce, only the nodes that are made for them: for those, and for all that was missed, one
-  looks again every now and then.
-- A socket or a watch that cannot be had (a container without the host's network, a limit of
-  inotify) leaves the slow look, and that is said.
+- An announcement is a reason to look, not a fact. However a look came about, the inventory is
+  compared with the node itself (:func:`hooks.engine.load_inventory`).
+- The kernel announces devices and modules that appear and disappear. inotify reports files of the
+  driver, and device nodes made by hand. MIG devices are not announced, only the nodes made for
+  them: for these and for whatever was missed, the agent looks again at intervals.
+- If the socket or a watch is not available (a container without the host's network, inotify's
+  limit), the agent only looks at intervals, and logs that.
 
 Source: netlink(7), NETLINK_KOBJECT_UEVENT; kernel lib/kobject_uevent.c.
 """
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from integration.watcher import Watcher
 
 _KOBJECT_UEVENT: Final = 15
-_KERNEL: Final = 1  # the group that the kernel speaks to; udev's is another
+_KERNEL: Final = 1  # the multicast group of the kernel; udev has another
 _LONGEST: Final = 1 << 16
 
-# Each container that starts or stops is announced a dozen times, by its network devices.
+# Bytes. Each container that starts or stops causes a dozen uevents, by its network devices.
 _ROOM: Final = 1 << 20
 
 
-def _kernels_announcements() -> socket.socket:
+def _uevent_socket() -> socket.socket:
     kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     uevents = socket.socket(socket.AF_NETLINK, kind, _KOBJECT_UEVENT)
     try:
@@ -46,15 +45,15 @@ def _kernels_announcements() -> socket.socket:
 
 @contextmanager
 def announced(
-    watcher: Watcher, listen: Callable[[], socket.socket] = _kernels_announcements
+    watcher: Watcher, listen: Callable[[], socket.socket] = _uevent_socket
 ) -> Iterator[str]:
-    """Have a watcher hear what the kernel announces, as long as this lasts.
+    """Make a watcher wake up by uevents until the context ends.
 
     Args:
-        listen: opens a socket of the kernel's announcements, which does not block.
+        listen: opens a non-blocking socket that receives uevents.
 
     Returns:
-        Why that cannot be heard; "" if it is.
+        Why uevents are not available; "" if they are.
     """
     try:
         uevents = listen()
@@ -67,14 +66,14 @@ def announced(
 
 
 def _read(uevents: socket.socket) -> bool:
-    """Take what was announced; whether any of it matters."""
+    """Read all waiting uevents, and return whether any concerns GPUs."""
     matters = False
     while True:
         try:
             matters |= concerns_gpus(uevents.recv(_LONGEST))
         except BlockingIOError:
             return matters
-        except OSError:  # more was told than it could hold: something of it may have mattered
+        except OSError:  # the buffer overflowed: a lost one may have mattered
             matters = True
 
 
@@ -82,9 +81,9 @@ _WORDS: Final = (b"nvidia", b"DRIVER=nouveau", b"PCI_CLASS=3", b"\0SUBSYSTEM=drm
 
 
 def concerns_gpus(message: bytes) -> bool:
-    """Whether an announcement of the kernel's may be of a GPU or of its driver.
+    """Whether a uevent may be about a GPU or its driver.
 
     Args:
-        message: ``ACTION@DEVPATH`` and KEY=VALUE strings, each ended by a zero byte.
+        message: ``ACTION@DEVPATH`` and KEY=VALUE strings, each followed by a zero byte.
     """
     return any(word in message for word in _WORDS)

@@ -1,13 +1,14 @@
-"""How containers are told what they have, so that the engine of the node hears it. Pure.
+"""How containers learn of their devices, in a way that the node's engine acts on. Pure.
 
-``cdi-cri`` names devices in a field of the CRI. An engine that does not read the field leaves it
-out without a word: the container begins, and has no GPU. So where the running engine says that it
-does not (:mod:`integration.cri.engine`), or none answers, our shim is told as well.
+``cdi-cri`` names devices in a field of the CRI. An engine that does not read the field ignores it:
+the container starts without a GPU. If the running engine says that it does not read the field
+(:mod:`integration.cri.engine`), or no engine answers, the answer also has the variable that our
+shim reads.
 
 Rules
-- What the settings ask for stays in the answer: an engine that comes to read it, does, and to be
-  told twice does no harm. The variable is added to it (``envvar``).
-- Settings by which the shim is told anyway stay as they are.
+- What the settings ask for stays in the answer. An engine that learns to read it uses it, and both
+  together do no harm. The variable (``envvar``) is added.
+- Settings by which the shim learns of the devices anyway stay as they are.
 
 Source: the kubelet's change 126435: "containerd versions older than v1.7.2 don't support passing
 CDI info through CRI"; and :mod:`integration.cri.engine`.
@@ -26,41 +27,41 @@ if TYPE_CHECKING:
 ENABLE: Final = "nvshim configure containerd --enable-cdi"
 
 
-class Told(NamedTuple):
-    """How containers are told what they have."""
+class DeliveryMode(NamedTuple):
+    """The strategies by which containers learn of their devices."""
 
-    strategies: tuple[DeviceList, ...]  # what answers have
-    why: str = ""  # why there are more than the settings ask for; "" if there are not
+    strategies: tuple[DeviceList, ...]  # in each answer to Allocate
+    why: str = ""  # why there are more than the settings ask for; "" if there are no more
 
 
-def told_by(settings: Settings, engine: Engine | None) -> Told:
-    """How containers are told what they have.
+def delivery_mode(settings: Settings, engine: Engine | None) -> DeliveryMode:
+    """Return the strategies that reach containers on this node.
 
     Args:
-        engine: as it says of itself; None if none answers.
+        engine: what the running engine can do; None if none answers.
     """
     asked = settings.device_list_strategies
-    if any(_is_heard(each, settings, engine) for each in asked):
-        return Told(asked)
+    if any(_is_read(each, settings, engine) for each in asked):
+        return DeliveryMode(asked)
     if engine is None:
         why = "no engine says whether it reads CDI names of the CRI"
     elif engine.reads_cdi is None:
         why = f"{engine} does not say whether it reads CDI names of the CRI"
     else:
         why = f"{engine} does not read CDI names of the CRI, or is not set to"
-    return Told(_sorted({*asked, DeviceList.ENVVAR}), why)
+    return DeliveryMode(_sorted({*asked, DeviceList.ENVVAR}), why)
 
 
-def _is_heard(strategy: DeviceList, settings: Settings, engine: Engine | None) -> bool:
+def _is_read(strategy: DeviceList, settings: Settings, engine: Engine | None) -> bool:
     if strategy not in CDI:
         return True
     if engine is None:
         return False
-    is_handed_on = strategy == DeviceList.CDI_ANNOTATIONS and _hands_on(settings, engine)
-    return is_handed_on or engine.reads_cdi is True
+    is_passed_on = strategy == DeviceList.CDI_ANNOTATIONS and _passes_on(settings, engine)
+    return is_passed_on or engine.reads_cdi is True
 
 
-def _hands_on(settings: Settings, engine: Engine | None) -> bool:
+def _passes_on(settings: Settings, engine: Engine | None) -> bool:
     annotation = f"{settings.cdi_annotation_prefix}{PLUGIN}"
     return engine is not None and engine.hands_on(annotation)
 

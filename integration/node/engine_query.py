@@ -20,7 +20,7 @@ import anyio
 from integration.cri.client import Cri
 from integration.cri.engine import Engine
 from integration.cri.errors import CriError
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.kubelet.sockets import socket_identity
 
 _TIMEOUT: Final = 2.0
@@ -47,7 +47,7 @@ class EngineAsked:
                 self._engine, self._asked_of = None, sockets
                 for path, there in zip(self._sockets, sockets, strict=True):
                     if there is not None and self._engine is None:
-                        self._engine = await aside(_ask, path)
+                        self._engine = await run_detached(_ask, path)
             return self._engine
 
 

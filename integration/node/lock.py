@@ -1,16 +1,16 @@
-"""Which agent has the node: a lock in its state directory, which ends with the process's life.
+"""The lock by which one agent has the node, held in its state directory while the agent lives.
 
 ::
 
-    STATE/node.lock   locked by the agent that keeps the node; has its process's number
-    STATE/pods/UID    locked by the agent of that pod, once it keeps the node, or serves beside it
+    STATE/node.lock   locked by the agent that has the node; contains its process id
+    STATE/pods/UID    locked by the agent of that pod once it has the node or stands by
 
 Rules
-- Whoever only asks whether a lock is held has it for a moment, so it is tried for a second.
-- A thread of its own holds each lock (:mod:`integration.node.private_file`): a thread that hangs in
-  the kernel keeps a killed agent as a zombie, and must not keep its lock.
-- Who waits for the lock does so in the kernel, in a thread that the process need not wait for.
-- What agents that have ended left in ``pods`` is removed by the next that keeps the node.
+- A check whether a lock is held takes it for a moment. Therefore taking it is tried for a second.
+- A thread of its own holds each lock (:mod:`integration.node.private_file`). A thread that hangs in
+  the kernel keeps a killed agent alive as a zombie, and must not keep the lock with it.
+- Waiting for the lock happens in the kernel, in a thread that the process can leave behind.
+- The agent that gets the node removes what ended agents left in ``pods``.
 
 Source: flock(2); proc_locks(5).
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from integration.agent_errors import AgentRunning, AgentStateUnusable
 from integration.agent_status import PODS, pod_path
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.private_file import keep_private
 from integration.nvml.lock import locked
 from shim.causes.agent import LOCK, is_locked
@@ -39,25 +39,25 @@ __all__ = ["NodeLock", "holds"]
 
 _MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o711
-# Seconds for one who asks for readiness.
-_TO_ASK: Final = 1.0
+# Seconds until a readiness check has released the lock.
+_TO_CHECK: Final = 1.0
 
 
 def _lock_path(config: Config) -> str:
-    """The file that an agent holds locked, and writes its pid into."""
+    """The file that an agent locks, and writes its pid into."""
     return os.path.join(config.state, LOCK)
 
 
 def holds(pid: int, config: Config) -> bool:
-    """Whether a process is the agent that has the node, as the kernel lists its locks.
+    """Whether a process is the agent that has the node, by the kernel's list of locks.
 
     Args:
-        pid: its number in our pid namespace.
+        pid: its id in our pid namespace.
     """
     try:
         inode = os.stat(_lock_path(config)).st_ino
         with open("/proc/locks", encoding="ascii") as file:
-            # "1: FLOCK  ADVISORY  WRITE 4711 00:1a:99 0 EOF"; "->" before what waits for a lock
+            # "1: FLOCK  ADVISORY  WRITE 4711 00:1a:99 0 EOF"; "->" marks a waiting process
             rows = [line.split() for line in file]
     except OSError:
         return False
@@ -68,17 +68,17 @@ def holds(pid: int, config: Config) -> bool:
 
 
 class NodeLock:
-    """The lock. To be entered; what it holds is let go at the end.
+    """The lock: a context manager that opens the file, and releases what was taken.
 
     Raises:
-        AgentStateUnusable: there is no place for it.
+        AgentStateUnusable: the file cannot be opened.
     """
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._path = _lock_path(config)
         self._fd = -1
-        self._let_go: Callable[[], None] | None = None
+        self._release: Callable[[], None] | None = None
         self._pod: tuple[str, Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
@@ -87,22 +87,22 @@ class NodeLock:
 
     def __exit__(self, *_: object) -> None:
         if self._pod is not None:
-            path, let_go = self._pod
+            path, release = self._pod
             with suppress(OSError):
                 os.unlink(path)
-            let_go()
-        if self._let_go is None:
+            release()
+        if self._release is None:
             os.close(self._fd)
         else:
-            self._let_go()
+            self._release()
 
     @property
     def holder(self) -> str:
-        """The number of the process that has it; "unknown" if it does not say."""
+        """The id of the process that has it; "unknown" if the file does not say."""
         return os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
 
     def held(self) -> AgentRunning:
-        """The error for who cannot have it."""
+        """Return the error for an agent that cannot get it."""
         return AgentRunning(
             "to keep this node's GPUs",
             found=f"another agent, process {self.holder}, holds {self._path}",
@@ -110,44 +110,44 @@ class NodeLock:
         )
 
     def take(self) -> bool:
-        """Take it; whether it was to be had."""
-        if is_taken := locked(self._fd, fcntl.LOCK_EX, _TO_ASK):
+        """Take it if it is free, and return whether it was."""
+        if is_taken := locked(self._fd, fcntl.LOCK_EX, _TO_CHECK):
             self._own()
         return is_taken
 
     async def wait(self) -> None:
-        """Take it as soon as it is to be had."""
-        await aside(fcntl.flock, self._fd, fcntl.LOCK_EX)
+        """Wait until it is free, and take it."""
+        await run_detached(fcntl.flock, self._fd, fcntl.LOCK_EX)
         self._own()
 
     def show_pod(self, uid: str) -> None:
-        """Have it be seen that the agent of a pod does what it is there for.
+        """Lock the file that marks an agent's pod as running.
 
         Args:
-            uid: the pod's; "" for none.
+            uid: of the pod; "" if the agent runs in none.
 
         Raises:
-            AgentStateUnusable: it cannot be.
+            AgentStateUnusable: the file cannot be locked.
         """
         path = pod_path(self._config, uid)
         while uid and self._pod is None:
             fd = _opened(path)
-            locked(fd, fcntl.LOCK_EX, _TO_ASK)
+            locked(fd, fcntl.LOCK_EX, _TO_CHECK)
             if _is_at(fd, path):
                 self._pod = path, keep_private(fd)
-            else:  # it was removed before it was locked
+            else:  # another agent removed the file before it was locked
                 os.close(fd)
 
     def _own(self) -> None:
         self._sign()
-        self._let_go = keep_private(self._fd)
+        self._release = keep_private(self._fd)
 
     def _sign(self) -> None:
-        with suppress(OSError):  # a full disk: then it is not known which it is
+        with suppress(OSError):  # the disk is full; the pid is only for people
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         pods = os.path.join(self._config.state, PODS)
-        with suppress(OSError):  # there are none
+        with suppress(OSError):  # no agent ran in a pod
             for name in os.listdir(pods):
                 path = os.path.join(pods, name)
                 if not is_locked(path):
@@ -163,7 +163,7 @@ def _opened(path: str) -> int:
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise
-            return os.open(path, os.O_RDONLY | flags)  # one that was made before can be locked
+            return os.open(path, os.O_RDONLY | flags)  # an existing file can be locked
     except OSError as error:
         is_denied = error.errno in {errno.EACCES, errno.EPERM}
         raise AgentStateUnusable(

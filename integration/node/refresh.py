@@ -1,15 +1,16 @@
-"""One look at the node, and what is kept true by it: the inventory, the CDI spec, nodes and links.
+"""One look at the node, and what it brings up to date: inventory, CDI spec, device nodes and links.
 
 Rules
-- The shim looks for itself when a container is made, and needs nothing of what is kept here. The
-  inventory spares its next container the question to NVML; the CDI spec is for runtimes that are
-  not ours (Podman, CRI-O, Docker's ``--device``).
-- The spec is written when it would differ, in one step. When there is no driver any more it is
-  removed: a spec of what is not there fails containers that could say why.
-- Only a file that we have made is replaced or removed; its first line says so. So does that of the
-  unit that makes a spec where no agent runs.
-- While the driver is out of service nobody is asked, and what was kept counts if it is still true.
-- What is wrong with the node is an answer, not the end of the agent.
+- The shim looks for itself when it creates a container, and needs nothing that is kept here. The
+  kept inventory saves the next container a question to NVML. The CDI spec is for other runtimes
+  (Podman, CRI-O, Docker's ``--device``).
+- The spec is replaced in one step, and only if its content changes. Without a driver it is removed:
+  a stale spec fails containers with a misleading error.
+- Only files that we have made are replaced or removed. Their first line marks them, also those of
+  the unit that makes the spec on nodes without an agent.
+- While the driver is out of service, NVML is not asked; the kept inventory counts if it is still
+  true.
+- A fault of the node is part of the result and does not end the agent.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from integration.nvml.inventory import inventory_of
 from integration.nvml.snapshot import NodeSnapshot
 
 MARK: Final = b"# Made by nvshim node, which replaces it when the node changes.\n"
-"""The first line of the spec; without it, a file is somebody else's."""
+"""The first line of the spec. A file without it is not ours."""
 
 MARK_OF_UNIT: Final = b"# Made by nvshim-cdi-refresh.service, until nvshim node replaces it.\n"
-"""The first line of a spec that ``integration/systemd/nvshim-cdi-refresh.service`` has made."""
+"""The first line of a spec made by ``integration/systemd/nvshim-cdi-refresh.service``."""
 
 _MARKS: Final = (MARK, MARK_OF_UNIT)
 
-# So many looks in a row that nothing gave a reason for go by what an earlier one has made.
+# After so many looks in a row that found no change, the text is made again all the same.
 _TRUSTED: Final = 10
 
 _WISH: Final = generating.SpecOptions(
@@ -50,11 +51,11 @@ _WISH: Final = generating.SpecOptions(
 )
 
 
-class Made:
-    """The text of a spec as it was made for a node, which is the same for the same node.
+class SpecText:
+    """The text of the CDI spec, cached for as long as the node stays the same.
 
-    To make it takes half a second for a hundred MIG devices. It is made anew when something was
-    heard, when the inventory is another, and now and then all the same: the net below both.
+    Making it takes half a second for a hundred MIG devices. It is made again when a change was
+    reported, when the inventory differs, and now and then in case both were missed.
     """
 
     def __init__(self) -> None:
@@ -62,30 +63,30 @@ class Made:
         self._text = b""
         self._used = 0
 
-    def text(self, inventory: Inventory, config: Config, *, heard: bool) -> bytes:
-        """The text."""
+    def get(self, inventory: Inventory, config: Config, *, changed: bool) -> bytes:
+        """Return the text for an inventory."""
         self._used += 1
-        if heard or self._used >= _TRUSTED or inventory != self._inventory:
+        if changed or self._used >= _TRUSTED or inventory != self._inventory:
             self._text = _text(inventory, config)
             self._inventory, self._used = inventory, 0
         return self._text
 
 
-def look(config: Config, *, heard: bool = False, anew: bool = False) -> NodeSnapshot:
+def look(config: Config, *, changed: bool = False, ask_nvml: bool = False) -> NodeSnapshot:
     """Look at the node.
 
     Args:
-        heard: something has changed, so that NVML is asked again even if it has just failed.
-        anew: NVML is asked, whatever was kept.
+        changed: something has changed, so ask NVML again even if it has just failed.
+        ask_nvml: ask NVML even if the kept inventory seems to be true.
 
     Returns:
-        What was seen, without a spec. Whatever is wrong is one of its faults.
+        What was found, without a spec. Its faults say what is wrong.
     """
     try:
         if why := driver_of(read_drains(config)):
-            # Whoever asks NVML, or makes a node, has the driver loaded again.
+            # Asking NVML, or making a device node, would load the driver again.
             return NodeSnapshot(load_inventory(config), (f"the driver is out of service {why}",))
-        inventory = inventory_of(config, confirmed=heard, anew=anew)
+        inventory = inventory_of(config, confirmed=changed, anew=ask_nvml)
     except NvshimError as error:
         return NodeSnapshot(faults=(str(error),))
     unanswered = [f"NVML: {inventory.nvml_failure}"] if inventory.nvml_failure else []
@@ -93,34 +94,34 @@ def look(config: Config, *, heard: bool = False, anew: bool = False) -> NodeSnap
 
 
 def keep_spec(
-    config: Config, spec: str, seen: NodeSnapshot, *, heard: bool, made: Made
+    config: Config, spec: str, node: NodeSnapshot, *, changed: bool, text: SpecText
 ) -> NodeSnapshot:
-    """Bring the spec up to date.
+    """Bring the CDI spec up to date.
 
     Args:
-        spec: the path of the CDI spec; "" for none.
+        spec: its path; "" for none.
 
     Returns:
-        What was seen, with the spec. What is wrong with that is one of its faults.
+        The node with its spec. Its faults say what is wrong with that.
     """
     if not spec:
-        return seen
-    inventory, faults = seen.inventory, list(seen.faults)
-    text: bytes | None = None
+        return node
+    inventory, faults = node.inventory, list(node.faults)
+    content: bytes | None = None
     try:
         if inventory is not None:
             kept = still_true(spec, inventory, config, _whose)
-            text = kept[0] if kept else made.text(inventory, config, heard=heard)
+            content = kept[0] if kept else text.get(inventory, config, changed=changed)
     except NvshimError as error:
         faults.insert(0, str(error))
     written = False
     try:
-        written = put(spec, text, _whose)
+        written = put(spec, content, _whose)
     except OSError as error:
         faults.insert(0, f"{error.filename or spec}: {error.strerror}")
     return replace(
-        seen,
-        spec=spec if text is not None and os.path.exists(spec) else "",
+        node,
+        spec=spec if content is not None and os.path.exists(spec) else "",
         written=written,
         faults=tuple(faults),
     )

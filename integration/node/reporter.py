@@ -1,6 +1,6 @@
-"""Telling the cluster what a part of the agent has to say: when it differs, and until it is taken.
+"""Keep the cluster informed of what a service knows: write it when it changes, retry on failure.
 
-What the API server does not take is said once, and tried again after a while.
+A call that the API server does not accept is logged once and repeated after a minute.
 """
 
 from __future__ import annotations
@@ -12,38 +12,43 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from api.errors import NvshimError
 from integration.apiserver.client import ApiServer
-from integration.detached import aside
+from integration.detached import run_detached
+from integration.node.state.topic import version_of, wait_any
 
 if TYPE_CHECKING:
     from integration.node.options import Options
     from integration.node.service import Context
+    from integration.node.state.topic import Watched
 
-_AGAIN: Final = 60.0  # seconds
+_RETRY_AFTER: Final = 60.0  # seconds
 
 
-async def keep_told(context: Context, tell: Callable[[ApiServer], None], *names: str) -> NoReturn:
-    """Tell it now, and whenever that may be something else, until cancelled.
+async def keep_reported(
+    context: Context, write: Callable[[ApiServer], None], *topics: Watched
+) -> NoReturn:
+    """Write to the cluster now, and whenever one of the topics changes, until cancelled.
 
     Args:
-        tell: called in a thread; a typed error says that it was not taken.
-        names: of the board, by which it goes.
+        write: called in a thread; a typed error means that the server did not accept it.
+        topics: what ``write`` reads.
     """
-    options, board, failed = context.options, context.board, ""
-    with closing(api_server_of(options)) as api:
+    failed = ""
+    with closing(api_server_of(context.options)) as api:
         while True:
-            version, line = board.version(*names), ""
+            version, line = version_of(*topics), ""
             try:
-                await aside(tell, api)
+                await run_detached(write, api)
             except NvshimError as error:
                 line = str(error)
             if line and line != failed:
                 context.say("warning", line)
             failed = line
-            await board.change(*names, since=version, timeout=_AGAIN if line else math.inf)
+            timeout = _RETRY_AFTER if line else math.inf
+            await wait_any(*topics, since=version, timeout=timeout)
 
 
 def api_server_of(options: Options) -> ApiServer:
-    """The API server that the agent is told to ask."""
+    """Return a client of the API server that the agent's options name."""
     return ApiServer(
         options.api_server,
         options.api_port,

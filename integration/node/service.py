@@ -1,8 +1,9 @@
-"""The parts of the agent, and how they are kept going.
+"""The services of the agent, and how they are kept running.
 
-A part is a coroutine ``run(context)`` in a module of its own, imported if it is wanted: a node that
-serves no metrics does not pay for them. It ends when it is cancelled, and not before; whatever else
-ends it is said, and it is begun again after a while, so that none takes another down with it.
+A service is a coroutine ``run(context)`` in a module of its own. The module is imported only if the
+options want the service, so that a node without metrics does not pay for them. A service runs until
+it is cancelled. If it returns or raises, the agent logs that and starts it again after a pause; the
+other services run on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from api.errors import NvshimError, one_line
 from integration.backoff import Backoff
 from integration.kubelet.pod_resources import PodResources
 from integration.node.options import NO
-from integration.node.state.store import Board
+from integration.node.state.store import State
 from integration.node.values.resources import Settings
+from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import Topologies
 
 if TYPE_CHECKING:
@@ -30,148 +32,152 @@ if TYPE_CHECKING:
     from hooks.config import Config
     from integration.node.options import Options
 
-# Seconds that it has to go until it is taken to be well; one that fails at once each time is said
-# to be at fault all the while.
-_WELL: Final = 2.0
+# Seconds that a restarted service must run until its fault is cleared: one that fails at once each
+# time is at fault throughout.
+_RUNS_WELL_AFTER: Final = 2.0
 
 
 class Serves(Protocol):
     """What serves the kubelet as a driver (:mod:`integration.node.services.dra.server`)."""
 
     async def work(self, answers: Any) -> None:
-        """Have the answers be ours from now on, until cancelled."""
+        """Answer the kubelet with ``answers`` from now on, until cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a part is given."""
+    """What each service gets."""
 
-    config: Config  # where the node is
-    options: Options  # what the agent is to do
-    say: Callable[..., None]  # takes the log's lines: level, event, fields
-    board: Board = field(default_factory=Board)  # what the parts tell each other
-    # what has served the kubelet since before the node was ours, if it was not at first
+    config: Config  # where the node's files are
+    options: Options  # what the agent's command line asks for
+    say: Callable[..., None]  # writes a line of the log: level, event, fields
+    state: State = field(default_factory=State)  # what the services share
+    # the DRA server of an agent that stood by until it got the node; None if it had it at once
     serving: Serves | None = None
-    kubelet: PodResources = field(default_factory=PodResources)  # says what it has given to whom
-    topologies: Topologies = field(init=False, repr=False)  # how near GPUs are to each other
+    kubelet: PodResources = field(default_factory=PodResources)  # which pod has which devices
+    topologies: Topologies = field(init=False, repr=False)  # how close GPUs are to each other
 
     def __post_init__(self) -> None:
-        """Make what is of the node."""
+        """Make what depends on the configuration."""
         object.__setattr__(self, "topologies", Topologies(self.config))
 
     def fault(self, name: str, line: str, /, *, level: str = "error", **fields: Any) -> None:
-        """Post what is wrong with a part, and say it once.
+        """Report a fault in the state, and log it when it is new.
 
         Args:
-            name: the part ("plugin").
-            line: what; "" if nothing is any more.
-            fields: more for the log's line.
+            name: its subject: a service ("plugin") or something that one does ("plugin specs").
+            line: what is wrong; "" once it is repaired.
+            fields: more fields of the log's line.
         """
-        if line and self.board.faults.get(name) != line:
+        if line and self.state.faults.lines.get(name) != line:
             self.say(level, line, **fields)
-        self.board.fault(name, line)
+        self.state.faults.report(name, line)
 
 
-class Part(NamedTuple):
-    """A part of the agent."""
+class Service(NamedTuple):
+    """A service of the agent."""
 
-    module: str  # that it is
-    is_wanted: Callable[[Options], object] = lambda _: True  # whether the options want it
+    module: str  # the module that has ``run(context)``
+    is_wanted: Callable[[Options], object] = lambda _: True  # whether the options ask for it
 
 
-def _tells_cluster(options: Options) -> bool:
-    """Whether there is an API server to tell, and what to be let in by."""
+def _has_api_server(options: Options) -> bool:
+    """Whether the agent can reach an API server and has credentials for it."""
     return bool(options.kubeconfig) or (
         bool(options.api_server) and os.path.isdir(options.service_account)
     )
 
 
-PARTS: Final[Mapping[str, Part]] = {
-    "plugin": Part(
+SERVICES: Final[Mapping[ServiceName, Service]] = {
+    ServiceName.PLUGIN: Service(
         "integration.node.services.plugin.service", lambda options: options.device_plugin != NO
     ),
-    "dra": Part("integration.node.services.dra.service", lambda options: options.dra),
-    "causes": Part("integration.node.services.causes.service"),
-    "ledger": Part("integration.node.services.ledger.service"),
-    "health": Part("integration.node.services.health.service"),
-    "memory-guard": Part("integration.node.services.memory_guard"),
-    "metrics": Part("integration.node.services.metrics.service", lambda options: options.metrics),
-    "monitor": Part("integration.node.services.monitor.service"),
-    "mps": Part("integration.node.services.mps.service"),
-    "node-condition": Part(
-        "integration.node.services.node_condition",
-        lambda options: options.node_condition and _tells_cluster(options),
+    ServiceName.DRA: Service("integration.node.services.dra.service", lambda options: options.dra),
+    ServiceName.CAUSES: Service("integration.node.services.causes.service"),
+    ServiceName.LEDGER: Service("integration.node.services.ledger.service"),
+    ServiceName.HEALTH: Service("integration.node.services.health.service"),
+    ServiceName.MEMORY_GUARD: Service("integration.node.services.memory_guard"),
+    ServiceName.METRICS: Service(
+        "integration.node.services.metrics.service", lambda options: options.metrics
     ),
-    "pod-events": Part("integration.node.services.pod_events", _tells_cluster),
+    ServiceName.MONITOR: Service("integration.node.services.monitor.service"),
+    ServiceName.MPS: Service("integration.node.services.mps.service"),
+    ServiceName.NODE_CONDITION: Service(
+        "integration.node.services.node_condition",
+        lambda options: options.node_condition and _has_api_server(options),
+    ),
+    ServiceName.POD_EVENTS: Service("integration.node.services.pod_events", _has_api_server),
 }
-"""Each part by its name, in the order in which they begin: a kubelet waits for the first two."""
+"""The services in the order in which they start: a kubelet waits for the first two."""
 
 
-async def keep(name: str, context: Context, module: str = "") -> None:
-    """Keep a part of :data:`PARTS` going, until cancelled.
+async def supervise(name: str, context: Context, module: str) -> None:
+    """Run a service and restart it whenever it ends, until cancelled.
 
     Args:
-        module: another one than the table's.
+        name: the subject of its fault, and its name in the log and the metrics.
+        module: has ``run(context)``.
     """
     backoff, line = Backoff(), ""
     async with anyio.create_task_group() as tasks:
         while True:
-            begun = time.monotonic()
-            forgiving = anyio.CancelScope()
-            tasks.start_soon(_forgive, name, line, context, forgiving)
-            raised = await _end_of(module or PARTS[name].module, context)
-            forgiving.cancel()
-            pause = backoff.pause(time.monotonic() - begun)
+            started = time.monotonic()
+            clearing = anyio.CancelScope()
+            tasks.start_soon(_clear_fault, name, line, context, clearing)
+            raised = await _run(module, context)
+            clearing.cancel()
+            pause = backoff.pause(time.monotonic() - started)
             line = _line_of(name, raised)
             more = {}
             if raised is not None and not isinstance(raised, NvshimError):
                 more["trace"] = "".join(traceback.format_exception(raised))
             context.fault(name, line, part=name, again_in=pause, **more)
-            context.board.counters.restarted(name)
+            context.state.counters.restarted(name)
             await anyio.sleep(pause)
 
 
-async def _end_of(module: str, context: Context) -> Exception | None:
-    """Run a part; what it raised, None if it just ended."""
+async def _run(module: str, context: Context) -> Exception | None:
+    """Run a service until it ends; return what it raised, None if it just returned."""
     try:
         await importlib.import_module(module).run(context)
-    except Exception as raised:  # noqa: BLE001 - none takes another down with it
+    except Exception as raised:  # noqa: BLE001 - one service must not end the others
         return first_error(raised)
     return None
 
 
 def _line_of(name: str, raised: Exception | None) -> str:
     if raised is None:
-        return f"the part {name} of the agent ended"
+        return f"the service {name} of the agent ended"
     if isinstance(raised, NvshimError):
         return one_line(str(raised))
     return one_line(f"{name}: {type(raised).__name__}: {raised}")
 
 
-async def _forgive(name: str, line: str, context: Context, scope: anyio.CancelScope) -> None:
-    """Take back what was said of a part that had ended, once it goes for a while."""
+async def _clear_fault(name: str, line: str, context: Context, scope: anyio.CancelScope) -> None:
+    """Clear the fault of a service that was restarted, once it has run for a while."""
     with scope:
-        await anyio.sleep(_WELL)
-        if context.board.faults.get(name) == line:
-            context.board.fault(name, "")
+        await anyio.sleep(_RUNS_WELL_AFTER)
+        if context.state.faults.lines.get(name) == line:
+            context.state.faults.report(name, "")
 
 
 def first_error(error: Exception) -> Exception:
-    """Return what has ended a part; of several that a task group has put together, the first."""
+    """Return the first error of a task group's exception group, or the error itself."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def settings_of(context: Context) -> Settings | None:
-    """The device plugin's settings, which say where MPS has its files; None if not known yet.
+    """Return the device plugin's settings, which name MPS's directory; None if not known yet.
 
-    An agent that is no device plugin reads them here, if it has claims.
+    An agent without the device plugin does not publish them. It needs them only for claims, and
+    reads them here.
 
     Raises:
-        SettingsError: something of them is wrong.
+        SettingsError: a setting is wrong.
     """
-    options = context.options
-    if context.board.settings is not None or options.device_plugin != NO or not options.dra:
-        return context.board.settings
+    options, settings = context.options, context.state.settings.value
+    if settings is not None or options.device_plugin != NO or not options.dra:
+        return settings
     return Settings() if options.settings is None else options.settings.load()

@@ -1,15 +1,15 @@
-"""What each container uses of each GPU: NVML's processes, the containers' cgroups, the ledger.
+"""What each container uses of each GPU: NVML's processes, containers' cgroups and the ledger.
 
 Rules
-- A process is whose its cgroup says (:mod:`integration.containers.cgroups`); one that is in no
-  container's is nobody's, and listed so. So is one that was started after NVML had named its
-  number: what the one before it used is not its.
-- NVML lists a process once as computing and once as drawing; it is one process, with one memory.
-- A container that holds a device and has no process on it uses nothing of it: that is said too. One
-  that has a process on a device that it does not hold (a privileged one) is listed with it.
-- What NVML does not say of any process is not known of the container; what it says of some is their
-  sum. Percents are of the device, and at most 100.
-- Nothing is asked unless somebody wants to know.
+- A process belongs to the container of its cgroup (:mod:`integration.containers.cgroups`). One
+  outside of containers is listed without one. So is a process that started after NVML reported its
+  id: the kernel has reused the id, and the usage was that of an earlier process.
+- NVML lists a process once for compute and once for graphics. It is one process with one memory.
+- A container that holds a device and has no process on it is listed with no use. One that has a
+  process on a device that it does not hold (a privileged container) is listed with that device.
+- A figure that NVML has for no process of a container is unknown. Otherwise it is the sum of those
+  that it has. Percents are of the device, and at most 100.
+- NVML is asked only when somebody wants to know.
 """
 
 from __future__ import annotations
@@ -20,52 +20,54 @@ from typing import TYPE_CHECKING, Any, Final
 
 from integration.containers.owners import Owners
 from integration.containers.procfs import Procfs
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.holders.energy import Meter
 from integration.node.holders.values import DeviceUse, Holding, Ledger
+from integration.node.values.service_name import ServiceName
 
 if TYPE_CHECKING:
     from integration.containers.bundles import Container
     from integration.node.service import Context
     from integration.nvml.values import ProcessUse, Sample
 
-# What is known of a process and of a container by the same names.
+# Figures that processes and containers have by the same names.
 _AMOUNTS: Final = (
     "memory_bytes", "sm_percent", "memory_percent", "encoder_percent", "decoder_percent",
 )  # fmt: skip
 
 
-_SLACK: Final = 0.1  # seconds: a process's beginning is told in hundredths
+_SLACK: Final = 0.1  # seconds: the kernel rounds a process's start to hundredths
 
 
 async def usage_by(context: Context, sample: Sample) -> tuple[DeviceUse, ...]:
-    """What each container uses of each device by a sample; it is posted on the board as well.
+    """Return what each container uses of each device by a sample, and publish it as ``usage``.
 
     Returns:
-        An entry for each container and device, and one without a container for each device that
-        has processes of none. If NVML does not answer, what is held, and nothing of its use.
+        An entry for each container and device, and one without a container for each device with
+        processes outside of containers. If NVML did not answer, entries without figures.
     """
-    ledger, meter = context.board.ledger, context.board.energy
-    owners = await aside(owners_of, sample, ledger.containers, "/proc")
+    state = context.state
+    ledger, meter = state.ledger.value, state.energy_meter
+    owners = await run_detached(owners_of, sample, ledger.containers, "/proc")
     uses = usage_of(sample, ledger, owners, meter)
-    context.board.post(usage=uses)
+    state.usage.publisher(ServiceName.AGENT).publish(uses)
     return uses
 
 
 def owners_of(
     sample: Sample, containers: Iterable[Container], proc: str
 ) -> Mapping[int, Container | None]:
-    """Whose the processes of a sample are."""
+    """Return the container of each process of a sample, by process id."""
     pids = {process.pid for process in sample.processes}
     if not pids:
         return {}
     procfs = Procfs(proc)
     owners = Owners(containers, procfs)
-    return {pid: owners.of(pid) if _is_it(procfs, pid, sample.when) else None for pid in pids}
+    return {pid: owners.of(pid) if _is_same(procfs, pid, sample.when) else None for pid in pids}
 
 
-def _is_it(procfs: Procfs, pid: int, when: float) -> bool:
-    """Whether a process was there at a time, in seconds since boot, as far as that is known."""
+def _is_same(procfs: Procfs, pid: int, when: float) -> bool:
+    """Whether the process with that id was already running at a time, in seconds since boot."""
     status = procfs.status(pid)
     return status is None or status.existed_at(when, _SLACK)
 
@@ -73,10 +75,10 @@ def _is_it(procfs: Procfs, pid: int, when: float) -> bool:
 def usage_of(
     sample: Sample, ledger: Ledger, owners: Mapping[int, Container | None], meter: Meter
 ) -> tuple[DeviceUse, ...]:
-    """What each container uses, with its share of energy.
+    """Return what each container uses, with its energy.
 
     Args:
-        meter: of energy; this sample is counted.
+        meter: adds up the energy, also that of this sample.
     """
     uses = join(sample, ledger, owners)
     known = {gpu.uuid for gpu in sample.gpus}
@@ -99,13 +101,13 @@ def usage_of(
 def join(
     sample: Sample, ledger: Ledger, owners: Mapping[int, Container | None]
 ) -> tuple[DeviceUse, ...]:
-    """What each container uses of each device.
+    """Return what each container uses of each device.
 
     Args:
-        owners: whose each process is; one that is not there is nobody's.
+        owners: the container of each process; one that is missing has none.
 
     Returns:
-        By container and device; those of no container come last.
+        Sorted by container and device; processes without a container come last.
     """
     holdings = {each.container.bundle: each for each in ledger.holdings}
     found: dict[tuple[str, str], dict[int, ProcessUse]] = {
@@ -132,7 +134,7 @@ def _order(use: DeviceUse) -> tuple[bool, str, str, str]:
 
 
 def _greater(one: ProcessUse, other: ProcessUse) -> ProcessUse:
-    """Of what NVML says twice of a process, the greater."""
+    """Merge two entries of NVML for one process: the greater figures count."""
     amounts: dict[str, Any] = {}
     for name in _AMOUNTS:
         both = (getattr(one, name), getattr(other, name))
@@ -143,16 +145,16 @@ def _greater(one: ProcessUse, other: ProcessUse) -> ProcessUse:
 def _use(
     holding: Holding | None, device: str, processes: Mapping[int, ProcessUse], sample: Sample
 ) -> DeviceUse:
-    # Of MIG devices NVML knows nothing but memory, so a container without processes on one may
-    # have used something else.
+    # NVML knows only the memory of MIG devices: other use by a container without processes there
+    # is unknown, not 0.
     is_whole = any(gpu.uuid == device and not (gpu.lost or gpu.mig) for gpu in sample.gpus)
 
     def total(name: str) -> int | None:
         if not processes:
-            is_told = name == "memory_bytes" or is_whole
-            return 0 if is_told and not sample.failure else None
-        said = (getattr(process, name) for process in processes.values())
-        known: list[int] = [each for each in said if each is not None]
+            is_reported = name == "memory_bytes" or is_whole
+            return 0 if is_reported and not sample.failure else None
+        figures = (getattr(process, name) for process in processes.values())
+        known: list[int] = [each for each in figures if each is not None]
         if not known:
             return None
         return sum(known) if name == "memory_bytes" else min(100, sum(known))

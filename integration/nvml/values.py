@@ -93,7 +93,7 @@ class Sample:
 
 
 class Sampler(Protocol):
-    """Who asks NVML for samples: the agent's is ``board.sampler``."""
+    """Who asks NVML for samples: the agent's is ``state.sampler``."""
 
     async def sample(self, *, max_age: float) -> Sample:
         """What the GPUs are like now.

@@ -31,6 +31,7 @@ from integration.nvml.snapshot import NodeSnapshot
 from integration.simulated import Scenario, SimulatedNode
 from integration.timeouts import PATIENCE
 from tests.harness.node_agent import agent_process
+from tests.harness.node_state import publish
 from tests.harness.processes import family
 from tests.harness.runtime import is_alive
 from tests.harness.waiting import eventually, until
@@ -98,8 +99,8 @@ class Monitored:
         self.node, self.said, self.heard = node, [""], list["GpuEvent"]()
         self.config = load_config(node.config_path)
         self.context = Context(self.config, Options("", 60, kernel_log=log), self._say)
-        self.board = self.context.board
-        self.board.post(seen=look(self.config))
+        self.state = self.context.state
+        publish(self.state.node, look(self.config))
 
     def _say(self, level: str, event: str, **fields: Any) -> None:
         self.said.append(f"{level} {event} {fields}")
@@ -109,7 +110,7 @@ class Monitored:
         return [line for line in self.said if "its events cannot be heard" in line]
 
     async def listen(self) -> None:
-        with self.board.listen() as stream:
+        with self.state.gpu_events.listen() as stream:
             async for event in stream:
                 self.heard.append(event)
 
@@ -125,7 +126,7 @@ async def monitored(node: SimulatedNode, log: str = "") -> AsyncIterator[Monitor
         tasks.cancel_scope.cancel()
     assert children_of(os.getpid()) == []
     # A later asker is not left waiting.
-    assert (await it.board.sampler.sample(max_age=0)).failure
+    assert (await it.state.sampler.value.sample(max_age=0)).failure
 
 
 async def begun(it: Monitored, xid: int) -> GpuEvent:
@@ -143,7 +144,7 @@ async def test_an_xid_has_the_mig_device_of_nvml_and_the_process_of_the_kernel(
     log = os.open(tmp_path / "kmsg", os.O_RDWR)
     try:
         async with monitored(gpus, str(tmp_path / "kmsg")) as it:
-            gpu = it.board.seen.gpus[1]
+            gpu = it.state.node.value.gpus[1]
             first = await begun(it, 13)
             assert (first.gpu, first.pid) == (gpu, 0)
             bus = gpus.scenario.gpus[1].pci.rpartition(".")[0]
@@ -158,18 +159,18 @@ async def test_an_xid_has_the_mig_device_of_nvml_and_the_process_of_the_kernel(
 
             write(gpus, "processes", "1 8 1048576 2 1\n0 5 7 60 1 2 3\n3 6 9 60 1 2 3\n")
             write(gpus, "facts", "3 ecc-uncorrected 2\n")
-            found = await it.board.sampler.sample(max_age=0)
-            assert it.board.sample is found
+            found = await it.state.sampler.value.sample(max_age=0)
+            assert it.state.sample.value is found
             assert not found.failure
-            assert [each.uuid for each in found.gpus] == list(it.board.seen.gpus)
+            assert [each.uuid for each in found.gpus] == list(it.state.node.value.gpus)
             assert found.gpus[3].ecc_uncorrected == 2
             device = next(
-                each for each in it.board.seen.inventory.mig_devices  # type: ignore[union-attr]
+                each for each in it.state.node.value.inventory.mig_devices  # type: ignore[union-attr]
                 if (each.gpu_instance, each.compute_instance) == (2, 1)
             )  # fmt: skip
             uses = {use.pid: (use.device, use.sm_percent) for use in found.processes}
             assert uses[8] == (device.uuid, None)
-            assert uses[6] == (it.board.seen.gpus[3], 60)
+            assert uses[6] == (it.state.node.value.gpus[3], 60)
     finally:
         os.close(log)
 
@@ -180,19 +181,19 @@ async def test_a_gpu_that_is_lost_is_told_of_and_the_others_are_watched(
     async with monitored(gpus) as it:
         await begun(it, 13)
         write(gpus, "faults", "gpu0=error:15")
-        lost = it.board.seen.gpus[0]
+        lost = it.state.node.value.gpus[0]
         await until(it.unheard, "it is not watched")
-        assert it.board.unwatched == {lost: "GPU is lost"}
+        assert it.state.unwatched.value == {lost: "GPU is lost"}
         assert [lost in line for line in it.unheard()] == [True]
-        assert it.board.wanted
+        assert it.state.look_requested.version
         await begun(it, 45)
-        found = await it.board.sampler.sample(max_age=0)
+        found = await it.state.sampler.value.sample(max_age=0)
         assert [gpu.lost for gpu in found.gpus] == ["GPU is lost", "", "", ""]
         write(gpus, "faults", "")
-        found = await it.board.sampler.sample(max_age=0)
+        found = await it.state.sampler.value.sample(max_age=0)
         assert not any(gpu.lost for gpu in found.gpus)
-        await until(lambda: not it.board.unwatched, "it is watched again")
-        assert not it.board.lost
+        await until(lambda: not it.state.unwatched.value, "it is watched again")
+        assert not it.state.lost_gpus.value
         before = children_of(os.getpid())
         await begun(it, 46)
         assert children_of(os.getpid()) == before  # by a child that stays
@@ -205,18 +206,18 @@ async def test_a_child_that_crashes_or_is_killed_is_begun_again(gpus: SimulatedN
         [child] = children_of(os.getpid())
         os.kill(child, signal.SIGKILL)
         await until(it.unheard, "it is told")
-        assert "NVML crashed: SIGKILL" in it.board.unwatched[""]
-        assert "NVSHIM-E2745" in it.board.faults["monitor.events"]
-        await until(lambda: not it.board.unwatched, "another child")
-        assert "monitor.events" not in it.board.faults
+        assert "NVML crashed: SIGKILL" in it.state.unwatched.value[""]
+        assert "NVSHIM-E2745" in it.state.faults.lines["monitor.events"]
+        await until(lambda: not it.state.unwatched.value, "another child")
+        assert "monitor.events" not in it.state.faults.lines
         await begun(it, 45)
         write(gpus, "faults", "nvmlDeviceGetCount=crash")
-        assert "SIGSEGV" in (await it.board.sampler.sample(max_age=0)).failure
+        assert "SIGSEGV" in (await it.state.sampler.value.sample(max_age=0)).failure
         write(gpus, "faults", "nvmlDeviceGetTemperature=error:3 count=2")
-        found = await it.board.sampler.sample(max_age=0)
+        found = await it.state.sampler.value.sample(max_age=0)
         assert "SIGSEGV" in found.failure  # it is left alone for a while
         with anyio.fail_after(10 * PATIENCE):
-            while (found := await it.board.sampler.sample(max_age=0)).failure:  # noqa: ASYNC110
+            while (found := await it.state.sampler.value.sample(max_age=0)).failure:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
         assert [gpu.temperature_celsius for gpu in found.gpus] == [None, None]
         assert found.gpus[0].power_watts == 40
@@ -232,8 +233,8 @@ async def test_a_driver_that_hangs_is_left_and_found_again(
     said: list[str] = []
     it = Monitored(gpus, "")
     children = Children(lambda *words, **_: said.append(words[1]), gpus.state)
-    watch = Watch(it.board, children, it.heard.append, it._say, to_answer=0.2, beat=0.2)
-    sampler = NvmlSampler(lambda: it.board.seen, children, to_answer=3, idle=0.3)
+    watch = Watch(it.state, children, it.heard.append, it._say, to_answer=0.2, beat=0.2)
+    sampler = NvmlSampler(lambda: it.state.node.value, children, to_answer=3, idle=0.3)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch.keep)
         tasks.start_soon(sampler.serve)
@@ -255,10 +256,10 @@ async def test_a_driver_that_hangs_is_left_and_found_again(
         failed = await sampler.sample(max_age=0)
         assert "NVML hangs" in failed.failure
         assert await sampler.sample(max_age=0) is failed  # nobody waits for the same twice
-        await until(lambda: "" in it.board.unwatched, "it is told")
-        assert "NVML hangs" in it.board.unwatched[""]
+        await until(lambda: "" in it.state.unwatched.value, "it is told")
+        assert "NVML hangs" in it.state.unwatched.value[""]
         os.unlink(f"{gpus.state}/nvml-faults")
-        await until(lambda: not it.board.unwatched, "it is watched again")
+        await until(lambda: not it.state.unwatched.value, "it is watched again")
         await begun(it, 45)
         tasks.cancel_scope.cancel()
     assert children_of(os.getpid()) == []
@@ -324,22 +325,22 @@ async def test_what_crashes_on_every_gpu_is_nvml(gpus: SimulatedNode) -> None:
 async def test_a_child_lets_go_when_the_driver_goes(gpus: SimulatedNode) -> None:
     async with monitored(gpus) as it:
         await begun(it, 13)
-        await it.board.sampler.sample(max_age=0)
+        await it.state.sampler.value.sample(max_age=0)
         before = children_of(os.getpid())
         assert len(before) == 2
-        it.board.post(seen=look(it.config))
+        publish(it.state.node, look(it.config))
         assert all(map(is_alive, before))
         root = Path(gpus.driver_root)
         away = root.rename(root.with_name("away"))
         try:
-            it.board.post(seen=look(it.config, heard=True))
+            publish(it.state.node, look(it.config, changed=True))
             await until(lambda: not children_of(os.getpid()), "nobody keeps the driver")
-            assert not it.board.unwatched
-            assert "driver" in (await it.board.sampler.sample(max_age=0)).failure
+            assert not it.state.unwatched.value
+            assert "driver" in (await it.state.sampler.value.sample(max_age=0)).failure
         finally:
             away.rename(root)
-        it.board.post(seen=look(it.config, heard=True))
-        assert not (await it.board.sampler.sample(max_age=0)).failure  # at once
+        publish(it.state.node, look(it.config, changed=True))
+        assert not (await it.state.sampler.value.sample(max_age=0)).failure  # at once
         await begun(it, 45)
 
 
@@ -350,7 +351,7 @@ async def test_it_lets_go_of_the_gpus_when_it_is_asked_to(gpus: SimulatedNode) -
         answers: list[Any] = []
 
         async def ask() -> None:
-            answers.append(await it.board.sampler.sample(max_age=0))
+            answers.append(await it.state.sampler.value.sample(max_age=0))
 
         async with anyio.create_task_group() as askers:
             askers.start_soon(ask)
@@ -359,28 +360,30 @@ async def test_it_lets_go_of_the_gpus_when_it_is_asked_to(gpus: SimulatedNode) -
             file.write_text("GPU 1 is reset\n")
             await until(lambda: not children_of(os.getpid()), "nobody holds a GPU")
         assert answers[0].failure
-        await until(lambda: it.board.unwatched == {"": "GPU 1 is reset"}, "it is told")
-        assert (await it.board.sampler.sample(max_age=0)).failure == "GPU 1 is reset"
+        await until(lambda: it.state.unwatched.value == {"": "GPU 1 is reset"}, "it is told")
+        assert (await it.state.sampler.value.sample(max_age=0)).failure == "GPU 1 is reset"
         assert not children_of(os.getpid())
         write(gpus, "faults", "")
         file.unlink()
-        wanted = it.board.wanted
-        await until(lambda: not it.board.unwatched, "it is watched again")
-        assert it.board.wanted == wanted + 1
-        assert not (await it.board.sampler.sample(max_age=0)).failure
-        assert not it.board.faults
+        wanted = it.state.look_requested.version
+        await until(lambda: not it.state.unwatched.value, "it is watched again")
+        assert it.state.look_requested.version == wanted + 1
+        assert not (await it.state.sampler.value.sample(max_age=0)).failure
+        assert not it.state.faults.lines
 
 
 async def test_a_child_that_is_not_ready_yet_lets_go_too(gpus: SimulatedNode) -> None:
     it, answers = Monitored(gpus, ""), list[Any]()
     children = Children(it._say, gpus.state)
-    sampler = NvmlSampler(lambda: it.board.seen, children, to_answer=1000, post=answers.append)
+    sampler = NvmlSampler(
+        lambda: it.state.node.value, children, to_answer=1000, post=answers.append
+    )
     write(gpus, "faults", "any=hang")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sampler.serve)
         tasks.start_soon(partial(sampler.sample, max_age=0))
         await until(lambda: children_of(os.getpid()), "one hangs before it is ready")
-        it.board.post(seen=NodeSnapshot(faults=("GPU 1 is reset",)))
+        publish(it.state.node, NodeSnapshot(faults=("GPU 1 is reset",)))
         sampler.look_again()
         await until(lambda: not children_of(os.getpid()), "nobody holds a GPU")
         await until(lambda: answers, "who has asked is told")
@@ -402,15 +405,15 @@ async def test_gpus_without_events_are_told_of_once_and_asked_all_the_same(
 ) -> None:
     write(gpus, "faults", f"{function}=error:{error}")
     async with monitored(gpus) as it:
-        await until(lambda: it.board.unwatched, "it is told")
-        lost = it.board.seen.gpus[0]
+        await until(lambda: it.state.unwatched.value, "it is told")
+        lost = it.state.node.value.gpus[0]
         write(gpus, "faults", f"{function}=error:{error} gpu0=error:15")
-        await until(lambda: it.board.lost == {lost: "GPU is lost"}, "one is lost")
-        assert it.board.unwatched.keys() == set(it.board.seen.gpus)
-        assert it.board.unwatched[it.board.seen.gpus[1]] == why
+        await until(lambda: it.state.lost_gpus.value == {lost: "GPU is lost"}, "one is lost")
+        assert it.state.unwatched.value.keys() == set(it.state.node.value.gpus)
+        assert it.state.unwatched.value[it.state.node.value.gpus[1]] == why
         assert len(it.unheard()) == 4
         assert not [line for line in it.said if "heard again" in line]
-        assert "of no GPU events can be had" in it.board.faults["monitor.events"]
+        assert "of no GPU events can be had" in it.state.faults.lines["monitor.events"]
         assert len([line for line in it.said if "NVSHIM-E2745" in line]) == 1
 
 

@@ -83,7 +83,7 @@ def exporter(moment: Moment) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            moment.board.counters.allocated("nvidia.com/gpu", 0.004, "ok")
+            moment.state.counters.allocated("nvidia.com/gpu", 0.004, "ok")
             again = [each for each in collect(moment) if each[0] in allocations]
             text = fixed.removesuffix(b"# EOF\n") + write(again, OPENMETRICS)
             self.send_response(200)
@@ -109,10 +109,12 @@ def exporter(moment: Moment) -> Iterator[str]:
 def everything() -> Moment:
     """A large node, with a container of a name that nobody should have."""
     moment = large()
-    uuid = moment.board.ledger.holdings[0].devices[0]
+    uuid = moment.state.ledger.value.holdings[0].devices[0]
     hostile = Holding(container(999, name=HOSTILE, pod=Pod("evil", HOSTILE)), (uuid,))
-    moment.board.counters.registered("nvidia.com/gpu", "ok")
-    ledger = Ledger(10.0, (*moment.board.ledger.holdings, hostile), moment.board.ledger.unknown)
+    moment.state.counters.registered("nvidia.com/gpu", "ok")
+    ledger = Ledger(
+        10.0, (*moment.state.ledger.value.holdings, hostile), moment.state.ledger.value.unknown
+    )
     return changed(moment, ledger=ledger)
 
 

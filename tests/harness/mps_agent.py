@@ -1,11 +1,11 @@
-"""The agent's MPS part as a process, with a board on which the node has its GPUs shared by MPS.
+"""The agent's MPS service as a process, with a state in which the node has its GPUs shared by MPS.
 
     python -m tests.harness.mps_agent JSON
 
 JSON: ``config``, ``root`` (mpsRoot), ``states``, ``replicas`` (0: nothing is shared),
 ``devices`` (UUIDs of the GPUs that are; none: all of them),
 ``timeout`` (seconds that a daemon has to answer), and ``dies``: after so many of its steps
-(:data:`STEPS`) it kills itself, as if by SIGKILL. What is on the board is written to stdout, a line
+(:data:`STEPS`) it kills itself, as if by SIGKILL. What is in the state is written to stdout, a line
 each time. It ends on SIGTERM. What fails it tries again sooner than the real agent, and it is more
 patient with a daemon that begins.
 """
@@ -38,10 +38,12 @@ from integration.node.services.mps import daemon, host_setup
 from integration.node.services.mps import daemon_supervisor as keeper
 from integration.node.services.mps import service as component
 from integration.node.services.plugin.resources import resources_of
+from integration.node.state.topic import wait_any
 from integration.node.values import resources as values
 from integration.node.values.resources import Settings, SharedResource, Sharing
 from integration.signal_receiver import open_signal_receiver
 from integration.simulated import SimulatedNode
+from tests.harness.node_state import publish
 from tests.harness.waiting import eventually
 from tests.harness.warm import Warm
 
@@ -61,13 +63,13 @@ STEPS: Final = (
 
 
 class Agent:
-    """One that runs: what it is asked, and what its board says."""
+    """One that runs: what it is asked, and what its state says."""
 
     def __init__(self, node: SimulatedNode, work: Path, root: Path) -> None:
         self.node = node
         self.root = root  # a short one, for addresses of sockets are
         self.resource = RESOURCE
-        self.out = work / "board"
+        self.out = work / "state"
         self.states = work / "states"
         self.states.mkdir(exist_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
@@ -100,18 +102,18 @@ class Agent:
         return self.process.wait(20)
 
     def said(self) -> list[dict[str, Any]]:
-        """All that was on its board."""
+        """All that was in its state."""
         lines = self.out.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def daemon(self) -> dict[str, Any]:
-        """What its board says of the daemon; empty if nothing."""
+        """What its state says of the daemon; empty if nothing."""
         for line in reversed(self.said()):
             return dict(line["mps"].get(self.resource, {}))
         return {}
 
     def fault(self) -> str:
-        """What its board says is wrong."""
+        """What its state says is wrong."""
         said = self.said()
         return str(said[-1]["faults"].get("mps", "")) if said else ""
 
@@ -218,7 +220,9 @@ async def _main(wish: dict[str, Any]) -> None:
     sharing = Sharing(kind=values.MPS if shared else "", resources=shared)
     settings = Settings(mps_root=wish["root"], sharing=sharing)
     resources = resources_of(seen.inventory, settings)
-    context.board.post(seen=seen, settings=settings, resources=resources)
+    publish(context.state.node, seen)
+    publish(context.state.settings, settings)
+    publish(context.state.resources, resources)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         tasks.start_soon(_tell, context)
@@ -231,9 +235,11 @@ async def _main(wish: dict[str, Any]) -> None:
 async def _tell(context: Context) -> None:
     version = -1
     while True:
-        version = await context.board.change("mps", "faults", since=version)
-        daemons = {name: dataclasses.asdict(each) for name, each in context.board.mps.items()}
-        line = {"mps": daemons, "faults": dict(context.board.faults)}
+        version = await wait_any(context.state.mps_daemons, context.state.faults, since=version)
+        daemons = {
+            name: dataclasses.asdict(each) for name, each in context.state.mps_daemons.value.items()
+        }
+        line = {"mps": daemons, "faults": dict(context.state.faults.lines)}
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
 

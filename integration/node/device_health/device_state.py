@@ -39,7 +39,7 @@ from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple, TypeAlias, assert_never
 
 from integration.node.faults.xids import Severity
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 
 
 class Cause(StrEnum):
@@ -52,17 +52,17 @@ class Cause(StrEnum):
     CLEAR = "clear"
 
 
-TRANSITIONS: Final[Mapping[tuple[State, Cause], State]] = {
-    (State.HEALTHY, Cause.SUSPECT): State.SUSPECT,
-    (State.HEALTHY, Cause.BAD): State.UNHEALTHY,
-    (State.SUSPECT, Cause.BAD): State.UNHEALTHY,
-    (State.SUSPECT, Cause.QUIET): State.HEALTHY,
-    (State.SUSPECT, Cause.CLEAR): State.HEALTHY,
-    (State.UNHEALTHY, Cause.ANSWERS): State.RECOVERING,
-    (State.UNHEALTHY, Cause.CLEAR): State.HEALTHY,
-    (State.RECOVERING, Cause.BAD): State.UNHEALTHY,
-    (State.RECOVERING, Cause.QUIET): State.HEALTHY,
-    (State.RECOVERING, Cause.CLEAR): State.HEALTHY,
+TRANSITIONS: Final[Mapping[tuple[HealthState, Cause], HealthState]] = {
+    (HealthState.HEALTHY, Cause.SUSPECT): HealthState.SUSPECT,
+    (HealthState.HEALTHY, Cause.BAD): HealthState.UNHEALTHY,
+    (HealthState.SUSPECT, Cause.BAD): HealthState.UNHEALTHY,
+    (HealthState.SUSPECT, Cause.QUIET): HealthState.HEALTHY,
+    (HealthState.SUSPECT, Cause.CLEAR): HealthState.HEALTHY,
+    (HealthState.UNHEALTHY, Cause.ANSWERS): HealthState.RECOVERING,
+    (HealthState.UNHEALTHY, Cause.CLEAR): HealthState.HEALTHY,
+    (HealthState.RECOVERING, Cause.BAD): HealthState.UNHEALTHY,
+    (HealthState.RECOVERING, Cause.QUIET): HealthState.HEALTHY,
+    (HealthState.RECOVERING, Cause.CLEAR): HealthState.HEALTHY,
 }
 """The next state by state and cause; other causes change nothing."""
 
@@ -97,7 +97,7 @@ class Rules:
 class Condition:
     """The health of one device; times in seconds since boot."""
 
-    state: State = State.HEALTHY
+    state: HealthState = HealthState.HEALTHY
     since: float = 0.0  # when the state began, in seconds since the epoch
     reason: str = ""  # why, for display
     xid: int = 0  # the last Xid that counted; 0 for none
@@ -232,7 +232,7 @@ def _after_error(condition: Condition, error: Error, now: Moment, rules: Rules) 
     own = condition.own or error.is_its_own
     known = replace(condition, errors=errors, last_error=now.boot, own=own)
     if error.severity == Severity.SUSPECT and len(errors) < rules.suspects:
-        if condition.state == State.RECOVERING and error.counts:
+        if condition.state == HealthState.RECOVERING and error.counts:
             return _bad(known, Need.PROOF, error.reason, now, rules, of=error)
         if not condition.state.is_given:
             return known
@@ -264,7 +264,7 @@ def _after_answer(condition: Condition, answer: Answer, now: Moment, rules: Rule
         return _bad(known, Need.RESET, reason, now, rules, remedy=_OF_ROWS)
     if pending:
         known = _suspected(known, "memory rows are pending a remap", now, _OF_PENDING)
-    if known.state == State.UNHEALTHY and known.need < Need.RESET and not answer.pending:
+    if known.state == HealthState.UNHEALTHY and known.need < Need.RESET and not answer.pending:
         state = TRANSITIONS[known.state, Cause.ANSWERS]
         return replace(known, state=state, since=now.epoch, answers_since=now.boot)
     if not known.pending and now.boot >= due(known, rules):
@@ -291,14 +291,14 @@ def due(condition: Condition, rules: Rules) -> float:
     Returns:
         Seconds since boot; infinite if time alone changes nothing.
     """
-    if condition.state == State.UNHEALTHY:
+    if condition.state == HealthState.UNHEALTHY:
         return math.inf
     if condition.silent_since is not None:
         return condition.silent_since + rules.patience
-    if condition.state == State.RECOVERING:
+    if condition.state == HealthState.RECOVERING:
         since = max(condition.answers_since, condition.last_error)
         return since + _quiet_time(condition, rules)
-    if condition.state == State.SUSPECT and not condition.pending and not condition.unwatched:
+    if condition.state == HealthState.SUSPECT and not condition.pending and not condition.unwatched:
         calm = condition.last_error + rules.quiet
         return max([calm, *(when + rules.window for when in condition.errors)])
     return math.inf
@@ -313,7 +313,7 @@ def _after_silence(condition: Condition, why: str, now: Moment, rules: Rules) ->
     since = now.boot if condition.silent_since is None else condition.silent_since
     known = replace(condition, silent_since=since, last_error=now.boot)
     reason = f"NVML does not answer: {why}"
-    if known.state == State.UNHEALTHY:
+    if known.state == HealthState.UNHEALTHY:
         return known
     if now.boot - since >= rules.patience:
         return _bad(known, Need.PROOF, reason, now, rules)
@@ -321,7 +321,7 @@ def _after_silence(condition: Condition, why: str, now: Moment, rules: Rules) ->
 
 
 def _after_clear(condition: Condition, now: Moment) -> Condition:
-    if condition.lost or condition.state == State.HEALTHY:
+    if condition.lost or condition.state == HealthState.HEALTHY:
         return condition
     return replace(
         condition,
@@ -340,9 +340,9 @@ def _after_clear(condition: Condition, now: Moment) -> Condition:
 
 def _suspected(condition: Condition, reason: str, now: Moment, remedy: str = "") -> Condition:
     state = condition.state
-    if state == State.SUSPECT:  # the latest reason counts
+    if state == HealthState.SUSPECT:  # the latest reason counts
         return replace(condition, reason=reason, remedy=remedy)
-    if state != State.HEALTHY:
+    if state != HealthState.HEALTHY:
         return condition
     state = TRANSITIONS[state, Cause.SUSPECT]
     return replace(condition, state=state, since=now.epoch, reason=reason, remedy=remedy)
@@ -361,16 +361,16 @@ def _bad(
     """Make the device unhealthy, or keep it so for a stronger reason."""
     was = condition.state
     known = replace(condition, need=max(condition.need, need))
-    if was == State.UNHEALTHY and need < condition.need:
+    if was == HealthState.UNHEALTHY and need < condition.need:
         return known  # keep the reason that is harder to resolve
     if of is not None:
         # A device that fails now does not keep the containers it suspected before.
-        before = condition.blamed if was == State.UNHEALTHY else ()
+        before = condition.blamed if was == HealthState.UNHEALTHY else ()
         known = replace(known, xid=of.xid or known.xid, blamed=_with(before, of.blamed))
-    elif was != State.UNHEALTHY:
+    elif was != HealthState.UNHEALTHY:
         known = replace(known, blamed=())
     known = replace(known, reason=reason, remedy=of.remedy if of is not None else remedy)
-    if was == State.UNHEALTHY:
+    if was == HealthState.UNHEALTHY:
         return known
     again = bool(known.falls) and now.boot - known.fell < _quiet_time(known, rules) + rules.longest
     return replace(

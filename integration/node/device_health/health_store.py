@@ -21,7 +21,7 @@ from integration.files import read_file, replace_file
 from integration.json_documents import parse_json
 from integration.node.device_health.device_state import Condition, Need
 from integration.node.device_health.health_table import HealthTable, Place
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -216,7 +216,7 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "float | None": lambda value: None if value is None else _time(value),
     "tuple[float, ...]": lambda value: tuple(map(_time, _list(value))),
     "tuple[str, ...]": lambda value: tuple(map(_string, _list(value))),
-    "State": lambda value: State(_string(value)),
+    "HealthState": lambda value: HealthState(_string(value)),
     "Need": lambda value: Need(_checked(value, _is_count(value))),
 }
 """Readers by the type of the field; they raise ValueError for an invalid value."""

@@ -44,7 +44,7 @@ from integration.node.device_health.device_state import (
 )
 from integration.node.faults.policy import DBE, TOGETHER, XID, Policy, Verdict, severity_of
 from integration.node.faults.xids import Scope, Severity, about
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from shim.causes.xids import RECOVERY_ACTIONS, Action
 
 if TYPE_CHECKING:
@@ -472,7 +472,7 @@ def next_sample(table: HealthTable, asked: float, rules: Rules, usual: float) ->
         when = due(known, rules)
         if when <= asked:  # the last sample did not decide
             when = asked + usual
-        if known.silent_since is not None and known.state != State.UNHEALTHY:
+        if known.silent_since is not None and known.state != HealthState.UNHEALTHY:
             # Two failures do not prove silence in between, so sample more often.
             when = min(when, asked + max(rules.patience / _LOOKS, _SOONEST))
         # Without events only samples show errors, and a lost device may be back.

@@ -16,7 +16,7 @@ from integration.agent_status import is_ready
 from integration.devices.targets import targets_of
 from integration.node.device_health import requests
 from integration.node.device_health.health_store import read_devices
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.nvml.inventory import look_at_node
 
 _TO_ANSWER: Final = 10.0
@@ -58,7 +58,7 @@ def health_rows(config: Config) -> list[dict[str, Any]]:
             "kind": "gpu" if each["uuid"] == each["gpu"] else "mig",
             "gpu": each["gpu"],
             "state": each["state"],
-            "given": State(each["state"]).is_given and drained(each) is None,
+            "given": HealthState(each["state"]).is_given and drained(each) is None,
             "out_of_service": drained(each),
             "since": each["since"] or None,
             "reason": each["reason"] or None,

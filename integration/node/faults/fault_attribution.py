@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from integration.containers.cgroups import cgroups_in, own_cgroup
-from integration.node.holders.recent_holders import Lately
+from integration.node.holders.recent_holders import RecentHolders
 from integration.node.holders.values import Ledger
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ class Attribution:
         return () if self.container is None else (self.container.title,)
 
 
-def attribute(event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> Attribution:
+def attribute(
+    event: GpuEvent, verdict: Verdict, ledger: Ledger, recent_holders: RecentHolders
+) -> Attribution:
     """Return the container that an error is attributed to."""
     if event.pid:
         if event.cgroups:
@@ -61,23 +63,23 @@ def attribute(event: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately)
             container = _in(event.cgroups, (*holders, *ledger.containers))
             how = How.PROCESS if container else How.OUTSIDE
             return Attribution(container, how)
-        container = lately.container_of(event.pid, event.when)
+        container = recent_holders.container_of(event.pid, event.when)
         if container is not None:
             return Attribution(container, How.ENDED)
     if not verdict.certain:
         return Attribution()
     narrow = [uuid for uuid in verdict.devices if uuid != verdict.gpu]
-    if verdict.gpu not in verdict.devices and (only := _only(lately, narrow, event.when)):
+    if verdict.gpu not in verdict.devices and (only := _only(recent_holders, narrow, event.when)):
         return only
-    return _only(lately, [verdict.gpu], event.when) or Attribution()
+    return _only(recent_holders, [verdict.gpu], event.when) or Attribution()
 
 
-def _only(lately: Lately, uuids: Iterable[str], when: float) -> Attribution | None:
+def _only(recent_holders: RecentHolders, uuids: Iterable[str], when: float) -> Attribution | None:
     """Return the single container that holds any of these devices; None for zero or several."""
     found = {
         held.container.bundle: held.container
         for uuid in uuids
-        for held in lately.holders(uuid, when)
+        for held in recent_holders.holders(uuid, when)
     }
     return Attribution(next(iter(found.values())), How.HOLDER) if len(found) == 1 else None
 

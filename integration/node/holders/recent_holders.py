@@ -43,7 +43,7 @@ class _Gone:
     when: float
 
 
-class Lately:
+class RecentHolders:
     """What is remembered. All times are in seconds since boot."""
 
     def __init__(self) -> None:

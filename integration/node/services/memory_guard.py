@@ -1,9 +1,9 @@
-"""The part of the agent that watches over the memory of shared GPUs, where somebody wants that.
+"""The memory guard: watch the memory of shared GPUs, if the configuration asks for it.
 
 ::
 
     [guard] of config.toml, annotations of pods ──▶ limits
-    NVML's processes, every so many seconds ──────▶ who uses more ──▶ board.exceeded, the log
+    NVML's processes, every so many seconds ──────▶ who uses more ──▶ state.memory_excesses, the log
                                                                  ╰──▶ Kill, if so configured
 
 Rules
@@ -29,7 +29,7 @@ from hooks.config import Beyond
 from integration.agent_errors import ContainerNotKilled
 from integration.containers.bundles import Container
 from integration.containers.shim_client import kill
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.faults.hits import Hit
 from integration.node.faults.limits import (
     ANNOTATION,
@@ -42,7 +42,9 @@ from integration.node.faults.limits import (
 from integration.node.faults.shares import pod_claims, share_limits
 from integration.node.holders.values import Ledger
 from integration.node.state.store import Unsampled
+from integration.node.state.topic import version_of, wait_any
 from integration.node.usage import usage_by
+from integration.node.values.service_name import ServiceName
 from integration.nvml.values import Sample
 from shim.errors import BundleUnusable
 
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from integration.node.service import Context
 
 _FAULT: Final = "memory-guard.shares"
-_GOES_BY: Final = ("ledger", "sampler", "claims")
 
 _KILLED: Final = "ended by the memory guard"
 _LONGEST: Final = 64  # characters of an annotation: no limit is longer
@@ -68,15 +69,15 @@ async def run(context: Context) -> None:
     try:
         await _Guard(context).keep()
     finally:
-        context.board.post(exceeded={})
-        context.board.fault(_FAULT, "")
+        context.state.memory_excesses.publisher(ServiceName.MEMORY_GUARD).publish({})
+        context.state.faults.report(_FAULT, "")
 
 
 class _Guard:
     """Who watches."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._board = context, context.board
+        self._context, self._state = context, context.state
         config = context.config
         self._limit = parse_limit(config.guard_memory)
         self._kills = config.guard_beyond == Beyond.KILL
@@ -86,17 +87,20 @@ class _Guard:
         self._failed = ""
 
     async def keep(self) -> NoReturn:
-        board = self._board
+        state = self._state
+        inputs = (state.ledger, state.sampler, state.claims)
         while True:
-            version = board.version(*_GOES_BY)
-            own = await self._limits(board.ledger)
+            version = version_of(*inputs)
+            own = await self._limits(state.ledger.value)
             shares = await self._shares()
-            is_wanted = bool(board.ledger.holdings) and (self._limit is not None or own or shares)
-            if not is_wanted or isinstance(board.sampler, Unsampled):
+            is_wanted = bool(state.ledger.value.holdings) and (
+                self._limit is not None or own or shares
+            )
+            if not is_wanted or isinstance(state.sampler.value, Unsampled):
                 self._post({})
-                await board.change(*_GOES_BY, since=version)
+                await wait_any(*inputs, since=version)
                 continue
-            sample = await board.sampler.sample(max_age=self._interval / 2)
+            sample = await state.sampler.value.sample(max_age=self._interval / 2)
             if not sample.failure:
                 await self._judge(sample, own, shares)
             await anyio.sleep(self._interval)
@@ -107,7 +111,7 @@ class _Guard:
         self._own = {key: limit for key, limit in self._own.items() if key in containers}
         for key, container in containers.items():
             if key not in self._own:
-                text = await aside(_annotation, container)
+                text = await run_detached(_annotation, container)
                 self._own[key] = limit = parse_limit(text)
                 if text and limit is None:
                     self._context.say(
@@ -118,23 +122,25 @@ class _Guard:
 
     async def _shares(self) -> dict[str, dict[str, int]]:
         """Bytes of the shares that containers have by resource claims, by bundle and device."""
-        board, context = self._board, self._context
-        if not any(device.memory for claim in board.claims for device in claim.devices):
+        state, context = self._state, self._context
+        if not any(device.memory for claim in state.claims.value for device in claim.devices):
             context.fault(_FAULT, "")
             return {}
-        of_pods, why = await aside(pod_claims, context.config)
+        of_pods, why = await run_detached(pod_claims, context.config)
         named = await context.kubelet.claims(context.options.pod_resources)
         is_known = of_pods is not None or named is not None
         line = "" if is_known else f"which pods have shares of GPUs is not known: {why}"
         context.fault(_FAULT, line)
-        return share_limits(board.ledger.containers, board.claims, of_pods, named)
+        return share_limits(state.ledger.value.containers, state.claims.value, of_pods, named)
 
     async def _judge(
         self, sample: Sample, own: dict[str, Limit], shares: Mapping[str, Mapping[str, int]]
     ) -> None:
         uses = await usage_by(self._context, sample)
         over: dict[_Which, Hit] = {}
-        for each in excesses(sample, uses, self._board.ledger, self._limit, own, shares=shares):
+        for each in excesses(
+            sample, uses, self._state.ledger.value, self._limit, own, shares=shares
+        ):
             container = each.container
             which = (container.bundle, container.pid, each.device)
             before = self._over.get(which)
@@ -167,7 +173,7 @@ class _Guard:
 
     def _post(self, over: dict[_Which, Hit]) -> None:
         self._over = over
-        self._board.post(exceeded=over)
+        self._state.memory_excesses.publisher(ServiceName.MEMORY_GUARD).publish(over)
 
     def _say(self, excess: Excess, what: str) -> None:
         self._context.say(

@@ -1,4 +1,4 @@
-"""The part of the agent that says on the Node itself which of its GPUs no pod can have, and why.
+"""Set a condition on the Node that says which of its GPUs no pod can get, and why.
 
 ``kubectl describe node`` then shows one condition more, :data:`TYPE`: ``True`` while a person has
 taken anything out of service, or while a device is unhealthy; ``False`` if all are in service. No
@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from hooks.node.drained import Drain, read_drains
 from integration.apiserver.client import ApiServer
-from integration.node.reporter import keep_told
+from integration.node.reporter import keep_reported
 
 if TYPE_CHECKING:
     from integration.node.device_health.device_state import Condition
@@ -89,9 +89,9 @@ async def run(context: Context) -> None:
     written: list[Said] = []
 
     def tell(api: ApiServer) -> None:
-        said = said_of(read_drains(context.config), context.board.health)
+        said = said_of(read_drains(context.config), context.state.health.value)
         if written != [said]:
             _write(api, context.options.node_name, said)
             written[:] = [said]
 
-    await keep_told(context, tell, "seen", "health")
+    await keep_reported(context, tell, context.state.node, context.state.health)

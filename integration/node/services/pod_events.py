@@ -1,4 +1,4 @@
-"""The part of the agent that says on a pod itself what is wrong with it, as an event.
+"""Write events on pods: a missing or denied device, and faults of their GPUs.
 
 ``kubectl describe pod`` then has what a person would otherwise look for in a node's log: that a
 container runs without a device that the kubelet has given it, or without one that its image asks
@@ -33,7 +33,7 @@ from integration.apiserver.status import is_away
 from integration.node.faults.fault_log import GPU_MEMORY, Entry, Key, first_faults
 from integration.node.faults.limits import MEMORY_LIMIT
 from integration.node.holders.values import Ledger
-from integration.node.reporter import keep_told
+from integration.node.reporter import keep_reported
 from integration.nvml.values import epoch, now
 from shim.causes.exit_message import exit_message
 from shim.causes.record import Whose, by_weight
@@ -204,12 +204,12 @@ def _say(api: ApiServer, notice: Notice, made: dict[Notice, _Made]) -> None:
 
 async def run(context: Context) -> None:
     """Make events of what is missing or denied, and of faults, until cancelled."""
-    board, since = context.board, now() - _RECENT
+    state, since = context.state, now() - _RECENT
     made: dict[Notice, _Made] = {}
 
     def tell(api: ApiServer) -> None:
-        ledger = board.ledger
-        notices = [*_notices(ledger), *notices_of_faults(board.causes, epoch(since))]
+        ledger = state.ledger.value
+        notices = [*_notices(ledger), *notices_of_faults(state.causes.value, epoch(since))]
         pods = {(p.namespace, p.name, p.uid) for c in ledger.containers if (p := c.pod) is not None}
         gone = made.keys() - set(notices)
         for each in gone:
@@ -226,4 +226,4 @@ async def run(context: Context) -> None:
         if failed is not None:
             raise failed
 
-    await keep_told(context, tell, "ledger", "causes")
+    await keep_reported(context, tell, state.ledger, state.causes)

@@ -1,62 +1,33 @@
-"""What the parts of the agent tell each other.
+"""What the agent's services share: one typed topic for each value, with one publisher.
 
-Each part posts what it knows, and waits for what it needs of others; no part calls another. So each
-can be slow, fail, or be left out. What is posted is immutable, and replaced as a whole.
+No service calls another. Each publishes what it knows and waits for what it needs, so that one can
+be slow, fail, or be left out. :mod:`.topic` says how topics are read, published and waited for;
+docs/architecture.md has the table of topics with publishers and readers, which a test compares
+with the code.
 
-=============  ==============  ==================================================================
-what           posted by       who goes by it
-=============  ==============  ==================================================================
-seen           the look        all
-sample         monitor         health, usage, metrics
-sampler        monitor         health, usage, metrics: they ask it for a sample
-unwatched      monitor         health, metrics
-lost           monitor         health
-let_go         monitor         itself, mps: NVML is not to be asked now
-nvml_closed    dra             monitor, health: nor is it for a moment; daemons of MPS go on
-health         health          plugin, metrics, ``nvshim list``
-xids           health          metrics
-causes         causes          pod events
-exceeded       memory guard    causes: who uses more GPU memory than it may
-ledger         ledger          health (who is to blame), metrics
-usage          ledger          metrics, ``nvshim top``, the memory guard
-settings       plugin          mps, metrics
-told           plugin          the status file: how containers are told what they have
-resources      plugin          mps, metrics
-claimed        dra             plugin: what claims have it does not give
-claims         dra             the status file: which claim has what; the memory guard
-claim_daemons  dra             mps: the control daemons that claims need
-plugin_gave    plugin          dra: likewise
-dra            dra             its health streams
-mps            mps             plugin: a device whose daemon does not serve is not healthy; metrics
-faults         every part      metrics, the status file
-wanted         every part      the look: it is to be soon, since the node may have changed
-hangups        the agent       the plugin, which reads its settings again
-=============  ==============  ==================================================================
-
-What happens, in contrast to what is, is told by :meth:`Board.tell` to all who listen then.
-What was done and heard since the agent began is counted in :attr:`Board.counters`.
+Besides the topics the state has objects that every service may change (:attr:`State.faults`,
+:attr:`State.look_requested`, :attr:`State.counters`), GPU events (:attr:`State.gpu_events`), and
+two memories that outlive a restarted service (:attr:`State.energy_meter`,
+:attr:`State.recent_holders`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
-
-import anyio
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from integration.node.holders.energy import Meter
-from integration.node.holders.recent_holders import Lately
+from integration.node.holders.recent_holders import RecentHolders
 from integration.node.holders.values import DeviceUse, Ledger
+from integration.node.state.broadcast import Broadcast
+from integration.node.state.topic import FaultTable, Signal, Topic, Watched
 from integration.node.values.counters import Counters
+from integration.node.values.service_name import ServiceName
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent, Sample, Sampler, now
 
 if TYPE_CHECKING:
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-
-    from integration.node.delivery import Told
+    from integration.node.delivery import DeliveryMode
     from integration.node.device_health.device_state import Condition
     from integration.node.faults.fault_log import Entry
     from integration.node.faults.hits import Hit
@@ -64,14 +35,10 @@ if TYPE_CHECKING:
     from integration.node.mps.plan import ClaimDaemon
     from integration.node.values.claims import Claim, ClaimDevice, Health
     from integration.node.values.resources import Resource, Settings
-    from integration.nvml.values import GpuEvent, Sampler
-
-# Events that one who listens may be behind; more of them are not kept for it.
-_BEHIND: Final = 1024
 
 
 class Unsampled:
-    """Nobody asks NVML: the monitor has not begun, or has just failed."""
+    """The sampler while no monitor runs: every sample is a failure."""
 
     async def sample(self, *, max_age: float) -> Sample:
         """See :class:`~integration.nvml.values.Sampler`."""
@@ -79,163 +46,149 @@ class Unsampled:
         return Sample(now(), failure="nobody asks NVML")
 
 
-class Board:
+class State:
     """What is known now. For one event loop."""
 
     def __init__(self) -> None:
-        self.seen: NodeSnapshot = NodeSnapshot()
-        self.sample: Sample | None = None
-        self.sampler: Sampler = Unsampled()
-        # Why events of a GPU cannot be had now, by its UUID; "" stands for all of them.
-        self.unwatched: Mapping[str, str] = {}
-        # Why a GPU does not answer any more, by its UUID.
-        self.lost: Mapping[str, str] = {}
-        # Whether a GPU is in MIG mode by the word of NVML, by its UUID; nothing where that is not
-        # known, or may be another by now.
-        self.mig_modes: Mapping[str, bool] = {}
-        # Why nobody is to ask NVML now; "" if one may.
-        self.let_go: str = ""
-        # Likewise, for a moment.
-        self.nvml_closed: str = ""
-        self.health: Mapping[str, Condition] = {}
-        # How often, by UUID of the GPU ("" where it is not known), number, and title of the
-        # container that it is attributed to ("" for nobody); since the agent began.
-        self.xids: Mapping[tuple[str, int, str], int] = {}
-        # What faults each container had to do with, by namespace and id.
-        self.causes: Mapping[tuple[str, str], Entry] = {}
-        # By bundle, first process and device.
-        self.exceeded: Mapping[tuple[str, int, str], Hit] = {}
-        self.ledger: Ledger = Ledger()
-        self.usage: tuple[DeviceUse, ...] = ()
-        # What usage is counted by, so that sums outlive the part that asks.
-        self.energy = Meter()
-        # Who held and used devices a moment ago, by what was posted of ledger and usage.
-        self.lately = Lately()
-        self.settings: Settings | None = None
-        self.told: Told | None = None
-        self.resources: tuple[Resource, ...] = ()
-        self.mps: Mapping[str, MpsDaemon] = {}
-        # The devices that resource claims have for themselves; None if that is not known.
-        self.claimed: tuple[ClaimDevice, ...] | None = None
-        self.claims: tuple[Claim, ...] = ()
-        # By what they are called; None if that is not known.
-        self.claim_daemons: Mapping[str, ClaimDaemon] | None = None
-        # When the device plugin has given a device, by its UUID, in seconds of CLOCK_MONOTONIC.
-        self.plugin_gave: Mapping[str, float] = {}
-        # What the driver of dynamic resource allocation thinks of each of its devices.
-        self.dra: tuple[Health, ...] = ()
-        self.faults: Mapping[str, str] = {}
+        # -- not topics: changed by any service, or kept while services restart ----------------
         self.counters = Counters()
-        self.wanted: int = 0
-        self.hangups: int = 0
-        self._posted: dict[str, int] = {}
-        # Who waits for which of these to change.
-        self._waiting: dict[str, set[anyio.Event]] = {}
-        self._listening: set[MemoryObjectSendStream[GpuEvent]] = set()
+        self.energy_meter = Meter()
+        self.recent_holders = RecentHolders()
+        self.gpu_events: Broadcast[GpuEvent] = Broadcast(on_send=self.counters.happened)
+        self.faults = FaultTable("what is wrong with services now, a line each")
+        self.look_requested = Signal("the node may have changed, look at it soon")
 
-    def post(self, **known: Any) -> None:
-        """Put up what is known now, by the names of the table above.
+        # -- the agent -------------------------------------------------------------------------
+        self.node: Topic[NodeSnapshot] = Topic(
+            NodeSnapshot(), ServiceName.AGENT, "what the last look at the node found"
+        )
+        self.reloads: Topic[int] = Topic(
+            0, ServiceName.AGENT, "how often SIGHUP asked to read settings again"
+        )
+        self.usage: Topic[tuple[DeviceUse, ...]] = Topic(
+            (), ServiceName.AGENT,
+            "what each container uses of each device, published by `usage_by` with each sample",
+            on_publish=lambda usage: self.recent_holders.used(usage, now()),
+        )  # fmt: skip
 
-        Args:
-            known: the new values. One that equals the old wakes nobody.
-        """
-        for name, value in known.items():
-            before = getattr(self, name)
-            setattr(self, name, value)
-            if before is not value and before != value:
-                self._posted[name] = self._posted.get(name, 0) + 1
-                for waiter in self._waiting.pop(name, ()):
-                    waiter.set()
-        if "ledger" in known:
-            self.lately.saw(self.ledger, now())
-        if "usage" in known:
-            self.lately.used(self.usage, now())
+        # -- monitor ---------------------------------------------------------------------------
+        self.sampler: Topic[Sampler] = Topic(
+            Unsampled(), ServiceName.MONITOR, "answers requests for a sample of NVML"
+        )
+        self.sample: Topic[Sample | None] = Topic(
+            None, ServiceName.MONITOR, "the newest sample of NVML"
+        )
+        self.unwatched: Topic[Mapping[str, str]] = Topic(
+            {}, ServiceName.MONITOR,
+            "why a GPU's events cannot be received, by UUID (empty string: all GPUs)",
+        )  # fmt: skip
+        self.lost_gpus: Topic[Mapping[str, str]] = Topic(
+            {}, ServiceName.MONITOR, "why a GPU stopped answering, by UUID"
+        )
+        self.mig_modes: Topic[Mapping[str, bool]] = Topic(
+            {}, ServiceName.MONITOR,
+            "whether a GPU is in MIG mode, by UUID, as NVML reports it; absent if unknown",
+        )  # fmt: skip
+        self.nvml_pause: Topic[str] = Topic(
+            "", ServiceName.MONITOR, "why NVML is closed for another process; empty if it is not"
+        )
 
-    def fault(self, part: str, line: str) -> None:
-        """Say what is wrong with a part of the agent.
+        # -- health, causes, memory guard, ledger ----------------------------------------------
+        self.health: Topic[Mapping[str, Condition]] = Topic(
+            {}, ServiceName.HEALTH, "the condition of each GPU and MIG device, by UUID"
+        )
+        self.xid_counts: Topic[Mapping[tuple[str, int, str], int]] = Topic(
+            {}, ServiceName.HEALTH,
+            "Xids since the agent started, by GPU, number and title of the container at fault",
+        )  # fmt: skip
+        self.causes: Topic[Mapping[tuple[str, str], Entry]] = Topic(
+            {}, ServiceName.CAUSES, "the faults each container met, by namespace and id"
+        )
+        self.memory_excesses: Topic[Mapping[tuple[str, int, str], Hit]] = Topic(
+            {}, ServiceName.MEMORY_GUARD,
+            "who uses more GPU memory than it may, by bundle, first process and device",
+        )  # fmt: skip
+        self.ledger: Topic[Ledger] = Topic(
+            Ledger(), ServiceName.LEDGER, "which container holds which devices",
+            on_publish=lambda ledger: self.recent_holders.saw(ledger, now()),
+        )  # fmt: skip
 
-        Args:
-            part: which ("plugin").
-            line: what; "" if nothing is any more.
-        """
-        if self.faults.get(part, "") == line:
-            return
-        others = {name: said for name, said in self.faults.items() if name != part}
-        self.post(faults={**others, part: line} if line else others)
+        # -- device plugin ---------------------------------------------------------------------
+        self.settings: Topic[Settings | None] = Topic(
+            None, ServiceName.PLUGIN, "the device plugin's settings; none until they are read"
+        )
+        self.delivery: Topic[DeliveryMode | None] = Topic(
+            None, ServiceName.PLUGIN, "the strategies by which containers learn of their devices"
+        )
+        self.resources: Topic[tuple[Resource, ...]] = Topic(
+            (), ServiceName.PLUGIN, "the resources that the kubelet is offered"
+        )
+        self.plugin_allocations: Topic[Mapping[str, float]] = Topic(
+            {}, ServiceName.PLUGIN,
+            "when a device was last allocated, by UUID, in seconds of CLOCK_MONOTONIC",
+        )  # fmt: skip
+
+        # -- dynamic resource allocation -------------------------------------------------------
+        self.claimed_devices: Topic[tuple[ClaimDevice, ...] | None] = Topic(
+            None, ServiceName.DRA, "the devices that resource claims hold; none while unknown"
+        )
+        self.claims: Topic[tuple[Claim, ...]] = Topic(
+            (), ServiceName.DRA, "the prepared resource claims with their devices"
+        )
+        self.claim_daemons: Topic[Mapping[str, ClaimDaemon] | None] = Topic(
+            None, ServiceName.DRA, "the MPS daemons that claims need, by name; none while unknown"
+        )
+        self.dra_health: Topic[tuple[Health, ...]] = Topic(
+            (), ServiceName.DRA, "the health of each device, for the kubelet's health streams"
+        )
+        self.nvml_closed: Topic[str] = Topic(
+            "", ServiceName.DRA, "why NVML is closed for a moment (MIG mode is switched)"
+        )
+
+        # -- MPS -------------------------------------------------------------------------------
+        self.mps_daemons: Topic[Mapping[str, MpsDaemon]] = Topic(
+            {}, ServiceName.MPS, "the MPS control daemons and whether they serve, by name"
+        )
 
     @property
-    def unasked(self) -> str:
-        """Why nobody is to watch GPUs through NVML now; "" if one may."""
-        return self.let_go or self.nvml_closed
+    def nvml_inputs(self) -> tuple[Watched, ...]:
+        """The topics that say whether NVML can be used, and for which GPUs."""
+        return self.node, self.nvml_pause, self.nvml_closed
 
     @property
-    def doubts_mig(self) -> bool:
-        """Whether NVML has said of a GPU's MIG mode what the inventory does not."""
-        inventory = self.seen.inventory
+    def nvml_unavailable(self) -> str:
+        """Why NVML must stay closed now; "" if it may be used."""
+        return self.nvml_pause.value or self.nvml_closed.value
+
+    @property
+    def mig_modes_differ(self) -> bool:
+        """Whether NVML reports another MIG mode for a GPU than the inventory has."""
+        inventory = self.node.value.inventory
         gpus = () if inventory is None else inventory.gpus
-        return any(self.mig_modes.get(gpu.uuid, gpu.mig) != gpu.mig for gpu in gpus)
+        modes = self.mig_modes.value
+        return any(modes.get(gpu.uuid, gpu.mig) != gpu.mig for gpu in gpus)
 
-    def want_look(self) -> None:
-        """Have the node looked at anew, since something of it may have changed."""
-        self.post(wanted=self.wanted + 1)
+    def watched(self) -> Mapping[str, Watched]:
+        """Return the topics, the fault table and the signals, by attribute."""
+        return {name: each for name, each in vars(self).items() if isinstance(each, Watched)}
 
-    def version(self, *names: str) -> int:
-        """How often any of these has changed, to be given to :meth:`change` later."""
-        return sum(self._posted.get(name, 0) for name in names)
+    def topics(self) -> Mapping[str, Topic[Any]]:
+        """Return the topics, by attribute."""
+        return {name: each for name, each in vars(self).items() if isinstance(each, Topic)}
 
-    async def change(self, *names: str, since: int, timeout: float = math.inf) -> int:
-        """Wait until one of these has changed.
-
-        Args:
-            names: of the table above.
-            since: what :meth:`version` or this said the last time.
-            timeout: seconds to wait at most.
-
-        Returns:
-            The version now; the same if the time is up.
-        """
-        if self.version(*names) == since:
-            news = anyio.Event()
-            for name in names:
-                self._waiting.setdefault(name, set()).add(news)
-            try:
-                with anyio.move_on_after(timeout):
-                    await news.wait()
-            finally:
-                for name in names:
-                    self._waiting.get(name, set()).discard(news)
-        return self.version(*names)
-
-    async def follow(
-        self, do: Callable[[], object], *names: str, at_once: bool = False
-    ) -> NoReturn:
-        """Do something whenever one of these has changed, until cancelled.
+    def check_publishers(self, services: Collection[str]) -> None:
+        """Check that each topic has a publisher.
 
         Args:
-            names: of the table above.
+            services: the names of the agent's services.
+
+        Raises:
+            UnknownPublisherError: a topic's owner is none of them.
         """
-        version = -1 if at_once else self.version(*names)
-        while True:
-            version = await self.change(*names, since=version)
-            do()
+        known = {ServiceName.AGENT.value, *services}
+        if lost := [name for name, topic in self.topics().items() if topic.owner not in known]:
+            raise UnknownPublisherError(f"topics without a publisher: {', '.join(lost)}")
 
-    def tell(self, event: GpuEvent) -> None:
-        """Tell all who listen that something has happened."""
-        self.counters.happened(event)
-        for stream in self._listening:
-            try:
-                stream.send_nowait(event)
-            except anyio.WouldBlock:
-                continue  # it is told again by the next look at what is
 
-    @contextmanager
-    def listen(self) -> Iterator[MemoryObjectReceiveStream[GpuEvent]]:
-        """Hear what happens from now on, in order."""
-        send, receive = anyio.create_memory_object_stream[Any](_BEHIND)
-        self._listening.add(send)
-        try:
-            yield receive
-        finally:
-            self._listening.discard(send)
-            send.close()
-            receive.close()
+class UnknownPublisherError(TypeError):
+    """A topic's owner is no service of the agent: an error in the code."""

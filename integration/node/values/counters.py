@@ -1,7 +1,7 @@
 """What the agent has done and heard since it began: numbers that only grow.
 
-They are the board's (``context.board.counters``), so that they outlive the part that shows them,
-and a part counts whether or not anybody looks. Nothing of Prometheus is imported for it::
+They are the state's (``context.state.counters``), so that they outlive the service that shows
+them, and a service counts whether or not anybody looks. Nothing of Prometheus is imported for it::
 
     counters.allocated("nvidia.com/gpu", seconds, OK)
 
@@ -60,9 +60,9 @@ class Counters:
         registrations: with a kubelet, by resource and result.
         updates: lists of devices that were sent to a kubelet, by resource.
         last_xids: when a GPU's driver last reported an error, in seconds since boot, by the GPU's
-            UUID and the number. How many there were is the board's ``xids``.
+            UUID and the number. How many there were is the state's ``xid_counts``.
         faults: that containers had to do with, by kind, number ("" for none) and whose they were.
-        restarts: how often a part of the agent was begun again, by its name.
+        restarts: how often a service was restarted, by its name.
         looks: at the node, by result; one that found something wrong has failed.
         looking: how long they took.
         latest_look: when the last was, in seconds since boot; None if there was none.
@@ -106,7 +106,7 @@ class Counters:
         _count(self.updates, (resource,))
 
     def happened(self, event: GpuEvent) -> None:
-        """Something happened to a GPU. :meth:`integration.node.state.store.Board.tell` says so."""
+        """Something happened to a GPU. Called for each of the state's ``gpu_events``."""
         if event.xid:
             key = _bounded(self.last_xids, (event.gpu, str(event.xid)))
             self.last_xids[key] = event.when
@@ -115,9 +115,9 @@ class Counters:
         """A container had to do with a fault (:class:`shim.causes.record.Fault`)."""
         _count(self.faults, (kind, str(code or ""), str(whose)))
 
-    def restarted(self, part: str) -> None:
-        """A part of the agent has ended, and is begun again."""
-        _count(self.restarts, (part,))
+    def restarted(self, service: str) -> None:
+        """A service has ended, and is started again."""
+        _count(self.restarts, (service,))
 
     def looked(self, seconds: float, *, faults: bool) -> None:
         """The node was looked at."""

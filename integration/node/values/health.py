@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class State(StrEnum):
+class HealthState(StrEnum):
     """The health state of a device. The kubelet sees the first two as healthy, the others not."""
 
     HEALTHY = "healthy"
@@ -16,4 +16,4 @@ class State(StrEnum):
     @property
     def is_given(self) -> bool:
         """Whether a container may get the device."""
-        return self in {State.HEALTHY, State.SUSPECT}
+        return self in {HealthState.HEALTHY, HealthState.SUSPECT}

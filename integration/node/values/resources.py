@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 
 
 class Mig(StrEnum):
@@ -114,7 +114,7 @@ class Device:
     minor: int  # the number in the node of its GPU
     numa_node: int | None = None  # where it is; None if that is not known
     memory_bytes: int | None = None  # of the whole device; None if NVML did not say
-    state: State = State.HEALTHY  # what is thought of it
+    state: HealthState = HealthState.HEALTHY  # what is thought of it
 
     @property
     def is_healthy(self) -> bool:

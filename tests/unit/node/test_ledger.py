@@ -31,6 +31,7 @@ from integration.node.services.ledger import service as component
 from integration.nvml.snapshot import NodeSnapshot
 from integration.watcher import Watcher
 from shim import syscalls
+from tests.harness.node_state import publish
 from tests.harness.waiting import until
 from tests.unit.node.inventories import node_with
 
@@ -320,7 +321,7 @@ async def at_work(
     """The part, of the containers that are below ``state``."""
     options = Options("", poll, states=(str(tmp_path / "state"),), pod_resources="")
     context = Context(Config(state=str(tmp_path / "own")), options, say)
-    context.board.post(seen=NodeSnapshot(inventory=INVENTORY))
+    publish(context.state.node, NodeSnapshot(inventory=INVENTORY))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         yield context
@@ -346,13 +347,13 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
         put(aside / "\x1bhalf", "{")
         (tmp_path / "state" / TASKS).mkdir(parents=True)
         aside.rename(tmp_path / "state" / TASKS / "ns")
-        await until(lambda: written()["holdings"] and context.board.ledger.unknown)
-        (holder,) = context.board.ledger.holders("GPU-b")
+        await until(lambda: written()["holdings"] and context.state.ledger.value.unknown)
+        (holder,) = context.state.ledger.value.holders("GPU-b")
     assert holder.devices == ("GPU-b",)
     before = written()
     assert before["holdings"][0]["bundle"].endswith("/ns/one")
     async with at_work(tmp_path, say) as context:
-        (again,) = await until(lambda: context.board.ledger.holders("GPU-b"))
+        (again,) = await until(lambda: context.state.ledger.value.holders("GPU-b"))
         await until(lambda: len(said) == 2)
     assert again == holder
     assert written() == before
@@ -361,7 +362,7 @@ async def test_the_part_posts_and_writes_and_begins_with_what_its_predecessor_ha
     file.unlink()
     file.mkdir()
     async with at_work(tmp_path, say) as context:
-        fault = await until(lambda: context.board.faults.get("ledger", ""))
+        fault = await until(lambda: context.state.faults.lines.get("ledger", ""))
     assert fault.startswith("NVSHIM-E2765 ledger-unwritten: ")
 
 
@@ -390,13 +391,13 @@ async def test_what_could_not_be_watched_is_watched_once_it_can(
         (namespace / "one").mkdir()
         await until(lambda: said == ["No space left on device"])
         put(tmp_path / "other", json.dumps(granted("GPU-a"))).rename(namespace / "other")
-        await until(lambda: context.board.ledger.holders("GPU-a"))
+        await until(lambda: context.state.ledger.value.holders("GPU-a"))
         full = False
         put(tmp_path / "third", json.dumps(granted("GPU-a"))).rename(namespace / "third")
-        await until(lambda: len(context.board.ledger.holders("GPU-a")) == 2)
+        await until(lambda: len(context.state.ledger.value.holders("GPU-a")) == 2)
         await until(lambda: said == ["No space left on device", "over"])
         (namespace / "one" / "nvidia.json").write_text(json.dumps(granted("GPU-b")))
-        await until(lambda: context.board.ledger.holders("GPU-b"))
+        await until(lambda: context.state.ledger.value.holders("GPU-b"))
 
 
 async def test_a_driver_that_nobody_told_of_is_found(
@@ -421,7 +422,7 @@ async def test_a_driver_that_nobody_told_of_is_found(
     put(tmp_path / "state" / TASKS / "ns" / "one", record)
     said: list[tuple[Any, ...]] = []
     async with at_work(tmp_path, lambda *words, **_: said.append(words), 0.05) as context:
-        await until(lambda: context.board.ledger.holdings)
+        await until(lambda: context.state.ledger.value.holdings)
         before = len(looks)
         await anyio.sleep(0.4)
         # What is heard of is not read again and again.
@@ -429,7 +430,7 @@ async def test_a_driver_that_nobody_told_of_is_found(
         assert said == []
         (tmp_path / "another").write_text("new")
         (tmp_path / "another").rename(library)
-        await until(lambda: context.board.ledger.holdings[0].stale)
+        await until(lambda: context.state.ledger.value.holdings[0].stale)
     assert said[0] == ("warning", "to be drained")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hooks.config import Config
 from integration.node import refresh
-from integration.node.refresh import Made
+from integration.node.refresh import SpecText
 
 if TYPE_CHECKING:
     import pytest
@@ -29,11 +29,11 @@ def test_it_is_made_for_another_node_or_a_change_and_now_and_then_all_the_same(
         return b"%d" % inventory.gpus
 
     monkeypatch.setattr(refresh, "_text", text)
-    made, config = Made(), Config()
+    made, config = SpecText(), Config()
 
     def look(gpus: int, *, heard: bool = False) -> bytes:
         node: Any = Node(gpus)
-        return made.text(node, config, heard=heard)
+        return made.get(node, config, changed=heard)
 
     assert [look(2), look(2), look(2)] == [b"2"] * 3
     assert len(calls) == 1

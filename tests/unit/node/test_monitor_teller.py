@@ -1,4 +1,4 @@
-"""When the board is told what both sources say, and with what."""
+"""When the events of both sources are sent, and with what."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from integration.containers.procfs import Procfs
 from integration.node.services.monitor import service as component
 from integration.node.services.monitor.service import Teller
-from integration.node.state.store import Board
+from integration.node.state.store import State
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import GpuEvent
+from tests.harness.node_state import publish
 from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ def told(stream: MemoryObjectReceiveStream[GpuEvent]) -> list[GpuEvent]:
 async def test_an_event_to_which_nobody_adds_anything_is_told_at_once(
     event: GpuEvent, reads_log: bool, at_once: bool
 ) -> None:
-    board = Board()
-    board.post(seen=NodeSnapshot(inventory=inventory()))
-    with board.listen() as stream:
-        Teller(board, reads_log=reads_log).add(event)
+    state = State()
+    publish(state.node, NodeSnapshot(inventory=inventory()))
+    with state.gpu_events.listen() as stream:
+        Teller(state, reads_log=reads_log).add(event)
         assert told(stream) == ([event] if at_once else [])
 
 
@@ -69,10 +70,10 @@ async def test_where_a_process_was_is_known_though_it_is_gone_when_it_is_told(
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text(f"7 (train) S 1 {'0 ' * 30}")
     (tmp_path / "7" / "cgroup").write_text("0::/kubepods/id-a\n")
-    board = Board()
-    board.post(seen=NodeSnapshot(inventory=inventory()))
-    with board.listen() as stream:
-        teller = Teller(board)
+    state = State()
+    publish(state.node, NodeSnapshot(inventory=inventory()))
+    with state.gpu_events.listen() as stream:
+        teller = Teller(state)
         event = xid(DIVIDED, pid=7)
         teller.add(event)
         (tmp_path / "7" / "cgroup").unlink()

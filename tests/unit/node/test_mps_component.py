@@ -1,4 +1,4 @@
-"""Which control daemons there are to be, by what is on the board."""
+"""Which control daemons there are to be, by what is in the state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from integration.node.mps.plan import ClaimDaemon
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.mps import service as component
+from integration.node.state.topic import version_of, wait_any
 from integration.node.values.resources import MPS, Settings, SharedResource, Sharing
 from integration.nvml.snapshot import NodeSnapshot
+from tests.harness.node_state import publish
 from tests.unit.node.test_mps_plan import gpu, inventory_of, shared, uuid
 
 if TYPE_CHECKING:
@@ -81,11 +83,9 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     Kept.all = {}
     context = Context(Config(), Options(spec="", poll=60), lambda *_, **__: None)
     sharing = Sharing(MPS, resources=(SharedResource(NAME, 3),))
-    context.board.post(
-        settings=Settings(mps_root=str(tmp_path), sharing=sharing),
-        seen=NodeSnapshot(inventory=inventory_of("", gpu(0))),
-        resources=(shared(0),),
-    )
+    publish(context.state.settings, Settings(mps_root=str(tmp_path), sharing=sharing))
+    publish(context.state.node, NodeSnapshot(inventory=inventory_of("", gpu(0))))
+    publish(context.state.resources, (shared(0),))
     return context
 
 
@@ -99,26 +99,26 @@ async def settled() -> None:
 
 
 async def test_what_is_shared_is_kept_and_told_of(context: Context) -> None:
-    board = context.board
+    state = context.state
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         await settled()
         kept = Kept.all[NAME]
         assert kept.plan is not None
         assert kept.programs == kept.plan.programs
-        assert board.mps[NAME].unready == "it begins"
+        assert state.mps_daemons.value[NAME].unready == "it begins"
         kept.say("it ended", "it ended, says the fault")
-        assert board.faults["mps"] == "it ended, says the fault"
+        assert state.faults.lines["mps"] == "it ended, says the fault"
         # What cannot be is a fault as well.
-        board.post(seen=NodeSnapshot(inventory=inventory_of("", gpu(0, mig=True))))
+        publish(state.node, NodeSnapshot(inventory=inventory_of("", gpu(0, mig=True))))
         await settled()
-        assert "NVSHIM-E2736" in board.faults["mps"]
+        assert "NVSHIM-E2736" in state.faults.lines["mps"]
         tasks.cancel_scope.cancel()
-    assert board.mps == {}
+    assert state.mps_daemons.value == {}
 
 
 async def test_nothing_is_done_before_anything_is_known(context: Context) -> None:
-    context.board.post(settings=None)
+    publish(context.state.settings, None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         await settled()
@@ -128,39 +128,39 @@ async def test_nothing_is_done_before_anything_is_known(context: Context) -> Non
 
 @pytest.mark.parametrize("reason", ["unshared", "no driver", "let go", "no GPU can be opened"])
 async def test_what_is_not_wanted_any_more_is_drained(context: Context, reason: str) -> None:
-    board = context.board
+    state = context.state
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         await settled()
         kept = Kept.all[NAME]
-        inventory = board.seen.inventory
+        inventory = state.node.value.inventory
         assert inventory is not None
         # While NVML does not answer nothing is known, and nothing changes.
-        board.post(
-            resources=(), seen=NodeSnapshot(inventory=replace(inventory, nvml_failure="it hangs"))
-        )
+        publish(state.resources, ())
+        publish(state.node, NodeSnapshot(inventory=replace(inventory, nvml_failure="it hangs")))
         await settled()
         assert wanted(kept)
-        board.post(resources=(shared(0),), seen=NodeSnapshot(inventory=inventory))
+        publish(state.resources, (shared(0),))
+        publish(state.node, NodeSnapshot(inventory=inventory))
         await settled()
         if reason == "unshared":
-            board.post(resources=(replace(shared(0), sharing=""),))
+            publish(state.resources, (replace(shared(0), sharing=""),))
         elif reason == "no driver":
-            board.post(seen=NodeSnapshot())
+            publish(state.node, NodeSnapshot())
         elif reason == "let go":
-            board.post(let_go="GPU 0 is reset")
+            publish(state.nvml_pause, "GPU 0 is reset")
         else:
-            board.post(seen=NodeSnapshot(inventory=inventory_of("", gpu(0, lost="it is lost"))))
+            publish(state.node, NodeSnapshot(inventory=inventory_of("", gpu(0, lost="it is lost"))))
         await settled()
         assert not wanted(kept)
         with anyio.fail_after(20):
-            while board.mps:  # what they stand on is taken away in a thread before
-                await board.change("mps", since=board.version("mps"))
+            while state.mps_daemons.value:  # what they stand on is taken away in a thread before
+                await wait_any(state.mps_daemons, since=version_of(state.mps_daemons))
         tasks.cancel_scope.cancel()
 
 
 async def test_what_a_predecessor_has_left_is_taken_away(context: Context) -> None:
-    root = context.board.settings.mps_root if context.board.settings else ""
+    root = context.state.settings.value.mps_root if context.state.settings.value else ""
     left = Places(root, "nvidia.com/gpu.shared")
     os.makedirs(left.directory)
     Path(left.devices).write_text("[]")
@@ -174,25 +174,25 @@ async def test_what_a_predecessor_has_left_is_taken_away(context: Context) -> No
 
 
 async def test_daemons_of_claims_are_kept_beside_those_of_resources(context: Context) -> None:
-    board, name = context.board, f"{CLAIMS}/uid-1234"
+    state, name = context.state, f"{CLAIMS}/uid-1234"
     daemon = ClaimDaemon({uuid(1): 0}, 50, multi_user=False)
-    board.post(claim_daemons={name: daemon})
+    publish(state.claim_daemons, {name: daemon})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(component.run, context)
         await settled()
         # What was just made is not seen yet, and is no failure.
         assert set(Kept.all) == {NAME}
-        assert board.mps.keys() == {NAME}
-        board.post(seen=NodeSnapshot(inventory=inventory_of("", gpu(0), gpu(1))))
+        assert state.mps_daemons.value.keys() == {NAME}
+        publish(state.node, NodeSnapshot(inventory=inventory_of("", gpu(0), gpu(1))))
         await settled()
         plan = Kept.all[name].plan
         assert plan is not None
         assert (plan.devices, plan.percentage, plan.stays) == ((uuid(1),), 50, True)
         assert plan.others == {uuid(0)}
         # The control program here has no such option.
-        board.post(claim_daemons={f"{name}5": replace(daemon, multi_user=True)})
+        publish(state.claim_daemons, {f"{name}5": replace(daemon, multi_user=True)})
         await settled()
-        assert board.mps[f"{name}5"].has_failed
+        assert state.mps_daemons.value[f"{name}5"].has_failed
         assert not wanted(Kept.all[name])
         tasks.cancel_scope.cancel()
 
@@ -202,8 +202,8 @@ async def test_what_a_predecessor_has_left_of_claims_stays_until_they_are_known(
     context: Context, *, dra: bool
 ) -> None:
     context = replace(context, options=replace(context.options, dra=dra))
-    board, name = context.board, f"{CLAIMS}/uid-1234"
-    root = Path(board.settings.mps_root if board.settings else "")
+    state, name = context.state, f"{CLAIMS}/uid-1234"
+    root = Path(state.settings.value.mps_root if state.settings.value else "")
     for left in (name, "nvidia.com/left"):
         (root / left).mkdir(parents=True)
         (root / left / ".lock").touch()
@@ -211,7 +211,7 @@ async def test_what_a_predecessor_has_left_of_claims_stays_until_they_are_known(
         tasks.start_soon(component.run, context)
         await settled()
         assert set(Kept.all) == {NAME, "nvidia.com/left"} | (set() if dra else {name})
-        board.post(claim_daemons={})
+        publish(state.claim_daemons, {})
         await settled()
         assert not wanted(Kept.all[name])
         tasks.cancel_scope.cancel()

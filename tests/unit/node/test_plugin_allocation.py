@@ -26,7 +26,7 @@ from integration.agent_errors import (
 )
 from integration.node.services.plugin.allocation import VENDOR, Ground, allocate, refuse_ineffective
 from integration.node.services.plugin.resources import resources_of
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import (
     TIME_SLICING,
     DeviceIds,
@@ -312,7 +312,7 @@ def test_a_device_that_has_become_unhealthy_is_given_as_nvidias_plugin_does() ->
     told = settings(DeviceList.ENVVAR)
     known = resource(told)
     sick = replace(
-        known, devices=tuple(replace(each, state=State.UNHEALTHY) for each in known.devices)
+        known, devices=tuple(replace(each, state=HealthState.UNHEALTHY) for each in known.devices)
     )
     answer = allocate(sick, [GPUS[0]], ground(told), token="token")
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == GPUS[0]

@@ -1,4 +1,4 @@
-"""The device plugin as a part: what it makes of the board, and what the kubelet is told then."""
+"""The device plugin as a service: what it makes of the state, and what the kubelet is told then."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from integration import backoff
 from integration.node.device_health.device_state import Condition
 from integration.node.mps.clients import MpsDaemon
 from integration.node.options import AUTO, NO, YES, Options
-from integration.node.service import PARTS, Context
+from integration.node.service import SERVICES, Context
 from integration.node.services.plugin import service as component
 from integration.node.services.plugin.cdi import Specs, path_of
 from integration.node.services.plugin.service import run
 from integration.node.settings.source import Source
 from integration.node.values.claims import ClaimDevice
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import (
     MPS,
     DeviceList,
@@ -35,9 +35,11 @@ from integration.node.values.resources import (
     SharedResource,
     Sharing,
 )
+from integration.node.values.service_name import ServiceName
 from integration.nvml.snapshot import NodeSnapshot
 from integration.watcher import ANY, Watcher
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
+from tests.harness.node_state import publish
 from tests.harness.waiting import until
 from tests.unit.node.test_plugin_allocation import GPUS, NODE, PART
 
@@ -93,7 +95,7 @@ class World:
             state=nowhere, cdi_spec_dirs=(nowhere,),
         )  # fmt: skip
         context = Context(config, options, lambda *_, **__: None)
-        context.board.post(seen=NodeSnapshot(inventory=THERE))
+        publish(context.state.node, NodeSnapshot(inventory=THERE))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run, context)
             try:
@@ -129,7 +131,7 @@ class World:
 
 def see(context: Context, inventory: Inventory | None = THERE, **change: Any) -> None:
     there = replace(inventory, **change) if inventory is not None else None
-    context.board.post(seen=NodeSnapshot(inventory=there))
+    publish(context.state.node, NodeSnapshot(inventory=there))
 
 
 @pytest.fixture
@@ -174,7 +176,7 @@ async def test_what_cannot_be_seen_is_unhealthy_and_is_not_given(world: World) -
         await world.has(resource=SLICE)
         assert set(world.kubelet.devices(SLICE)) == {PART}
         await world.has(GPUS[0], GPUS[2])
-        assert "NVSHIM-E2727" in context.board.faults["plugin resources"]
+        assert "NVSHIM-E2727" in context.state.faults.lines["plugin resources"]
         await world.refuses(PART, "E2705", SLICE)
         see(context, None)
         await world.has()
@@ -182,10 +184,10 @@ async def test_what_cannot_be_seen_is_unhealthy_and_is_not_given(world: World) -
         see(context)
         await world.has(PART, resource=SLICE)
         await world.has(GPUS[0], GPUS[2])
-        sick = Condition(State.UNHEALTHY, reason="it has fallen off the bus")
-        context.board.post(health={GPUS[0]: sick})
+        sick = Condition(HealthState.UNHEALTHY, reason="it has fallen off the bus")
+        publish(context.state.health, {GPUS[0]: sick})
         await world.has(GPUS[2])
-        assert context.board.faults == {}
+        assert context.state.faults.lines == {}
 
 
 async def test_an_answer_goes_by_what_was_posted_just_now(world: World) -> None:
@@ -241,7 +243,7 @@ async def test_what_is_asked_for_while_settings_change_is_answered_by_the_new_on
     async with world.serving() as context, anyio.create_task_group() as tasks:
         with specs.held_up():
             world.given.settings = BY_NAME
-            context.board.post(hangups=1)
+            publish(context.state.reloads, 1)
             await until(specs.reached.is_set)
             tasks.start_soon(ask)
             await anyio.sleep(0.2)
@@ -299,12 +301,12 @@ async def test_without_a_required_channel_no_device_can_be_had(
     async with world.running(wanted) as context:
         await until(lambda: len(world.kubelet.devices(GPU)) == 2)
         assert world.kubelet.healthy(GPU) == set()
-        assert "NVSHIM-E2707" in context.board.faults["plugin imex"]
+        assert "NVSHIM-E2707" in context.state.faults.lines["plugin imex"]
         await world.refuses(GPUS[0], "E2707")
         channels.mkdir(parents=True)
         (channels / "channel0").touch()
         await world.has(GPUS[0], GPUS[2])
-        assert "plugin imex" not in context.board.faults
+        assert "plugin imex" not in context.state.faults.lines
         assert (await world.allocate(GPUS[0])).envs["NVIDIA_IMEX_CHANNELS"] == "0"
 
 
@@ -315,7 +317,7 @@ async def test_what_mps_does_not_serve_yet_is_unhealthy(world: World) -> None:
         await until(lambda: len(world.kubelet.devices(GPU)) == 4)
         assert world.kubelet.healthy(GPU) == set()
         await world.refuses(f"{GPUS[0]}::0", "E2735")
-        context.board.post(mps={GPU: MpsDaemon(GPU, (GPUS[0],))})
+        publish(context.state.mps_daemons, {GPU: MpsDaemon(GPU, (GPUS[0],))})
         await world.has(f"{GPUS[0]}::0", f"{GPUS[0]}::1")
         assert "CUDA_MPS_PIPE_DIRECTORY" in (await world.allocate(f"{GPUS[0]}::0")).envs
 
@@ -349,11 +351,11 @@ async def test_a_change_of_claims_is_told_to_the_kubelet_once_and_is_no_reason_f
         with Watcher(quiet=0) as watcher:
             watcher.follow({str(specs): ANY})
             for turn in range(5):
-                context.board.post(claimed=(claim,))
+                publish(context.state.claimed_devices, (claim,))
                 await world.has(GPUS[2])
                 (specs / f"k8s.driver-claim_{turn}.json").write_text("{}")
                 await watcher.wait()
-                context.board.post(claimed=())
+                publish(context.state.claimed_devices, ())
                 await world.has(GPUS[0], GPUS[2])
         await anyio.wait_all_tasks_blocked()
         assert len(world.plugin.lists) == told + 10
@@ -391,37 +393,37 @@ async def test_where_another_plugin_begins_ours_ends_and_tells_of_nothing_more(
     directory = world.kubelet.directory
     path = f"{directory}/nvidia-gpu.sock"
     async with world.serving() as context:
-        assert len(context.board.resources) == 2
+        assert len(context.state.resources.value) == 2
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(f"{path}.new")
             other.listen()
             os.rename(f"{path}.new", path)
-            await until(lambda: context.board.resources == ())
-            assert "NVSHIM-E2710" in context.board.faults["plugin kubelet"]
+            await until(lambda: context.state.resources.value == ())
+            assert "NVSHIM-E2710" in context.state.faults.lines["plugin kubelet"]
             left = ["kubelet.sock", "nvidia-gpu.sock"]
             await until(lambda: sorted(os.listdir(directory)) == left)
         os.unlink(path)
-        await until(lambda: len(context.board.resources) == 2)
+        await until(lambda: len(context.state.resources.value) == 2)
         await world.has(GPUS[0], GPUS[2])
 
 
 async def test_it_serves_without_a_kubelet_only_if_it_is_told_to(
     world: World, rounds: list[float]
 ) -> None:
-    wanted = PARTS["plugin"].is_wanted
+    wanted = SERVICES[ServiceName.PLUGIN].is_wanted
     modes = [bool(wanted(Options("", 60, device_plugin=mode))) for mode in (NO, AUTO)]
     assert modes == [False, True]
     directory = world.kubelet.directory
     os.makedirs(directory)
     settings = replace(BY_VARIABLE, mig_strategy=Mig.NONE)
     async with world.running(settings, AUTO) as context:
-        await until(lambda: context.board.settings is not None)
+        await until(lambda: context.state.settings.value is not None)
         see(context, notes=("something is new",))
         before = len(rounds)
         await until(lambda: len(rounds) > before)
-        assert (context.board.resources, context.board.faults) == ((), {})
+        assert (context.state.resources.value, context.state.faults.lines) == ((), {})
         assert os.listdir(directory) == []
     async with world.running(settings, YES) as context:
         await until(lambda: os.listdir(directory) == ["nvidia-gpu.sock"])
-        assert "NVSHIM-E2709" in context.board.faults["plugin kubelet"]
+        assert "NVSHIM-E2709" in context.state.faults.lines["plugin kubelet"]
     assert os.listdir(directory) == []

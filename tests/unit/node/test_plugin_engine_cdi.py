@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from integration.cri.engine import Engine
-from integration.node.delivery import told_by
+from integration.node.delivery import delivery_mode
 from integration.node.values.resources import DeviceList, Settings
 
 ANNOTATIONS, CRI = DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI
@@ -46,7 +46,7 @@ HANDS_ON: Final = Engine(
 def test_the_variable_is_added_where_the_engine_does_not_heed_what_is_asked_for(
     asked: tuple[DeviceList, ...], engine: Engine | None, added: tuple[DeviceList, ...], why: str
 ) -> None:
-    told = told_by(Settings(device_list_strategies=asked), engine)
+    told = delivery_mode(Settings(device_list_strategies=asked), engine)
     assert set(told.strategies) == {*asked, *added}
     assert why in told.why
     assert bool(told.why) == bool(why)
@@ -54,4 +54,4 @@ def test_the_variable_is_added_where_the_engine_does_not_heed_what_is_asked_for(
 
 def test_annotations_of_another_prefix_are_not_handed_on() -> None:
     settings = Settings(device_list_strategies=(ANNOTATIONS,), cdi_annotation_prefix="x.example/")
-    assert VARIABLE in told_by(settings, HANDS_ON).strategies
+    assert VARIABLE in delivery_mode(settings, HANDS_ON).strategies

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from integration.agent_errors import DeviceUnknown, PreferenceUnsuitable, TooFewAvailable
 from integration.node.services.plugin.preferred import preferred
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import TIME_SLICING, Allocation, Device, Resource
 from integration.nvml.topology import Between, Topology
 
@@ -262,7 +262,7 @@ def test_what_is_not_there_any_more_is_left_out() -> None:
 def test_what_is_not_healthy_any_more_is_left_out_as_long_as_others_do() -> None:
     whole = gpus(4)
     dead = tuple(
-        replace(device, state=State.UNHEALTHY) if device.index in {"0", "2"} else device
+        replace(device, state=HealthState.UNHEALTHY) if device.index in {"0", "2"} else device
         for device in whole.devices
     )
     resource = replace(whole, devices=dead)

@@ -16,6 +16,7 @@ from integration.node.settings.source import Source
 from integration.node.settings.table import Given
 from integration.node.values.resources import Mig, Settings
 from integration.timeouts import PATIENCE
+from tests.harness.node_state import publish
 from tests.harness.waiting import until
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Keeping:
         self.faults[concern] = line
 
     def strategy(self) -> Mig | None:
-        settings = self.context.board.settings
+        settings = self.context.state.settings.value
         return settings.mig_strategy if settings is not None else None
 
 
@@ -104,8 +105,8 @@ async def test_a_hangup_has_them_read_again() -> None:
         await until(lambda: keeping.strategy() is Mig.MIXED)
         for _ in range(2):
             before = len(loads)
-            board = keeping.context.board
-            board.post(hangups=board.hangups + 1)
+            state = keeping.context.state
+            publish(state.reloads, state.reloads.value + 1)
             await until(lambda before=before: len(loads) > before)  # type: ignore[misc]
         tasks.cancel_scope.cancel()
 
@@ -114,5 +115,5 @@ async def test_without_a_source_the_defaults_hold() -> None:
     keeping = Keeping(None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_settings, keeping.context, keeping.fault)
-        await until(lambda: keeping.context.board.settings == Settings())
+        await until(lambda: keeping.context.state.settings.value == Settings())
         tasks.cancel_scope.cancel()

@@ -21,7 +21,7 @@ from integration.node.services.plugin.resources import (
     unmatched,
 )
 from integration.node.services.plugin.server import _list_of
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import (
     MPS,
     TIME_SLICING,
@@ -264,14 +264,14 @@ def test_what_is_lost_or_out_of_service_stays_and_is_unhealthy(
 @pytest.mark.parametrize(
     ("of_gpu", "of_part", "expected"),
     [
-        (State.HEALTHY, State.UNHEALTHY, State.UNHEALTHY),
-        (State.UNHEALTHY, State.HEALTHY, State.UNHEALTHY),
-        (State.RECOVERING, State.SUSPECT, State.RECOVERING),
-        (State.SUSPECT, State.HEALTHY, State.SUSPECT),
+        (HealthState.HEALTHY, HealthState.UNHEALTHY, HealthState.UNHEALTHY),
+        (HealthState.UNHEALTHY, HealthState.HEALTHY, HealthState.UNHEALTHY),
+        (HealthState.RECOVERING, HealthState.SUSPECT, HealthState.RECOVERING),
+        (HealthState.SUSPECT, HealthState.HEALTHY, HealthState.SUSPECT),
     ],
 )
 def test_a_mig_device_is_as_healthy_as_the_worse_of_it_and_its_gpu(
-    of_gpu: State, of_part: State, expected: State
+    of_gpu: HealthState, of_part: HealthState, expected: HealthState
 ) -> None:
     health = {"GPU-0": Condition(of_gpu), "MIG-0-0": Condition(of_part)}
     (resource,) = resources_of(ONE, MIXED, health)

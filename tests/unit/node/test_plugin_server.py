@@ -20,7 +20,7 @@ from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.plugin.serving import Serving
 from integration.node.values.counters import OK
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import Device, Resource
 from tests.harness.kubelet_plugins import KubeletPlugins, Plugin
 from tests.harness.waiting import eventually
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 GPU = "nvidia.com/gpu"
 
 
-def resource(*ids: str, name: str = GPU, state: State = State.HEALTHY) -> Resource:
+def resource(*ids: str, name: str = GPU, state: HealthState = HealthState.HEALTHY) -> Resource:
     devices = tuple(
         Device(each, each, each, str(n), n, n, None, state) for n, each in enumerate(ids)
     )
@@ -64,7 +64,7 @@ class World:
         self, kubelet: KubeletPlugins, context: Context, tasks: anyio.abc.TaskGroup
     ) -> None:
         self.kubelet = kubelet
-        self.counters = context.board.counters
+        self.counters = context.state.counters
         self.faults: dict[str, str] = {}
         self.serving = Serving(context, tasks, Answers(), self._fault)
 
@@ -106,7 +106,7 @@ async def test_every_watcher_is_told_everything_from_the_beginning(world: World)
     second = await aside(Plugin, kubelet.plugins[GPU].request, path)
     await aside(second.watch)
     await world.until(lambda: len(second.devices) == 2, resource("a", "b"))
-    sick = resource("a", "b", state=State.UNHEALTHY)
+    sick = resource("a", "b", state=HealthState.UNHEALTHY)
 
     def is_told(watcher: Plugin) -> bool:
         return {each.health for each in watcher.devices.values()} == {"Unhealthy"}

@@ -29,11 +29,12 @@ from tests.harness.api_server import (
     refusal,
     webhook_failed,
 )
+from tests.harness.node_state import publish
 from tests.harness.waiting import until
 from tests.unit.node.causes.holders import holding
 
 if TYPE_CHECKING:
-    from integration.node.state.store import Board
+    from integration.node.state.store import State
     from tests.harness.http_server import Request
 
 A: Final = holding("a", pid=7).container
@@ -96,7 +97,7 @@ class Refusing(ApiServer):
 
 
 @asynccontextmanager
-async def telling(api: ApiServer) -> AsyncIterator[tuple[Board, list[str]]]:
+async def telling(api: ApiServer) -> AsyncIterator[tuple[State, list[str]]]:
     lines: list[str] = []
     options = Options(
         "", 1, api_server="127.0.0.1", api_port=api.port, service_account=api.service_account
@@ -104,7 +105,7 @@ async def telling(api: ApiServer) -> AsyncIterator[tuple[Board, list[str]]]:
     context = Context(Config(), options, lambda _, line, **__: lines.append(line))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pod_events.run, context)
-        yield context.board, lines
+        yield context.state, lines
         tasks.cancel_scope.cancel()
 
 
@@ -116,12 +117,14 @@ def names(api: ApiServer) -> list[str]:
 async def test_an_event_that_is_refused_keeps_no_other_from_being_made(tmp_path: Path) -> None:
     denied = [Denied(where, where, "uid", "main", "why") for where in ("a", "ending", "z")]
     with Refusing(str(tmp_path / "account")) as api:
-        async with telling(api) as (board, lines):
-            board.post(ledger=Ledger(denied=tuple(denied)))
+        async with telling(api) as (state, lines):
+            publish(state.ledger, Ledger(denied=tuple(denied)))
             await until(lambda: names(api) == ["a", "z"], "the others are made")
             await until(lambda: len(lines) == 1, "it is said")
             assert "unable to create new content" in lines[0]
-            board.post(ledger=Ledger(denied=(denied[1], Denied("y", "y", "uid", "main", "why"))))
+            publish(
+                state.ledger, Ledger(denied=(denied[1], Denied("y", "y", "uid", "main", "why")))
+            )
             await until(lambda: names(api) == ["a", "z", "y"], "no other is made twice")
             await until(lambda: api.refused == 2, "it is tried again")
 
@@ -144,8 +147,8 @@ async def test_who_refuses_an_event_is_named_and_a_server_that_is_busy_is_left_a
     unsaid = [Denied(where, where, "uid", "main", "why") for where in ("a", "ending", "z")]
     with Refusing(str(tmp_path / "account")) as api:
         api.no = no
-        async with telling(api) as (board, lines):
-            board.post(ledger=Ledger(denied=tuple(unsaid)))
+        async with telling(api) as (state, lines):
+            publish(state.ledger, Ledger(denied=tuple(unsaid)))
             await until(lambda: len(lines) == 1, "it is said")
             assert told in lines[0]
             assert "ClusterRole" not in lines[0]
@@ -158,13 +161,13 @@ async def test_a_fault_is_told_though_the_clock_was_set_back(
 ) -> None:
     clock = time.time
     with ApiServer(str(tmp_path / "account")) as api:
-        async with telling(api) as (board, _):
-            board.post(ledger=Ledger(denied=(Denied("a", "a", "uid", "main", "why"),)))
+        async with telling(api) as (state, _):
+            publish(state.ledger, Ledger(denied=(Denied("a", "a", "uid", "main", "why"),)))
             await until(lambda: names(api) == ["a"], "it goes")
             monkeypatch.setattr(time, "time", lambda: clock() - 3600)
             fault_log = FaultLog()
             fault_log.add(Hit(A, lost(time.time())))
-            board.post(causes=dict(fault_log.entries))
+            publish(state.causes, dict(fault_log.entries))
             await until(lambda: names(api) == ["a", "pod-a"], "the fault is told")
 
 
@@ -188,26 +191,26 @@ def unclear(at: float) -> Fault:
 @pytest.mark.anyio
 async def test_what_the_driver_says_later_of_a_fault_is_in_the_same_event(tmp_path: Path) -> None:
     with ApiServer(str(tmp_path / "account")) as api:
-        async with telling(api) as (board, lines):
+        async with telling(api) as (state, lines):
             fault_log, at = FaultLog(), time.time()
             fault_log.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
             fault_log.add(Hit(A, unclear(at)))
-            board.post(causes=dict(fault_log.entries))
+            publish(state.causes, dict(fault_log.entries))
             await until(lambda: len(api.events) == 2, "both are told")
             for action, count, word in (
                 (Action.NOTHING, 2, ""),
                 (Action.BUS_RESET, 3, " The GPU needs a reset of its bus."),
             ):
                 fault_log.heed("GPU-0", action, at - 1)
-                board.post(causes=dict(fault_log.entries))
+                publish(state.causes, dict(fault_log.entries))
                 await until(lambda c=count: [e["count"] for _, e in api.events] == [c] * 2, "said")  # type: ignore[misc]
                 for _, event in api.events:
                     assert event["message"].endswith((f"fault.{word}", f"fault that is.{word}"))
             assert {event["reason"] for _, event in api.events} == {"GPUFailure"}
             # Again the same is nothing to say.
             fault_log.add(Hit(A, replace(lost(at + 1), action=Action.BUS_RESET)))
-            board.post(causes=dict(fault_log.entries))
-            board.post(ledger=Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
+            publish(state.causes, dict(fault_log.entries))
+            publish(state.ledger, Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
             await until(lambda: len(api.events) == 3, "what comes after it is told")
             assert [event["count"] for _, event in api.events] == [3, 3, 1]
             assert lines == []
@@ -216,15 +219,15 @@ async def test_what_the_driver_says_later_of_a_fault_is_in_the_same_event(tmp_pa
 @pytest.mark.anyio
 async def test_an_agent_that_may_change_no_event_makes_no_second_one(tmp_path: Path) -> None:
     with Unchanging(str(tmp_path / "account")) as api:
-        async with telling(api) as (board, lines):
+        async with telling(api) as (state, lines):
             fault_log, at = FaultLog(), time.time()
             fault_log.add(Hit(A, replace(lost(at), action=Action.REBOOT)))
-            board.post(causes=dict(fault_log.entries))
+            publish(state.causes, dict(fault_log.entries))
             await until(lambda: names(api) == ["pod-a"], "it is told")
             fault_log.heed("GPU-0", Action.NOTHING, at - 1)
-            board.post(causes=dict(fault_log.entries))
+            publish(state.causes, dict(fault_log.entries))
             await until(lambda: api.refused == 1, "it is tried")
-            board.post(ledger=Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
+            publish(state.ledger, Ledger(denied=(Denied("z", "z", "uid", "main", "why"),)))
             await until(lambda: names(api) == ["pod-a", "z"], "what comes after it is told")
             assert api.refused == 1
             assert lines == []

@@ -1,12 +1,11 @@
-"""What the faults of a node's GPUs mean for each container: its cause file, and the memory guard.
+"""What the faults of a node's GPUs mean for each container: its cause file.
 
 ::
 
-    hits.py        which containers a fault hits, and whose fault it is for each
-    journal.py     what is kept of each container's faults: few of many
+    service.py     records faults, as a service of the agent
     files.py       their files in STATE/causes, written by a thread
-    component.py   the part of the agent that does this
-    limits.py      how much GPU memory a container may use, and who uses more
-    shares.py      how much of it a container has by resource claims, by the kubelet's word
-    guard.py       the part of the agent that watches over that
+    query.py       reads them
+
+What faults are, and whom they hit, is in :mod:`integration.node.faults`; the memory guard is
+:mod:`integration.node.services.memory_guard`.
 """

@@ -21,7 +21,7 @@ import anyio
 
 from api.errors import NvshimError
 from integration.backoff import Backoff
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.faults.fault_log import Entry, FaultLog, Key
 from shim.causes import exit_store, record
 from shim.causes.exit_message import relevant
@@ -106,7 +106,7 @@ class Files:
         """Write; why something could not be."""
         taken = self._journal.take_unwritten()
         failed: dict[Key, str] = {}
-        await aside(_write_all, self._state, taken, failed)
+        await run_detached(_write_all, self._state, taken, failed)
         self._journal.unwritten |= failed.keys()
         return next(iter(failed.values()), "")
 

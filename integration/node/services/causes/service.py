@@ -1,9 +1,9 @@
-"""The part of the agent that leaves each container the faults that it had to do with.
+"""Causes: record for each container the faults that it met.
 
 ::
 
     events ──▶ judge, blame ──▶ hits ──▶ fault_log ──▶ STATE/causes/NAMESPACE/ID.json: the shim
-    lost GPUs, driver, MPS daemons ──▶     │    ╰──▶ board.causes: events on pods
+    lost GPUs, driver, MPS daemons ──▶     │    ╰──▶ state.causes: events on pods
     full GPU memory, limits ───────▶       ╰────────▶ counters: metrics
     what the driver needs to recover ──▶ changes what was told of the GPU
 
@@ -29,7 +29,7 @@ import anyio
 
 from hooks.node.inventory import Inventory
 from integration.containers.procfs import Procfs
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.device_health import health_store as store
 from integration.node.device_health.health_table import HealthTable, judge, places_of
 from integration.node.faults.fault_attribution import attribute
@@ -41,6 +41,8 @@ from integration.node.holders.recent_holders import LATE
 from integration.node.holders.values import Holding
 from integration.node.services.causes.files import FAULT, Files, read_all
 from integration.node.state.store import Unsampled
+from integration.node.state.topic import call_on_change, version_of, wait_any
+from integration.node.values.service_name import ServiceName
 from integration.nvml.values import GpuEvent, epoch, now
 from shim.causes.record import Whose
 from shim.causes.xids import RECOVERY, RECOVERY_ACTIONS, Action, recovery_asked
@@ -61,9 +63,9 @@ _SLACK: Final = 0.1
 
 async def run(context: Context) -> None:
     """Keep the causes of containers' ends, until cancelled."""
-    with context.board.listen() as events:
+    with context.state.gpu_events.listen() as events:
         clerk = _Clerk(context)  # what is posted while files are read is news
-        clerk.fault_log.entries |= await aside(read_all, context.config.state)
+        clerk.fault_log.entries |= await run_detached(read_all, context.config.state)
         await clerk.keep(events)
 
 
@@ -79,15 +81,16 @@ class _Clerk:
     """Who does it."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._board = context, context.board
+        self._context, self._state = context, context.state
+        self._causes = context.state.causes.publisher(ServiceName.CAUSES)
         self.fault_log = FaultLog()
         self._files = Files(context, self.fault_log)
         self._recent: deque[_Recent] = deque(maxlen=_MOST_RECENT)
         # What the driver has said that GPUs need.
         self._needs: dict[str, Action] = {}
         self._lost: frozenset[str] = frozenset()
-        self._mps = context.board.mps
-        self._exceeded = context.board.exceeded
+        self._mps = context.state.mps_daemons.value
+        self._exceeded = context.state.memory_excesses.value
         self._load = store.load_of_driver(context.config)
         self._failed = anyio.Event()
         self._places_of: Inventory | None = None
@@ -99,26 +102,26 @@ class _Clerk:
         Args:
             events: what happens.
         """
-        board = self._board
+        state = self._state
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._files.keep)
                 tasks.start_soon(self._ask)
                 tasks.start_soon(self._forget)
-                follow = partial(board.follow, at_once=True)
-                tasks.start_soon(follow, self._ledger, "ledger")
-                tasks.start_soon(follow, self._losses, "lost")
-                tasks.start_soon(follow, self._driver, "seen")
-                tasks.start_soon(follow, self._daemons, "mps")
-                tasks.start_soon(follow, self._sampled, "sample")
-                tasks.start_soon(follow, self._used, "usage")
-                tasks.start_soon(follow, self._limits, "exceeded")
+                follow = partial(call_on_change, at_once=True)
+                tasks.start_soon(follow, self._ledger, state.ledger)
+                tasks.start_soon(follow, self._losses, state.lost_gpus)
+                tasks.start_soon(follow, self._driver, state.node)
+                tasks.start_soon(follow, self._daemons, state.mps_daemons)
+                tasks.start_soon(follow, self._sampled, state.sample)
+                tasks.start_soon(follow, self._used, state.usage)
+                tasks.start_soon(follow, self._limits, state.memory_excesses)
                 self._tell()
                 async for event in events:
                     self._hear(event)
         finally:
-            board.post(causes={})
-            board.fault(FAULT, "")
+            self._causes.publish({})
+            state.faults.report(FAULT, "")
 
     # -- Xids ----------------------------------------------------------------------------------
 
@@ -139,7 +142,7 @@ class _Clerk:
 
     def _table(self) -> HealthTable:
         """Where devices are; of a storm's events for each look at the node once."""
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         if inventory is not self._places_of:
             self._places_of = inventory
             self._places = (
@@ -153,9 +156,9 @@ class _Clerk:
         Args:
             later: whether containers are known by now that were not when it was heard.
         """
-        event, board = recent.event, self._board
+        event, state = recent.event, self._state
         verdict = judge(self._table(), event, Policy())
-        whose = attribute(event, verdict, board.ledger, board.lately)
+        whose = attribute(event, verdict, state.ledger.value, state.recent_holders)
         holders = [
             each
             for uuid in dict.fromkeys((*verdict.devices, verdict.gpu))
@@ -184,18 +187,18 @@ class _Clerk:
         self, uuid: str, gpu: str, devices: Iterable[str], when: float
     ) -> tuple[Holding, ...]:
         """Who holds a device that was hit: those who have the whole GPU hold its parts, too."""
-        found = self._board.lately.holders(uuid, when)
+        found = self._state.recent_holders.holders(uuid, when)
         if uuid == gpu and gpu not in devices:
             return tuple(each for each in found if gpu in each.devices)
         return found
 
     def _shared_by_mps(self) -> set[str]:
-        return {uuid for each in self._board.mps.values() for uuid in each.devices}
+        return {uuid for each in self._state.mps_daemons.value.values() for uuid in each.devices}
 
     def _note(self, hit: Hit) -> None:
         self.fault_log.add(hit)
         fault = hit.fault
-        self._board.counters.faulted(fault.kind, fault.code, fault.whose)
+        self._state.counters.faulted(fault.kind, fault.code, fault.whose)
         if fault.kind == XID and fault.whose in {Whose.DEVICE, Whose.UNCLEAR}:
             self._failed.set()
 
@@ -207,12 +210,12 @@ class _Clerk:
             await self._failed.wait()
             await anyio.sleep(_TO_KNOW)
             self._failed = anyio.Event()
-            sampler = self._board.sampler
+            sampler = self._state.sampler.value
             if not isinstance(sampler, Unsampled):
                 await sampler.sample(max_age=0)  # it is posted, and heard there
 
     def _sampled(self) -> None:
-        sample = self._board.sample
+        sample = self._state.sample.value
         if sample is None or sample.failure:
             return
         for gpu in sample.gpus:
@@ -237,13 +240,13 @@ class _Clerk:
     # -- what is gone --------------------------------------------------------------------------
 
     def _losses(self) -> None:
-        before, self._lost = self._lost, frozenset(self._board.lost)
+        before, self._lost = self._lost, frozenset(self._state.lost_gpus.value)
         at = now()
         for gpu in self._lost - before:
             hits = lost(
                 GPU_LOST,
                 "the GPU does not answer any more",
-                self._board.lately.holders(gpu, at),
+                self._state.recent_holders.holders(gpu, at),
                 at=time.time(),
                 gpu=gpu,
                 action=Action.RESET,
@@ -261,8 +264,8 @@ class _Clerk:
         what = "the driver was loaded anew" if self._load else "the driver was unloaded"
         holders = [
             each
-            for gpu in {gpu for held in self._board.ledger.holdings for gpu in held.gpus}
-            for each in self._board.lately.holders(gpu, now())
+            for gpu in {gpu for held in self._state.ledger.value.holdings for gpu in held.gpus}
+            for each in self._state.recent_holders.holders(gpu, now())
         ]
         for hit in lost(DRIVER_LOST, what, holders, at=time.time(), whose=Whose.HOST):
             self._note(hit)
@@ -270,14 +273,16 @@ class _Clerk:
 
     def _daemons(self) -> None:
         """See whether an MPS daemon has ended by itself: its clients' work is lost."""
-        before, self._mps = self._mps, self._board.mps
+        before, self._mps = self._mps, self._state.mps_daemons.value
         at = now()
         for name, daemon in self._mps.items():
             known = before.get(name)
             if known is None or daemon.restarts <= known.restarts:
                 continue
             # One that has ended serves none any more.
-            holders = [h for uuid in known.devices for h in self._board.lately.holders(uuid, at)]
+            holders = [
+                h for uuid in known.devices for h in self._state.recent_holders.holders(uuid, at)
+            ]
             for hit in lost(
                 MPS,
                 "the MPS control daemon ended",
@@ -293,12 +298,12 @@ class _Clerk:
 
     def _used(self) -> None:
         """Note who holds a GPU whose memory is full, for as long as it is."""
-        sample = self._board.sample
+        sample = self._state.sample.value
         if sample is None or sample.failure:
             return
-        hits = full_memory(sample, self._board.usage, epoch(sample.when))
+        hits = full_memory(sample, self._state.usage.value, epoch(sample.when))
         full = {(hit.container.namespace, hit.container.id) for hit in hits}
-        there = {(each.namespace, each.id) for each in self._board.ledger.containers}
+        there = {(each.namespace, each.id) for each in self._state.ledger.value.containers}
         # Of one that has gone it is known how it was last.
         self.fault_log.drop(GPU_MEMORY, there - full)
         for hit in hits:
@@ -306,7 +311,7 @@ class _Clerk:
         self._tell()
 
     def _limits(self) -> None:
-        before, self._exceeded = self._exceeded, self._board.exceeded
+        before, self._exceeded = self._exceeded, self._state.memory_excesses.value
         for which, hit in self._exceeded.items():
             if before.get(which) != hit:
                 self._note(hit)
@@ -315,30 +320,30 @@ class _Clerk:
     # -- containers ----------------------------------------------------------------------------
 
     def _ledger(self) -> None:
-        if not self._board.version("ledger"):
+        if not self._state.ledger.version:
             return  # nobody has looked yet who is there
         at = now()
         while self._recent and at - self._recent[0].event.when > LATE:
             self._recent.popleft()
         for recent in self._recent:
             self._hit(recent, later=True)
-        self.fault_log.expire(self._board.ledger.containers, at)
+        self.fault_log.expire(self._state.ledger.value.containers, at)
         self._tell()
 
     async def _forget(self) -> None:
         """Forget who is gone for long, until cancelled."""
         while True:
-            version = self._board.version("ledger", "causes")
+            version = version_of(self._state.ledger, self._state.causes)
             due = self.fault_log.next_expiry()
             pause = float("inf") if due is None else max(0.0, due - now()) + 1
-            await self._board.change("ledger", "causes", since=version, timeout=pause)
+            await wait_any(self._state.ledger, self._state.causes, since=version, timeout=pause)
             self._ledger()
 
     def _tell(self) -> None:
         """Have it written, and tell the others."""
         if self.fault_log.unwritten:
             self._files.changed()
-            self._board.post(causes=dict(self.fault_log.entries))
+            self._causes.publish(dict(self.fault_log.entries))
 
 
 def _was_there(container: Container, when: float, *, known: bool) -> bool:

@@ -46,10 +46,11 @@ from integration.agent_errors import (
     ResourceClaimUnusable,
 )
 from integration.apiserver.status import is_away
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.json_documents import NestedTooDeeply
 from integration.node.services.dra.publishing import claim_path, class_path
 from integration.node.state import claims_file as state
+from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import Reference
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class ClaimReader:
         for attempt in range(_ATTEMPTS):
             try:
                 async with self._waiting:
-                    return await aside(partial(self._get, path, asked))
+                    return await run_detached(partial(self._get, path, asked))
             except ApiServerRefused as error:
                 is_last = attempt + 1 == _ATTEMPTS
                 if error.http != _BUSY or is_last or not 0 < error.retry_after <= _SOON:
@@ -238,11 +239,11 @@ class Stale:
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""
-        board = self._context.board
+        reloads = self._context.state.reloads
         while True:
-            version = board.version("hangups")
+            version = version_of(reloads)
             await self.look()
-            await board.change("hangups", since=version, timeout=_LOOK_AGAIN)
+            await wait_any(reloads, since=version, timeout=_LOOK_AGAIN)
 
     async def look(self) -> None:
         """Look once."""
@@ -254,7 +255,7 @@ class Stale:
 
     async def _found(self) -> list[Claim]:
         """The claims that nobody has, by all who know."""
-        context, claims = self._context, self._context.board.claims
+        context, claims = self._context, self._context.state.claims.value
         if not claims:
             return []
         named = await context.kubelet.claims(context.options.pod_resources)

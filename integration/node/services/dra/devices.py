@@ -72,7 +72,7 @@ from integration.node.services.dra.mig_layout import (
     possible,
 )
 from integration.node.values.claims import name_of, quantity
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -105,7 +105,7 @@ _STANDARD: Final = "resource.kubernetes.io"
 _LONGEST_TEXT: Final = 64
 _WORDS: Final = 3
 
-_WORST_FIRST: Final = (State.UNHEALTHY, State.RECOVERING, State.SUSPECT)
+_WORST_FIRST: Final = (HealthState.UNHEALTHY, HealthState.RECOVERING, HealthState.SUSPECT)
 
 _BRANDS: Final = {
     "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "Grid", "geforce": "GeForce",
@@ -373,7 +373,7 @@ def publishable(
         taints = _taints_of(known, driver, effect, lost=device.lost, drained=device.drained)
         if (effect or not taints) and not {device.uuid, device.gpu}.intersection(plugin_gave):
             states = {condition.state for condition in known}
-            word = next((state for state in _WORST_FIRST if state in states), State.HEALTHY)
+            word = next((state for state in _WORST_FIRST if state in states), HealthState.HEALTHY)
             attributes = {**device.attributes, "health": _text(word.value)}
             found.append(replace(device, attributes=attributes, taints=taints))
     return tuple(found)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from api.errors import NvshimError
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.services.dra import cdi
 from integration.node.services.dra.devices import Place, devices_of
 from integration.node.services.dra.mig_layout import Parts, parse_parts
@@ -92,8 +92,8 @@ class Looking:
             await self._ask(inventory)
         topologies = self._context.topologies
         topology = topologies.at_once(inventory)
-        if not self._context.board.let_go:
-            topology = await aside(topologies.find, inventory)
+        if not self._context.state.nvml_pause.value:
+            topology = await run_detached(topologies.find, inventory)
         self._seen = seen
         peers = _peers(inventory, topology.nvlinks)
         numa = numa_nodes(config, inventory.gpus)
@@ -136,14 +136,14 @@ class Looking:
 
     def _is_due(self, inventory: Inventory, *, anew: bool) -> bool:
         """Whether NVML is to be asked now."""
-        if self._context.board.let_go:
+        if self._context.state.nvml_pause.value:
             return False
         is_soon = time.monotonic() - self._failed < _RETRY_AFTER
         return anew or (_cut(inventory) != self._cut and not is_soon)
 
     async def _ask(self, inventory: Inventory) -> None:
         """Know what NVML says of the GPUs, if it answers."""
-        parts = await aside(self._ask_nvml)
+        parts = await run_detached(self._ask_nvml)
         is_same = self._cut is not None and _cut(inventory)[0] == self._cut[0]
         if not parts.failure or not is_same:
             self._parts = parts

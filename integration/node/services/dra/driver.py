@@ -10,9 +10,10 @@ Rules
   been allocated anew meanwhile, the new devices count. While that server is away, what is prepared
   is answered as it was.
 - A device is given by a claim or by a device plugin, never by both. Before anything is waited for a
-  claim takes its devices on the board, so that our device plugin gives none of them; what a plugin
-  has given, the kubelet says (its pod-resources API, or its checkpoint where that does not answer).
-  An answer of ours that the kubelet may not have noted yet counts for :data:`_NOTED` seconds.
+  claim publishes its devices in the state, so that our device plugin gives none of them; what a
+  plugin has given, the kubelet says (its pod-resources API, or its checkpoint where that does not
+  answer). An answer of ours that the kubelet may not have noted yet counts for :data:`_NOTED`
+  seconds.
 - What is prepared is written down before the CDI spec is, and that before the kubelet is told. So
   an agent that is killed at any step finds all that it may have told of.
 - Where the engine says that it reads no CDI names, nothing is prepared: pods would run, ready, and
@@ -68,7 +69,9 @@ from integration.node.services.dra.server import Serving
 from integration.node.services.dra.sharing import refuse_conflicts, refuse_overfull
 from integration.node.services.dra.sharing_setup import Applying
 from integration.node.state import claims_file as state
+from integration.node.state.topic import wait_any
 from integration.node.values.claims import Health, Reference
+from integration.node.values.service_name import ServiceName
 from integration.watcher import Interest, Watcher
 
 if TYPE_CHECKING:
@@ -83,7 +86,6 @@ if TYPE_CHECKING:
 __all__ = ["Driver", "drive"]
 
 _NAME: Final = "dra"
-_GOES_BY: Final = ("seen", "health", "plugin_gave", "ledger", "mps")
 _LOOK_AGAIN: Final = 30.0
 _NOTED: Final = 5.0
 # Seconds after which a swarm of changes is over, and how long one may last.
@@ -98,7 +100,7 @@ class Driver:
     def __init__(self, context: Context, api: ApiServer) -> None:
         options = context.options
         self._context = context
-        self._board = context.board
+        self._state = context.state
         self._config = context.config
         self._name = options.dra_driver
         self._effect = EFFECTS[options.dra_unhealthy]
@@ -158,19 +160,24 @@ class Driver:
 
     async def keep(self) -> None:
         """Go by what is known of the node, whenever that changes."""
-        version = -1
+        state, version = self._state, -1
+        inputs = (
+            state.node, state.health, state.plugin_allocations, state.ledger, state.mps_daemons,
+        )  # fmt: skip
         while True:
-            version = await self._board.change(*_GOES_BY, since=version, timeout=_LOOK_AGAIN)
+            version = await wait_any(*inputs, since=version, timeout=_LOOK_AGAIN)
             if await self._look() or self._unkept:
                 await self._keep_specs(self._claims.values())
             # Health streams go by this: what is heard of a device is told when it is known here.
-            self._board.post(dra=tuple(self.health()))
+            self._state.dra_health.publisher(ServiceName.DRA).publish(tuple(self.health()))
             gave = await self._plugin_gave()
             known = self._devices
             self.publisher.want(
                 None
                 if known is None
-                else publishable(known.values(), self._board.health, gave, self._name, self._effect)
+                else publishable(
+                    known.values(), self._state.health.value, gave, self._name, self._effect
+                )
             )
 
     async def _look(self, newest: Inventory | None = None) -> bool:
@@ -180,7 +187,7 @@ class Driver:
             newest: what the node has, if the look does not know it yet.
         """
         async with self._looks:
-            made, inventory = self.on_demand.making.made, self._board.seen.inventory
+            made, inventory = self.on_demand.making.made, self._state.node.value.inventory
             switched = self.on_demand.modes.switched
             found = await self._looking.look(inventory, made, newest, switched)
             if found is None:
@@ -211,7 +218,7 @@ class Driver:
             bad = [
                 condition
                 for uuid in (device.uuid, device.gpu)
-                if (condition := self._board.health.get(uuid)) is not None
+                if (condition := self._state.health.value.get(uuid)) is not None
                 and not condition.state.is_given
             ]
             out = f"it is out of service {device.drained}" if device.drained else ""
@@ -364,7 +371,7 @@ class Driver:
     async def _read(self, reference: Reference) -> dict[str, Any] | None:
         """A claim, as the API server has it; None if that is away and the claim is prepared."""
         try:
-            served = [each.name for each in self._board.resources]
+            served = [each.name for each in self._state.resources.value]
             is_prepared = reference.uid in self._claims
             return await self.reader.read(reference, served, is_prepared=is_prepared)
         except (ApiServerRefused, ApiServerSilent) as error:
@@ -388,10 +395,10 @@ class Driver:
     def _tell(self) -> None:
         """Tell the device plugin what is not its to give, and people who has what."""
         held = (device for claim in self._claims.values() for device in claim.devices)
-        self._board.post(
-            claimed=tuple(device for device in held if not device.admin),
-            claims=tuple(self._claims.values()),
+        self._state.claimed_devices.publisher(ServiceName.DRA).publish(
+            tuple(device for device in held if not device.admin)
         )
+        self._state.claims.publisher(ServiceName.DRA).publish(tuple(self._claims.values()))
 
     async def _heed_engine(self) -> None:
         engine = await self._engine.ask()
@@ -453,7 +460,7 @@ class Driver:
 
     def _given_just_now(self) -> Iterator[tuple[str, str]]:
         now = time.monotonic()
-        for uuid, when in self._board.plugin_gave.items():
+        for uuid, when in self._state.plugin_allocations.value.items():
             if now - when < _NOTED:
                 yield uuid, "a pod that the device plugin has just answered for"
 
@@ -461,7 +468,7 @@ class Driver:
         """What only clients of the device plugin's MPS control daemons can open."""
         return {
             uuid: f"the device plugin, which shares {name} by MPS,"
-            for name, daemon in self._board.mps.items()
+            for name, daemon in self._state.mps_daemons.value.items()
             if not is_of_claims(name)
             for uuid in daemon.devices
         }
@@ -483,8 +490,7 @@ class Driver:
 
 async def drive(context: Context) -> None:
     """Be the driver, until cancelled."""
-    for part in [name for name in context.board.faults if name.startswith("dra ")]:
-        context.board.fault(part, "")
+    context.state.faults.clear("dra ")
     with closing(api_server_of(context.options)) as api:
         async with anyio.create_task_group() as tasks:
             driver = Driver(context, api)

@@ -27,10 +27,12 @@ import anyio.to_thread
 
 from api.errors import NvshimError
 from integration.agent_errors import ClaimedDeviceMissing
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.services.dra.mig_create import Making, Modes, is_unmade
 from integration.node.services.dra.mig_layout import parse_name
+from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import uuid_of
+from integration.node.values.service_name import ServiceName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -61,7 +63,7 @@ class OnDemand:
         look: Callable[[Inventory | None], Awaitable[Any]],
         fault: Callable[[str, str], None],
     ) -> None:
-        self._board = context.board
+        self._state = context.state
         self._claims = claims
         self._look = look
         self._fault = fault
@@ -128,7 +130,7 @@ class OnDemand:
         """
         for uuid in self._cut_now(each.device for each in claim.devices if not each.admin):
             await self._switch_off(uuid)
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         parts = {name: each.part for name, each in devices.items() if each.part is not None}
         if inventory is None or any(
             parse_name(each.device) and each.device not in parts for each in claim.devices
@@ -143,7 +145,7 @@ class OnDemand:
                 if gpu.uuid in cut and not gpu.mig:
                     await self._switch(gpu, partial(self.modes.on, gpu, inventory, str(claim)))
             make = partial(self.making.make, claim, parts, inventory)
-            claim = await aside(make)
+            claim = await run_detached(make)
             await self._look_anew()
         return claim
 
@@ -155,8 +157,8 @@ class OnDemand:
         """
         if not self.making.gpus_of(claim):
             return
-        undo = partial(self.making.undo, claim, self._board.seen.inventory)
-        undone = await aside(undo)
+        undo = partial(self.making.undo, claim, self._state.node.value.inventory)
+        undone = await run_detached(undo)
         if undone:
             # Before it is forgotten: NVML is to be known to have it no more.
             await self._look_anew()
@@ -172,7 +174,7 @@ class OnDemand:
 
     async def _switch_off(self, uuid: str) -> None:
         """Have a GPU be whole again."""
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         for gpu in () if inventory is None else inventory.gpus:
             if inventory is not None and gpu.uuid == uuid and not gpu.lost:
                 await self._switch(gpu, partial(self.modes.off, gpu, inventory))
@@ -185,23 +187,25 @@ class OnDemand:
         self._closing.add(gpu.uuid)
         self._tell_closing()
         try:
-            await aside(do)
+            await run_detached(do)
         finally:
             self._closing.discard(gpu.uuid)
             self._tell_closing()
 
     def _tell_closing(self) -> None:
         gpus = ", ".join(sorted(self._closing))
-        self._board.post(nvml_closed=gpus and f"MIG mode of {gpus} is switched")
+        self._state.nvml_closed.publisher(ServiceName.DRA).publish(
+            gpus and f"MIG mode of {gpus} is switched"
+        )
 
     async def _look_anew(self) -> None:
-        await self._look(await aside(self.making.newest))
-        self._board.want_look()
+        await self._look(await run_detached(self.making.newest))
+        self._state.look_requested.send()
 
     async def tidy(self) -> None:
         """Undo what was made or switched for claims that are not prepared, until cancelled."""
         while True:
-            version = self._board.version("seen", "claimed")
+            version = version_of(self._state.node, self._state.claimed_devices)
             wrong = ""
             for claim in self.making.orphans(self._claims()):
                 async with self.alone(self.making.gpus_of(claim)):
@@ -220,4 +224,6 @@ class OnDemand:
                     except NvshimError as error:
                         wrong = str(error)
             self._fault("mig", wrong)
-            await self._board.change("seen", "claimed", since=version, timeout=_TRY_AGAIN)
+            await wait_any(
+                self._state.node, self._state.claimed_devices, since=version, timeout=_TRY_AGAIN
+            )

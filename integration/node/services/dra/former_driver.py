@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from integration.agent_errors import ApiServerRefused, DraStateUnwritten
 from integration.apiserver.status import is_away
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.services.dra.slices import deletion, is_ours
 from integration.node.state import claims_file as state
 
@@ -81,7 +81,7 @@ class FormerSlices:
     async def _remove(self, path: str, driver: str) -> int:
         """Delete what was published by a name; returns how many slices."""
         query = {"fieldSelector": f"spec.driver={driver},spec.nodeName={self._node}"}
-        found = await aside(partial(self._api.call, "GET", path, query=query))
+        found = await run_detached(partial(self._api.call, "GET", path, query=query))
         items = found.get("items")
         slices: list[dict[str, Any]] = items if isinstance(items, list) else []
         if not any(map(is_ours, slices)):
@@ -90,7 +90,7 @@ class FormerSlices:
             write = deletion(each)
             where = f"{path}/{quote(write.name, safe='')}"
             try:
-                await aside(partial(self._api.call, write.method, where, write.body))
+                await run_detached(partial(self._api.call, write.method, where, write.body))
             except ApiServerRefused as error:
                 if error.http != _NOT_FOUND or error.denied_by:  # the kubelet was faster
                     raise

@@ -51,7 +51,7 @@ from integration.agent_errors import (
     SlicesRefused,
 )
 from integration.backoff import Backoff
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.services.dra.slices import (
     GROUP,
     VERSIONS,
@@ -225,7 +225,7 @@ class Publisher:
             await anyio.sleep(max(0.0, begun + _PAUSE - time.monotonic()))
             begun = time.monotonic()
             begin = partial(self._api.watch, path, since, query)
-            watch = await aside(begin, drop=lambda begun: begun.close())
+            watch = await run_detached(begin, drop=lambda begun: begun.close())
             try:
                 while (change := await _next(watch)) is not None:
                     kind, found = change
@@ -397,7 +397,7 @@ class Publisher:
         self, method: str, path: str, body: Any = None, query: dict[str, str] | None = None
     ) -> dict[str, Any]:
         call = partial(self._api.call, method, path, body, query)
-        return await aside(call)
+        return await run_detached(call)
 
     def _news(self) -> None:
         self._wake.set()
@@ -406,7 +406,7 @@ class Publisher:
 async def _next(watch: Watch) -> tuple[str, dict[str, Any]] | None:
     """The next change. Once this is cancelled the thread that reads hears it."""
     try:
-        return await aside(watch.next)
+        return await run_detached(watch.next)
     except BaseException:
         watch.close()
         raise

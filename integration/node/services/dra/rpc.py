@@ -40,6 +40,7 @@ from api.proto import dra_pb2 as pb
 from integration.agent_errors import ClaimUnfinished, DraFailed
 from integration.grpc_anyio import answer_of
 from integration.kubelet.grpc_server import serialize
+from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import Reference
 from integration.timeouts import PATIENCE
 from integration.watcher import first_of
@@ -152,11 +153,11 @@ class Answering:
 
     async def watch(self) -> AsyncGenerator[health_pb.NodeWatchResourcesResponse, None]:
         """The messages of NodeWatchResources."""
-        board = self._context.board
+        state = self._context.state
         while not self._ended.is_set():
-            version = board.version("dra")
+            version = version_of(state.dra_health)
             yield _told(self._answers.health())
-            change = partial(board.change, "dra", since=version, timeout=_TOLD_AGAIN)
+            change = partial(wait_any, state.dra_health, since=version, timeout=_TOLD_AGAIN)
             await first_of(change, self._ended.wait)
 
     async def _all(

@@ -1,4 +1,4 @@
-"""Dynamic resource allocation as a part of the agent: without ``--dra`` no more is loaded of it."""
+"""Dynamic resource allocation as a service: without ``--dra`` only this module is loaded."""
 
 from __future__ import annotations
 

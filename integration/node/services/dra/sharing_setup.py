@@ -1,8 +1,8 @@
 """Has the node be as claims ask: time slices of GPUs, and MPS control daemons.
 
 Rules
-- Daemons are kept by the agent's part for MPS (:mod:`integration.node.mps`), which goes by the
-  board. A claim is ready when its daemons serve its devices; what keeps them from it is the error.
+- The MPS service keeps the daemons; it reads ``claim_daemons`` in the state. A claim is
+  ready when its daemons serve its devices; what keeps them from it is the error.
 - A claim is over when the daemons that nobody else needs have ended: the compute modes of their
   GPUs are set back by then. Clients of theirs are waited for, and named.
 - A time slice is of the GPU, whoever is on it. So it is set when a claim begins, and set back when
@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from integration.agent_errors import MpsDaemonFailed, MpsNotReady, TimeSliceFailed
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.mps.clients import unready
 from integration.node.service import settings_of
 from integration.node.services.dra.sharing import daemons_of
+from integration.node.state.topic import version_of, wait_any
 from integration.node.values.claims import INTERVALS
+from integration.node.values.service_name import ServiceName
 from integration.nvml.nvidia_smi import SmiFailed, run_nvidia_smi
 from integration.timeouts import PATIENCE
 
@@ -51,7 +53,7 @@ class Applying:
 
     def __init__(self, context: Context, fault: Callable[[str, str], None]) -> None:
         self._context = context
-        self._board = context.board
+        self._state = context.state
         self._fault = fault
         self._claims: dict[str, Claim] = {}
         # GPUs whose time slice is another than the default, by UUID.
@@ -120,21 +122,21 @@ class Applying:
         await self._set_back()
 
     def _post(self) -> None:
-        self._board.post(claim_daemons=daemons_of(self._claims.values()))
+        self._state.claim_daemons.publisher(ServiceName.DRA).publish(
+            daemons_of(self._claims.values())
+        )
 
     # MPS
 
     async def _await_daemon(self, claim: Claim, name: str, uuids: tuple[str, ...]) -> None:
-        board, why = self._board, ""
+        state, why = self._state, ""
         with anyio.move_on_after(_TO_SERVE):
-            while True:
-                version = board.version("mps")
-                why, known = unready(name, uuids, board.mps), board.mps.get(name)
+            async for daemons in state.mps_daemons.changes():
+                why, known = unready(name, uuids, daemons), daemons.get(name)
                 if not why:
                     return
                 if known is not None and known.has_failed:
                     break
-                await board.change("mps", since=version)
         raise MpsNotReady(
             f"to share {', '.join(uuids)} by MPS for {claim}",
             found=why,
@@ -142,16 +144,16 @@ class Applying:
         )
 
     async def _await_end(self, claim: Claim, name: str) -> None:
-        board = self._board
+        state = self._state
         with anyio.move_on_after(_TO_END):
             while True:
-                version = board.version("mps", "claim_daemons")
-                if name not in board.mps or name in daemons_of(self._claims.values()):
+                version = version_of(state.mps_daemons, state.claim_daemons)
+                if name not in state.mps_daemons.value or name in daemons_of(self._claims.values()):
                     return
-                await board.change("mps", "claim_daemons", since=version)
+                await wait_any(state.mps_daemons, state.claim_daemons, since=version)
         raise MpsDaemonFailed(
             f"to end the MPS control daemon of {claim}",
-            found=board.mps[name].unready or "it has not ended yet",
+            found=state.mps_daemons.value[name].unready or "it has not ended yet",
             do="end its clients; it is tried again",
         )
 
@@ -175,7 +177,7 @@ class Applying:
         self._fault("time slices", failed)
 
     async def _set(self, uuid: str, interval: str, whom: str) -> None:
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         asked = f"the time slice {interval} of {uuid} for {whom}"
         if inventory is None:
             raise TimeSliceFailed(asked, found="there is no driver")
@@ -183,7 +185,7 @@ class Applying:
         arguments = ("compute-policy", "-i", uuid, f"--set-timeslice={number}")
         run = partial(run_nvidia_smi, timeout=_TO_SET, ends_with_us=True)
         try:
-            await aside(run, inventory.driver, self._context.config, arguments)
+            await run_detached(run, inventory.driver, self._context.config, arguments)
         except SmiFailed as error:
             raise TimeSliceFailed(asked, found=error.found, do=error.do) from error
         if interval == _DEFAULT:

@@ -1,8 +1,8 @@
-"""The part of the agent that says whether a device can be given to a container.
+"""The health of devices: whether each can be given to a container.
 
 ::
 
-    events ──▶ judge ──▶ blame ──▶ table ──▶ board.health, board.xids, STATE/health.json, the log
+    events ──▶ judge ──▶ blame ──▶ table ──▶ state.health, xid_counts, STATE/health.json, the log
     looks  ──────────────────────▶  │
     samples ◀── asked for when a device has something to prove, and every few minutes
     requests of people ──────────▶  │
@@ -28,7 +28,7 @@ import anyio
 
 from api.errors import one_line
 from hooks.config import Config
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.node.device_health import health_store as store
 from integration.node.device_health import requests
 from integration.node.device_health.device_state import Moment, Rules
@@ -50,7 +50,9 @@ from integration.node.faults.fault_attribution import Attribution, attribute
 from integration.node.faults.policy import Policy, Verdict, policy_of
 from integration.node.faults.xids import Severity
 from integration.node.state.store import Unsampled
-from integration.node.values.health import State
+from integration.node.state.topic import call_on_change, version_of, wait_any
+from integration.node.values.health import HealthState
+from integration.node.values.service_name import ServiceName
 from integration.nvml.values import GpuEvent, Sample
 from integration.watcher import ANY, Watcher
 
@@ -74,10 +76,10 @@ _LEVELS: Final = {
     Severity.FATAL: "error",
 }
 _LEVEL_OF_STATE: Final = {
-    State.HEALTHY: "info",
-    State.SUSPECT: "warning",
-    State.UNHEALTHY: "error",
-    State.RECOVERING: "info",
+    HealthState.HEALTHY: "info",
+    HealthState.SUSPECT: "warning",
+    HealthState.UNHEALTHY: "error",
+    HealthState.RECOVERING: "info",
 }
 
 
@@ -91,7 +93,7 @@ async def run(context: Context) -> None:
     policy = policy_of(context.config, options.ignored_xids, options.heeded_xids)
     if not policy.judged:
         context.say("warning", "no device's health is judged", reason="DP_DISABLE_HEALTHCHECKS")
-        context.board.post(health={})
+        context.state.health.publisher(ServiceName.HEALTH).publish({})
         with suppress(OSError):  # what one before it has thought is not shown as of now
             store.write(context.config, store.read(context.config).table, judged=False)
         await anyio.sleep_forever()
@@ -119,11 +121,13 @@ class _Ward:
     def __init__(self, context: Context, policy: Policy) -> None:
         self._config = context.config
         self._options = context.options
-        self._board = context.board
+        self._state = context.state
+        self._health = context.state.health.publisher(ServiceName.HEALTH)
+        self._xid_counts = context.state.xid_counts.publisher(ServiceName.HEALTH)
         self._say = context.say
         self._policy = policy
         self._rules = rules_of(context.config)
-        self._totals = dict(context.board.xids)
+        self._totals = dict(context.state.xid_counts.value)
         self._sampled = -math.inf
         self._known_lost: dict[str, str] = {}
         self._saving = anyio.Lock()
@@ -135,19 +139,19 @@ class _Ward:
         self._table: HealthTable = record.table
         # That a GPU has gone was said when it went; it is not said again at each start.
         known = reports(record.table)
-        self._board.post(health={uuid: known[uuid] for uuid in known.keys() & record.table.gone})
+        self._health.publish({uuid: known[uuid] for uuid in known.keys() & record.table.gone})
         self._put(record.table)
 
     async def watch(self) -> None:
         """Go by everything that is told."""
-        with self._board.listen() as events:
+        with self._state.gpu_events.listen() as events:
             self._look()
             async with anyio.create_task_group() as tasks:
-                follow = partial(self._board.follow, at_once=True)
-                tasks.start_soon(follow, self._look, "seen")
-                tasks.start_soon(follow, self._watched, "unwatched")
-                tasks.start_soon(follow, self._lost, "lost")
-                tasks.start_soon(self._board.follow, self._sampled_by_others, "sample")
+                follow = partial(call_on_change, at_once=True)
+                tasks.start_soon(follow, self._look, self._state.node)
+                tasks.start_soon(follow, self._watched, self._state.unwatched)
+                tasks.start_soon(follow, self._lost, self._state.lost_gpus)
+                tasks.start_soon(call_on_change, self._sampled_by_others, self._state.sample)
                 tasks.start_soon(self._ask)
                 tasks.start_soon(self._serve_requests)
                 tasks.start_soon(self._keep_file)
@@ -160,7 +164,7 @@ class _Ward:
         if event.kind not in _KINDS:
             return
         verdict = judge(self._table, event, self._policy)
-        whose = attribute(event, verdict, self._board.ledger, self._board.lately)
+        whose = attribute(event, verdict, self._state.ledger.value, self._state.recent_holders)
         verdict = replace(verdict, blamed=whose.titles)
         self._put(after_event(self._table, event, verdict, _now(), self._rules))
         self._tell(event, verdict, whose)
@@ -173,7 +177,7 @@ class _Ward:
         if key not in self._totals and len(self._totals) >= _MOST_TOTALS:
             key = (verdict.gpu, event.xid, "")
         self._totals[key] = self._totals.get(key, 0) + event.times
-        self._board.post(xids=dict(self._totals))
+        self._xid_counts.publish(dict(self._totals))
 
     def _tell(self, event: GpuEvent, verdict: Verdict, whose: Attribution) -> None:
         fields: dict[str, Any] = {
@@ -197,7 +201,7 @@ class _Ward:
     # -- looks and samples ---------------------------------------------------------------------
 
     def _look(self) -> None:
-        seen, now = self._board.seen, _now()
+        seen, now = self._state.node.value, _now()
         load = store.load_of_driver(self._config)
         inventory = seen.inventory
         if inventory is None:
@@ -222,7 +226,7 @@ class _Ward:
                 load=load,
                 complete=not inventory.nvml_failure,
             )
-        self._put(after_watch(table, self._board.unwatched, now, self._rules))
+        self._put(after_watch(table, self._state.unwatched.value, now, self._rules))
 
     def _answered(self, uuid: str) -> float:
         """When a device that was lost answered again, in seconds since boot; 0 if it was not."""
@@ -235,22 +239,22 @@ class _Ward:
         return {uuid: place for uuid, place in table.places.items() if uuid not in table.gone}
 
     def _watched(self) -> None:
-        self._put(after_watch(self._table, self._board.unwatched, _now(), self._rules))
+        self._put(after_watch(self._table, self._state.unwatched.value, _now(), self._rules))
 
     def _lost(self) -> None:
         """That a GPU is lost is known at once; that it is back, samples have to prove."""
-        before, self._known_lost = self._known_lost, dict(self._board.lost)
+        before, self._known_lost = self._known_lost, dict(self._state.lost_gpus.value)
         lost = {gpu: why for gpu, why in self._known_lost.items() if gpu not in before}
         self._put(after_loss(self._table, lost, _now(), self._rules))
 
     def _sampled_by_others(self) -> None:
-        if self._board.sample is not None:
-            self._take(self._board.sample)
+        if self._state.sample.value is not None:
+            self._take(self._state.sample.value)
 
     def _take(self, sample: Sample) -> None:
-        if sample.when <= self._sampled or isinstance(self._board.sampler, Unsampled):
+        if sample.when <= self._sampled or isinstance(self._state.sampler.value, Unsampled):
             return
-        if sample.failure and self._board.unasked:
+        if sample.failure and self._state.nvml_unavailable:
             return  # it is not asked on purpose: so long its devices are unwatched, and no worse
         self._sampled = sample.when
         self._put(after_sample(self._table, sample, _now(), self._rules))
@@ -260,10 +264,10 @@ class _Ward:
         asked = -math.inf
         while True:
             await self._until_due(asked)
-            sampler = self._board.sampler
+            sampler = self._state.sampler.value
             if isinstance(sampler, Unsampled):
-                version = self._board.version("sampler")
-                await self._board.change("sampler", since=version, timeout=self._options.poll)
+                version = version_of(self._state.sampler)
+                await wait_any(self._state.sampler, since=version, timeout=self._options.poll)
             else:
                 asked = _now().boot
                 self._take(await sampler.sample(max_age=0))
@@ -306,35 +310,35 @@ class _Ward:
 
     def _put(self, table: HealthTable) -> None:
         """Go by a new table: tell the others, and say what has become of whom."""
-        before, self._table = self._board.health, table
+        before, self._table = self._state.health.value, table
         now = reports(table)
         worse = False
         for uuid, health in now.items():
-            was = before[uuid].state if uuid in before else State.HEALTHY
+            was = before[uuid].state if uuid in before else HealthState.HEALTHY
             if health.state == was:
                 continue
             worse = worse or not health.state.is_given
             fields: dict[str, Any] = {"device": uuid, "state": health.state.value, "was": was.value}
             if health.reason:
                 fields["reason"] = one_line(health.reason)
-            if health.xid and health.state != State.HEALTHY:
+            if health.xid and health.state != HealthState.HEALTHY:
                 fields["xid"] = health.xid
             if health.blamed:
                 fields["containers"] = one_line(", ".join(health.blamed))
             if health.remedy:
                 fields["do"] = health.remedy
             self._say(_LEVEL_OF_STATE[health.state], f"a device is {health.state.value}", **fields)
-        self._board.post(health=now)
+        self._health.publish(now)
         self._news.set()
         self._news = anyio.Event()
         if worse:  # what the inventory says of it may be old
-            self._board.want_look()
+            self._state.look_requested.send()
         self._changed.set()
 
     async def _keep_file(self) -> None:
         while True:
             # A disk that was full is tried again, though nothing has changed.
-            with anyio.move_on_after(_AGAIN if self._board.faults.get(_FILE) else math.inf):
+            with anyio.move_on_after(_AGAIN if self._state.faults.lines.get(_FILE) else math.inf):
                 await self._changed.wait()
             self._changed = anyio.Event()
             await self._save()
@@ -343,9 +347,9 @@ class _Ward:
         async with self._saving:
             line = ""
             try:
-                await aside(store.write, self._config, self._table)
+                await run_detached(store.write, self._config, self._table)
             except OSError as error:
                 line = f"{store.path_of(self._config)}: {error.strerror}"
-            if line and self._board.faults.get(_FILE) != line:
+            if line and self._state.faults.lines.get(_FILE) != line:
                 self._say("warning", "health cannot be kept over a restart", reason=line)
-            self._board.fault(_FILE, line)
+            self._state.faults.report(_FILE, line)

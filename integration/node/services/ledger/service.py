@@ -1,7 +1,7 @@
-"""The part of the agent that keeps the ledger: who holds what, as it comes and goes.
+"""The ledger: which container holds which devices, kept up to date.
 
 It is made of the bundles alone, so an agent that begins has the ledger that its predecessor had. It
-is posted on the board, and written to ``STATE/ledger.json``, when it differs.
+is published, and written to ``STATE/ledger.json``, when it differs.
 
 One looks anew when containers come, go, are made or end
 (:mod:`integration.containers.bundle_watch`), when the node changed
@@ -27,7 +27,7 @@ from integration.containers.bundles import Container, find_containers
 from integration.containers.held_devices import LEDGER
 from integration.containers.procfs import Procfs
 from integration.containers.shims import states_to_watch
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.files import read_file, replace_file
 from integration.kubelet.values import Allocated
 from integration.node.holders.holders import (
@@ -38,6 +38,8 @@ from integration.node.holders.holders import (
     unheld_of,
 )
 from integration.node.holders.values import Denied, Ledger, as_document
+from integration.node.state.topic import version_of, wait_any
+from integration.node.values.service_name import ServiceName
 from integration.nvml.values import now
 from integration.watcher import Watcher, first_of
 
@@ -125,13 +127,13 @@ async def look_and_ask(
     Raises:
         StateUnreadable: as of :func:`look`.
     """
-    ledger = await aside(look, states, inventory, allocated, proc)
+    ledger = await run_detached(look, states, inventory, allocated, proc)
     if not any(each.orphan == UNKNOWN_POD for each in ledger.holdings):
         return ledger
     later = await ask()
     if later is not None:
         later = {**{pod: {} for pod in allocated or ()}, **later}
-    return await aside(_ledger_of, ledger.containers, inventory, later, proc)
+    return await run_detached(_ledger_of, ledger.containers, inventory, later, proc)
 
 
 async def run(context: Context) -> None:
@@ -140,7 +142,7 @@ async def run(context: Context) -> None:
     Raises:
         StateUnreadable: containerd's state may not be read.
     """
-    board, options = context.board, context.options
+    state, options = context.state, context.options
     ask = partial(context.kubelet.allocated, options.pod_resources)
     states: tuple[str, ...] = ()
     looked: object = None
@@ -149,19 +151,19 @@ async def run(context: Context) -> None:
     with Watcher(_QUIET, _LONGEST_SWARM) as watcher:
         while True:
             if late:
-                states = await aside(states_to_watch, options.states)
+                states = await run_detached(states_to_watch, options.states)
             allocated = await ask()
-            version = board.version("seen")
+            version = version_of(state.node)
             # All is heard, so bundles are read for nothing; but nobody tells of the driver's files.
             if late and left and looked == (states, allocated) and not deaf:
-                left, again = left - 1, await aside(_is_overtaken, board.ledger)
+                left, again = left - 1, await run_detached(_is_overtaken, state.ledger.value)
             else:
                 left, looked = _TRUSTED, (states, allocated)
-                ledger = await look_and_ask(states, board.seen.inventory, allocated, ask)
-                _tell(context, board.ledger, ledger)
-                board.post(ledger=ledger)
-                board.fault("ledger", await aside(_write, context.config, ledger))
-                ended = watcher.follow_processes(await aside(_processes, ledger))
+                ledger = await look_and_ask(states, state.node.value.inventory, allocated, ask)
+                _tell(context, state.ledger.value, ledger)
+                state.ledger.publisher(ServiceName.LEDGER).publish(ledger)
+                state.faults.report("ledger", await run_detached(_write, context.config, ledger))
+                ended = watcher.follow_processes(await run_detached(_processes, ledger))
                 again = watcher.follow(watched_directories(states)) or ended
                 if watcher.deaf != deaf:
                     deaf = watcher.deaf
@@ -170,9 +172,9 @@ async def run(context: Context) -> None:
             if not again:
                 which, heard = await first_of(
                     partial(watcher.wait, options.poll),
-                    partial(board.change, "seen", since=version),
+                    partial(wait_any, state.node, since=version),
                 )
-                late = not which and not heard and board.version("seen") == version
+                late = not which and not heard and version_of(state.node) == version
 
 
 def _is_overtaken(ledger: Ledger) -> bool:

@@ -2,16 +2,15 @@
 
 ::
 
-    counters.py    what the agent has done and heard: numbers that only grow, on the board
-    moment.py      what the board and NVML know when somebody scrapes
-    family.py      what a family of metrics is
+    snapshot.py    what the state and NVML know at the time of a scrape
+    metric.py      a metric: name, meaning, labels, values
     agent.py, gpus.py, containers.py   the tables: name, meaning, labels, values
     text.py        all of them, in order, and how prometheus-client writes them
     address.py     where they are served
     server.py      connections: few, short, and none waits for another
-    scrapes.py     the part of the agent that serves them, one scrape after the other
+    service.py     the service of the agent: one scrape after the other
 
 prometheus-client is imported by those only who serve metrics: it costs an agent 4 MB. Its registry
 and its HTTP server, which has a thread for each request, are not used: what is told is what the
-board knows at that moment.
+state knows at that moment.
 """

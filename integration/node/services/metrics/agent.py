@@ -5,19 +5,23 @@ from __future__ import annotations
 import platform
 import resource
 from collections import Counter
-from typing import Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import PROCESS_COLLECTOR
 
 from integration.node.services.metrics.metric import Family, Group, Rows, single
 from integration.node.services.metrics.snapshot import Labels, Moment
 from integration.node.values.counters import FAILED, OK, REFUSED
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from shim import VERSION
+
+if TYPE_CHECKING:
+    from integration.node.mps.clients import MpsDaemon
 
 
 def _driver(moment: Moment) -> Rows:
-    seen = moment.board.seen
+    seen = moment.state.node.value
     cuda = seen.inventory.cuda_version if seen.inventory is not None else ""
     return {(seen.driver, cuda): 1} if seen.driver else {}
 
@@ -26,13 +30,13 @@ def _sampled_at(moment: Moment) -> float | None:
     return moment.at(moment.sample.when) if moment.sample and moment.answered else None
 
 
-def _parts(moment: Moment) -> Rows:
-    faults = moment.board.faults
-    return {(part,): part not in faults for part in (*moment.parts, *faults)}
+def _services(moment: Moment) -> Rows:
+    faults = moment.state.faults.lines
+    return {(name,): name not in faults for name in (*moment.services, *faults)}
 
 
 def _restarts(moment: Moment) -> Rows:
-    return {(part,): 0 for part in moment.parts} | moment.board.counters.restarts
+    return {(name,): 0 for name in moment.services} | moment.state.counters.restarts
 
 
 def own_process() -> dict[str, float]:
@@ -65,16 +69,17 @@ AGENT: Final = Group("The agent", (
            lambda m: len(m.sample.notes) if m.sample and m.answered else None),
     Family("nvshim_looks_total",
            "Looks at the node; one that found something wrong has the result failed.", ("result",),
-           lambda moment: moment.board.counters.looks),
+           lambda moment: moment.state.counters.looks),
     single("nvshim_look_duration_seconds", "How long looks at the node took.",
-           lambda moment: moment.board.counters.looking, is_histogram=True),
+           lambda moment: moment.state.counters.looking, is_histogram=True),
     single("nvshim_last_good_look_timestamp_seconds",
            "When the last look was that found nothing wrong; absent if there was none.",
-           lambda moment: moment.at(moment.board.counters.last_look)),
+           lambda moment: moment.at(moment.state.counters.last_look)),
     single("nvshim_node_faults", "How much the last look found wrong; the log says what.",
-           lambda moment: len(moment.board.seen.faults)),
-    Family("nvshim_part_up", "Whether a part of the agent does what it should.", ("part",), _parts),
-    Family("nvshim_part_restarts_total", "How often a part was begun again.", ("part",), _restarts),
+           lambda moment: len(moment.state.node.value.faults)),
+    Family("nvshim_part_up", "Whether a service of the agent works.", ("part",), _services),
+    Family("nvshim_part_restarts_total", "How often a service was restarted.",
+           ("part",), _restarts),
     _process("process_cpu_seconds_total", "Processor time of the agent."),
     _process("nvshim_children_cpu_seconds_total",
              "Processor time of programs that the agent has run and that have ended."),
@@ -92,27 +97,42 @@ AGENT: Final = Group("The agent", (
 def _states(moment: Moment) -> Rows:
     return {
         (each.name, state.value): sum(device.state is state for device in each.devices)
-        for each in moment.board.resources
-        for state in State
+        for each in moment.state.resources.value
+        for state in HealthState
     }
 
 
 def _unheld(moment: Moment) -> Rows:
-    unheld: Counter[Labels] = Counter((each.resource,) for each in moment.board.ledger.unheld)
-    return {(each.name,): 0 for each in moment.board.resources} | unheld
+    unheld: Counter[Labels] = Counter((each.resource,) for each in moment.state.ledger.value.unheld)
+    return {(each.name,): 0 for each in moment.state.resources.value} | unheld
 
 
 def _never(moment: Moment) -> dict[Labels, int]:
     """What has not happened yet is 0, or its first time would not be seen as an increase."""
-    return {(r.name, result): 0 for r in moment.board.resources for result in (OK, REFUSED, FAILED)}
+    return {
+        (r.name, result): 0
+        for r in moment.state.resources.value
+        for result in (OK, REFUSED, FAILED)
+    }
+
+
+def _no_updates(moment: Moment) -> dict[Labels, int]:
+    return {(each.name,): 0 for each in moment.state.resources.value}
+
+
+def _daemons(moment: Moment) -> Iterable[MpsDaemon]:
+    return moment.state.mps_daemons.value.values()
 
 
 PLUGIN: Final = Group("The device plugin", (
     Family("nvshim_resource_info", "A resource that the kubelet is told of.",
            ("resource", "original", "sharing"),
-           lambda m: {(r.name, r.original or r.name, r.sharing): 1 for r in m.board.resources}),
+           lambda moment: {
+               (each.name, each.original or each.name, each.sharing): 1
+               for each in moment.state.resources.value
+           }),
     Family("nvshim_resource_replicas", "How many share one device of it.", ("resource",),
-           lambda moment: {(each.name,): each.replicas for each in moment.board.resources}),
+           lambda moment: {(each.name,): each.replicas for each in moment.state.resources.value}),
     Family("nvshim_resource_devices",
            "How many devices, or shares of devices, of a resource are in that state.",
            ("resource", "state"), _states),
@@ -122,17 +142,17 @@ PLUGIN: Final = Group("The device plugin", (
            ("resource",), _unheld),
     Family("nvshim_mps_daemon_up",
            "Whether containers can use the MPS control daemon of a resource.", ("resource",),
-           lambda m: {(each.resource,): not each.unready for each in m.board.mps.values()}),
+           lambda moment: {(each.resource,): not each.unready for each in _daemons(moment)}),
     Family("nvshim_mps_daemon_restarts_total",
            "How often it was started again because it had ended by itself.", ("resource",),
-           lambda moment: {(each.resource,): each.restarts for each in moment.board.mps.values()}),
+           lambda moment: {(each.resource,): each.restarts for each in _daemons(moment)}),
     Family("nvshim_kubelet_registrations_total", "Registrations with a kubelet, by result.",
-           ("resource", "result"), lambda m: _never(m) | m.board.counters.registrations),
+           ("resource", "result"), lambda m: _never(m) | m.state.counters.registrations),
     Family("nvshim_kubelet_device_lists_total", "Lists of devices that a kubelet was sent.",
            ("resource",),
-           lambda m: {(each.name,): 0 for each in m.board.resources} | m.board.counters.updates),
+           lambda moment: _no_updates(moment) | moment.state.counters.updates),
     Family("nvshim_allocations_total", "Answers to the kubelet's Allocate, by result.",
-           ("resource", "result"), lambda m: _never(m) | m.board.counters.allocations),
+           ("resource", "result"), lambda m: _never(m) | m.state.counters.allocations),
     Family("nvshim_allocation_duration_seconds", "How long answers to Allocate took.",
-           ("resource",), lambda moment: moment.board.counters.allocating, is_histogram=True),
+           ("resource",), lambda moment: moment.state.counters.allocating, is_histogram=True),
 ))  # fmt: skip

@@ -24,7 +24,7 @@ def _name(container: Container) -> Labels:
 
 
 def _infos(moment: Moment) -> Rows:
-    found = [each.container for each in moment.board.ledger.holdings]
+    found = [each.container for each in moment.state.ledger.value.holdings]
     return {(*_name(each), each.id, each.namespace): 1 for each in found}
 
 
@@ -33,7 +33,7 @@ def _flag(name: str, meaning: str, flag: Callable[[Holding], str]) -> Family:
 
     def rows(moment: Moment) -> Rows:
         found: dict[Labels, bool] = {}
-        for each in moment.board.ledger.holdings:
+        for each in moment.state.ledger.value.holdings:
             labels = _name(each.container)
             found[labels] = found.get(labels, False) or bool(flag(each))
         return found
@@ -42,14 +42,14 @@ def _flag(name: str, meaning: str, flag: Callable[[Holding], str]) -> Family:
 
 
 def _missing(moment: Moment) -> Rows:
-    missing = Counter((m.namespace, m.pod, m.container) for m in moment.board.ledger.missing)
-    return {_name(each.container): 0 for each in moment.board.ledger.holdings} | missing
+    missing = Counter((m.namespace, m.pod, m.container) for m in moment.state.ledger.value.missing)
+    return {_name(each.container): 0 for each in moment.state.ledger.value.holdings} | missing
 
 
 def _devices(moment: Moment) -> Rows:
     return {
         (*_name(each.container), *moment.names.of(uuid)): 1
-        for each in moment.board.ledger.holdings
+        for each in moment.state.ledger.value.holdings
         for uuid in each.devices
     }
 
@@ -59,7 +59,7 @@ def _inside(name: str, meaning: str, value: Callable[[DeviceUse], float | None])
 
     def rows(moment: Moment) -> Rows:
         sums: dict[Labels, float] = {}
-        for use in moment.board.usage if moment.answered else ():
+        for use in moment.state.usage.value if moment.answered else ():
             amount = value(use)
             if use.holding is not None and amount is not None:
                 labels = (*_name(use.holding.container), *moment.names.of(use.device))
@@ -73,7 +73,7 @@ def _outside(name: str, meaning: str, value: Callable[[DeviceUse], float | None]
     """What processes of no container use of each device."""
 
     def rows(moment: Moment) -> Rows:
-        uses = [use for use in moment.board.usage if use.holding is None and moment.answered]
+        uses = [use for use in moment.state.usage.value if use.holding is None and moment.answered]
         return {moment.names.of(use.device): value(use) for use in uses}
 
     return Family(name, meaning, DEVICE, rows)
@@ -120,8 +120,8 @@ CONTAINERS: Final = Group("Containers", (
     Family("nvshim_container_faults_total",
            "Faults that containers had to do with, since the agent began: the kind, the number of "
            "an Xid, and whose fault it was (device, host, neighbour, application, unclear).",
-           ("kind", "xid", "whose"), lambda moment: moment.board.counters.faults),
+           ("kind", "xid", "whose"), lambda moment: moment.state.counters.faults),
     single("nvshim_containers_unreadable",
            "How many containers there are of which it is not known what they hold.",
-           lambda moment: len(moment.board.ledger.unknown)),
+           lambda moment: len(moment.state.ledger.value.unknown)),
 ))  # fmt: skip

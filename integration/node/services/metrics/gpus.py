@@ -20,7 +20,7 @@ from integration.node.services.metrics.metric import (
 )
 from integration.node.services.metrics.snapshot import Labels, Moment
 from integration.node.values.counters import MOST
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.nvml.values import DeviceSample, GpuSample
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _up(moment: Moment) -> Rows:
 
 def _watched(moment: Moment) -> Rows:
     return {
-        labels: moment.board.unwatched.keys().isdisjoint({"", uuid})
+        labels: moment.state.unwatched.value.keys().isdisjoint({"", uuid})
         for uuid, labels in moment.names.gpu.items()
     }
 
@@ -110,7 +110,7 @@ def _ecc(moment: Moment) -> Rows:
 
 def _xids(moment: Moment) -> Rows:
     counted: Counter[Labels] = Counter()
-    for number, ((uuid, xid, title), count) in enumerate(moment.board.xids.items()):
+    for number, ((uuid, xid, title), count) in enumerate(moment.state.xid_counts.value.items()):
         # Beyond so many their containers are not named any more; they are counted all the same.
         whose = _of_title(title if number < MOST else "")
         counted[*moment.names.of(uuid)[:2], str(xid), *whose] += count
@@ -126,12 +126,12 @@ def _of_title(title: str) -> Labels:
 def _last_xids(moment: Moment) -> Rows:
     return {
         (*moment.names.of(uuid)[:2], xid): moment.at(when)
-        for (uuid, xid), when in moment.board.counters.last_xids.items()
+        for (uuid, xid), when in moment.state.counters.last_xids.items()
     }
 
 
 def _mig_infos(moment: Moment) -> Rows:
-    inventory = moment.board.seen.inventory
+    inventory = moment.state.node.value.inventory
     return {
         (*moment.names.mig[each.uuid], str(each.gpu_instance), str(each.compute_instance)): 1
         for each in (inventory.mig_devices if inventory is not None else ())
@@ -202,8 +202,8 @@ GPUS: Final = Group("GPUs and MIG devices", (
 def _states(moment: Moment) -> Rows:
     return {
         (*moment.names.of(uuid), state.value): each.state is state
-        for uuid, each in moment.board.health.items()
-        for state in State
+        for uuid, each in moment.state.health.value.items()
+        for state in HealthState
     }
 
 
@@ -211,14 +211,16 @@ def _judged(name: str, meaning: str, value: Callable[[Condition], float | None])
     """One value of each device that is judged."""
 
     def rows(moment: Moment) -> Rows:
-        return {moment.names.of(uuid): value(each) for uuid, each in moment.board.health.items()}
+        return {
+            moment.names.of(uuid): value(each) for uuid, each in moment.state.health.value.items()
+        }
 
     return Family(name, meaning, DEVICE, rows)
 
 
 def _drained(moment: Moment) -> Rows:
     """Of devices that the inventory has; one whose UUID nobody knows goes by its address."""
-    drained = moment.board.seen.drained
+    drained = moment.state.node.value.drained
     return {
         labels: uuid in drained
         for uuid, labels in moment.names.device.items()
@@ -227,7 +229,7 @@ def _drained(moment: Moment) -> Rows:
 
 
 def _holders(moment: Moment) -> Rows:
-    holdings = moment.board.ledger.holdings
+    holdings = moment.state.ledger.value.holdings
     held = Counter(uuid for each in holdings for uuid in {*each.devices, *each.gpus})
     return {moment.names.of(uuid): held[uuid] for uuid in (*moment.names.device, *held)}
 

@@ -1,4 +1,4 @@
-"""The part of the agent that serves /metrics: one scrape after the other.
+"""The service that answers /metrics: one scrape after the other.
 
 Rules
 - NVML is asked when somebody scrapes, and then only: an agent that nobody asks has nothing to do.
@@ -27,7 +27,7 @@ from api.errors import NvshimError, one_line
 from integration.agent_errors import MetricsAddressUnusable
 from integration.agent_status import late_after
 from integration.backoff import Backoff
-from integration.node.service import PARTS, Context
+from integration.node.service import SERVICES, Context
 from integration.node.services.metrics.address import Address, parse_address
 from integration.node.services.metrics.agent import own_process
 from integration.node.services.metrics.server import Request, Response, addresses_of, listen, serve
@@ -150,11 +150,11 @@ class Scrapes:
         sample = await self._sample(wait)
         boot = time.time() - now()
         moment = Moment(
-            self._context.board,
+            self._context.state,
             boot=boot,
             sample=sample,
             waited=time.monotonic() - begun,
-            parts=tuple(PARTS),
+            services=tuple(SERVICES),
             process=own_process(),
         )
         known, writing = collect(moment), time.monotonic()
@@ -167,16 +167,16 @@ class Scrapes:
         """What NVML says; None if it does not in time."""
         sample = None
         with anyio.move_on_after(wait):
-            sample = await self._context.board.sampler.sample(max_age=FRESH)
+            sample = await self._context.state.sampler.value.sample(max_age=FRESH)
             try:
-                await usage_by(self._context, sample)  # so that the board's is of now, too
+                await usage_by(self._context, sample)  # so that the state's is of now, too
             except Exception as error:  # noqa: BLE001 - the rest is known all the same
                 self._context.say("error", one_line(f"usage: {error}"), part=_PART)
         return sample
 
     def _ready(self) -> Response:
         # By what the agent remembers, and no file: whatever hangs, this does not wait for it.
-        looked = self._context.board.counters.latest_look
+        looked = self._context.state.counters.latest_look
         late = late_after(self._context.config, self._context.options.poll)
         if looked is not None and now() - looked < late:
             return Response(HTTPStatus.OK, b"ok\n")

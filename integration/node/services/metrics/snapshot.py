@@ -1,7 +1,7 @@
 """What the agent knows at one moment, from which every metric is made.
 
 Rules
-- All is collected at once, in the event loop, while nobody tells the board anything else.
+- All is collected at once, in the event loop, while no service publishes anything.
 - A GPU that only NVML knows, and the inventory does not, is called by its UUID alone.
 - What NVML said at an earlier scrape is not repeated when it does not answer.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hooks.node.gpus import Gpu
-    from integration.node.state.store import Board
+    from integration.node.state.store import State
     from integration.nvml.values import GpuSample, Sample
 
 Labels = tuple[str, ...]
@@ -25,11 +25,11 @@ Labels = tuple[str, ...]
 class Moment:
     """What the agent knows at one moment."""
 
-    board: Board  # what its parts have told
+    state: State  # what its services have published
     boot: float  # when the node was booted, in seconds since the epoch
     sample: Sample | None = None  # what NVML said for this scrape; None if it was not asked
     waited: float = 0.0  # seconds until it did
-    parts: Labels = ()  # the names of the agent's parts
+    services: Labels = ()  # the names of the agent's services
     # what is known of the agent's own process, by the names of families
     process: Mapping[str, float] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class Names:
         self.known: dict[str, Gpu] = {}
         self.gpu: dict[str, Labels] = {}
         self.mig: dict[str, Labels] = {}
-        inventory = moment.board.seen.inventory
+        inventory = moment.state.node.value.inventory
         if inventory is not None:
             self.known = {gpu.uuid or gpu.bus_id: gpu for gpu in inventory.gpus}
             for key, gpu in self.known.items():

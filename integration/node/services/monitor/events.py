@@ -28,13 +28,15 @@ import anyio
 
 from integration.agent_errors import ChildFailed
 from integration.backoff import Backoff
+from integration.node.state.topic import version_of, wait_any
+from integration.node.values.service_name import ServiceName
 from integration.nvml.monitor_child import EVENTS
 from integration.nvml.monitor_children import Child, Children, identity_of, library_of, uuids_of
 from integration.nvml.values import GpuEvent, now
 from integration.watcher import first_of
 
 if TYPE_CHECKING:
-    from integration.node.state.store import Board
+    from integration.node.state.store import State
     from integration.nvml.snapshot import NodeSnapshot
 
 BEAT: Final = 60.0
@@ -55,7 +57,6 @@ _LATE: Final = 5.0  # on a busy node
 _BATCH: Final = 256
 _PAUSE: Final = 0.1
 
-_GOES_BY: Final = ("seen", "let_go", "nvml_closed")
 _FAULT: Final = "monitor.events"
 _NO_EVENTS: Final = "of no GPU events can be had"
 
@@ -64,14 +65,14 @@ class Watch:
     """Who keeps the child.
 
     Args:
-        board: what was seen, and where is posted who is not watched.
+        state: has the node, and gets who is not watched.
         to_answer: seconds that NVML may take.
         beat: seconds of silence.
     """
 
     def __init__(
         self,
-        board: Board,
+        state: State,
         children: Children,
         tell: Callable[[GpuEvent], None],
         say: Callable[..., None],
@@ -79,7 +80,10 @@ class Watch:
         to_answer: float,
         beat: float = BEAT,
     ) -> None:
-        self._board, self._children, self._tell, self._say = board, children, tell, say
+        self._state, self._children, self._tell, self._say = state, children, tell, say
+        self._unwatched = state.unwatched.publisher(ServiceName.MONITOR)
+        self._lost = state.lost_gpus.publisher(ServiceName.MONITOR)
+        self._mig_modes = state.mig_modes.publisher(ServiceName.MONITOR)
         self._to_answer, self._beat, self._retry = to_answer, beat, _RETRY
         self._said_lost = math.inf  # when the child did so last
 
@@ -87,24 +91,27 @@ class Watch:
         """Keep a child as long as there is something to watch, until cancelled."""
         backoff = Backoff(longest=_LONGEST_PAUSE)
         while True:
-            version, seen = self._board.version(*_GOES_BY), self._board.seen
-            if self._board.unasked or not library_of(seen):
-                if not self._board.nvml_closed:  # which is but a moment
-                    self._board.post(lost={})
-                    self._post({"": self._board.let_go} if self._board.let_go else {}, "")
-                await self._board.change(*_GOES_BY, since=version)
+            version, seen = version_of(*self._state.nvml_inputs), self._state.node.value
+            if self._state.nvml_unavailable or not library_of(seen):
+                if not self._state.nvml_closed.value:  # which is but a moment
+                    self._lost.publish({})
+                    self._post(
+                        {"": self._state.nvml_pause.value} if self._state.nvml_pause.value else {},
+                        "",
+                    )
+                await wait_any(*self._state.nvml_inputs, since=version)
                 continue
             begun = time.monotonic()
             try:
                 await self._one(seen)
             except ChildFailed as error:
-                unwatched = self._board.unwatched
+                unwatched = self._state.unwatched.value
                 if not seen.gpus or not unwatched.keys() >= set(seen.gpus):
                     unwatched = {"": error.found}
                 self._post(unwatched, str(error))  # what is known of each says more
                 pause = backoff.pause(time.monotonic() - begun)
-                version = self._board.version(*_GOES_BY)
-                await self._board.change(*_GOES_BY, since=version, timeout=pause)
+                version = version_of(*self._state.nvml_inputs)
+                await wait_any(*self._state.nvml_inputs, since=version, timeout=pause)
             else:
                 backoff = Backoff(longest=_LONGEST_PAUSE)
 
@@ -121,44 +128,43 @@ class Watch:
                 partial(self._until_other, seen), self._until_back, partial(self._hear, child, seen)
             )
         finally:
-            self._board.post(mig_modes={})  # which may be switched from now on
+            self._mig_modes.publish({})  # which may be switched from now on
             await self._children.end(child)
 
     async def _until_other(self, seen: NodeSnapshot) -> None:
-        version = self._board.version(*_GOES_BY)
-        while not self._board.unasked and identity_of(self._board.seen) == identity_of(seen):
-            version = await self._board.change(*_GOES_BY, since=version)
+        version = version_of(*self._state.nvml_inputs)
+        while not self._state.nvml_unavailable and identity_of(
+            self._state.node.value
+        ) == identity_of(seen):
+            version = await wait_any(*self._state.nvml_inputs, since=version)
 
     async def _until_back(self) -> None:
         """End it when a GPU that was lost answers others, of which the child takes no notice."""
-        version = self._board.version("sample")
-        while True:
-            sample = self._board.sample
+        async for sample in self._state.sample.changes():
             if sample is not None and sample.when > self._said_lost:
                 there = {gpu.uuid for gpu in sample.gpus if not gpu.lost}
-                if not there.isdisjoint(self._board.lost):
+                if not there.isdisjoint(self._state.lost_gpus.value):
                     return
-            version = await self._board.change("sample", since=version)
 
     async def _hear(self, child: Child, seen: NodeSnapshot) -> None:
         patience = self._to_answer + _TO_BEGIN
         begun, count = time.monotonic(), 0
         child.ask({"gpus": uuids_of(seen), "beat": self._beat})
-        while not (self._board.unwatched and time.monotonic() - begun > self._retry):
+        while not (self._state.unwatched.value and time.monotonic() - begun > self._retry):
             word = await child.word(patience)
             patience = self._beat + self._to_answer + _LATE
             if "lost" in word:
                 self._said_lost = now()
-                self._board.post(lost=word["lost"])
+                self._lost.publish(word["lost"])
             elif "unwatched" in word:
                 unwatched = word["unwatched"]
                 in_vain = bool(seen.gpus) and unwatched.keys() >= set(seen.gpus)
                 failed = ChildFailed("events of NVML", found=_NO_EVENTS)
                 self._post(unwatched, str(failed) if in_vain else "")
             elif "mig" in word:
-                self._board.post(mig_modes=word["mig"])
-                if self._board.doubts_mig:
-                    self._board.want_look()
+                self._mig_modes.publish(word["mig"])
+                if self._state.mig_modes_differ:
+                    self._state.look_requested.send()
             elif "event" in word:
                 self._tell(_event_of(word["event"], seen))
             count += 1
@@ -168,15 +174,15 @@ class Watch:
 
     def _post(self, unwatched: Mapping[str, str], fault: str) -> None:
         """Say which GPUs are not watched, and log those where that has changed."""
-        before = self._board.unwatched
+        before = self._state.unwatched.value
         if not unwatched:
             self._retry = _RETRY
-        if unwatched.keys() - before.keys() and not self._board.unasked:
-            self._board.want_look()
-        if fault and self._board.faults.get(_FAULT) != fault:
+        if unwatched.keys() - before.keys() and not self._state.nvml_unavailable:
+            self._state.look_requested.send()
+        if fault and self._state.faults.lines.get(_FAULT) != fault:
             self._say("error", fault)
-        self._board.post(unwatched=unwatched)
-        self._board.fault(_FAULT, fault)
+        self._unwatched.publish(unwatched)
+        self._state.faults.report(_FAULT, fault)
         for gpu in sorted(before.keys() - unwatched.keys()):
             self._say("info", "events of it are heard again", gpu=gpu or "all")
         for gpu, why in sorted(unwatched.items()):

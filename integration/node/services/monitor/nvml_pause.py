@@ -1,16 +1,17 @@
-"""Letting go of NVML when somebody needs the GPUs for himself.
+"""Close NVML while another process needs exclusive access to the GPUs.
 
-A process that has NVML keeps the kernel module in use: no GPU can be reset, MIG mode cannot be
-switched, and the module cannot be removed. The agent lets go by itself when it is told to end, and
-when the driver's files go. For the rest there is a file, ``let-go`` in the agent's state directory:
-as long as it is there no child of the monitor's runs, and its first line is the reason that people
-are told. Only root can make it. The mark of something that is out of service can say the same
+A process that uses NVML keeps the kernel module in use: no GPU can be reset, MIG mode cannot be
+switched, and the module cannot be removed. The agent closes NVML when it ends and when the driver's
+files disappear. For other cases there is a file, ``let-go`` in the agent's state directory. While
+it exists, no child of the monitor runs. Its first line is the reason, for people. Only root can
+create it. A mark that takes something out of service can ask for the same
 (:mod:`hooks.node.drained`): `nvshim drain --let-go`, `nvshim drain --driver`, `nvshim reset`.
 
-A person's request lasts until that person takes it back. A reset's request lasts as long as the
-command holds its lock, or its nvidia-smi the lock of NVML: both end with the process, also by
-SIGKILL. After :data:`LONGEST` the agent opens NVML in spite of the reset, because it does not hear
-the errors of the other GPUs until then.
+A person's request lasts until that person removes it. A reset's request lasts while the command
+holds its lock, or its nvidia-smi holds NVML's lock. Both locks end with the process, even if it
+is killed.
+After :data:`LONGEST` the agent opens NVML although the reset has not ended, because until then it
+receives no errors of the other GPUs.
 
 Source: nvidia-smi(1), "--gpu-reset" and "--multi-instance-gpu".
 """
@@ -28,6 +29,7 @@ from api.errors import one_line
 from hooks.node.drained import Drain, read_drains
 from integration.devices.drain_marks import is_resetting
 from integration.files import read_some
+from integration.node.values.service_name import ServiceName
 from integration.nvml.lock import give_up, is_alone
 from integration.timeouts import PATIENCE
 from integration.watcher import ANY, Interest, Watcher
@@ -39,19 +41,20 @@ FILE: Final = "let-go"
 """The file's name in the state directory."""
 
 FAULT: Final = "monitor.let-go"
-"""What the fault is called that the file is only looked for every now and then."""
+"""The subject of the fault that the directory cannot be watched."""
 
 LONGEST: Final = 300.0 * PATIENCE
-"""Seconds that a reset may have NVML closed."""
+"""Seconds for which a reset may keep NVML closed."""
 
-_LOOK: Final = 1.0  # seconds between two looks whether a reset has ended, which nothing tells
+_LOOK: Final = 1.0  # seconds between two checks whether a reset has ended; nothing reports it
 _LONGEST_LINE: Final = 200
 _FILE: Final = Interest(frozenset({FILE}))
 
 
 async def follow(context: Context) -> NoReturn:
-    """Let go of NVML while the file is there, or a mark says so, until cancelled."""
-    board, config = context.board, context.config
+    """Pause NVML while the file or a mark asks for it, until cancelled."""
+    state, config = context.state, context.config
+    pause = state.nvml_pause.publisher(ServiceName.MONITOR)
     directory = config.state
     resets = _Resets(context)
     with Watcher(quiet=0) as watcher:
@@ -59,13 +62,13 @@ async def follow(context: Context) -> NoReturn:
             drains = read_drains(config)
             by_reset = resets.reason(drains)
             why = _reason(os.path.join(directory, FILE)) or _reason_of_people(drains) or by_reset
-            if why != board.let_go:
-                board.post(let_go=why)
+            if why != state.nvml_pause.value:
+                pause.publish(why)
                 if why:
                     context.say("info", "NVML is let go", reason=why)
                 else:
                     context.say("info", "NVML is asked again")
-                    board.want_look()
+                    state.look_requested.send()
             with anyio.move_on_after(_LOOK if resets.is_running else float("inf")):
                 await watcher.change({directory: _FILE, config.drained: ANY})
             line = f"{directory} is not watched: {watcher.deaf}" if watcher.deaf else ""
@@ -73,7 +76,7 @@ async def follow(context: Context) -> NoReturn:
 
 
 class _Resets:
-    """For how long resets have NVML closed."""
+    """Measures for how long resets have kept NVML closed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -82,11 +85,11 @@ class _Resets:
 
     @property
     def is_running(self) -> bool:
-        """Whether one has NVML closed, or should have ended."""
+        """Whether a reset keeps NVML closed, or should have ended."""
         return self._since is not None
 
     def reason(self, drains: Iterable[Drain]) -> str:
-        """Why NVML is closed for a reset; "" if none is under way, or one takes too long."""
+        """Return why NVML is closed for a reset; "" without a reset, or if it takes too long."""
         config, now = self._context.config, time.monotonic()
         mark = next((each for each in drains if each.lets_go and each.for_reset), None)
         if mark is None or not (is_resetting(config) or is_alone(config.state)):
@@ -106,7 +109,7 @@ class _Resets:
 
 
 def _reason_of_people(drains: Iterable[Drain]) -> str:
-    """Why, if a person took something out of service and said that NVML is to be let go."""
+    """Return the reason of a mark that a person made, and that asks to close NVML."""
     return next((_reason_of(mark) for mark in drains if mark.lets_go and not mark.for_reset), "")
 
 
@@ -115,7 +118,7 @@ def _reason_of(mark: Drain) -> str:
 
 
 def _reason(path: str) -> str:
-    """Why, if the file is there."""
+    """Return the reason in the file; "" if there is no file."""
     try:
         first = read_some(path, _LONGEST_LINE).decode(errors="replace").partition("\n")[0]
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""The monitor: a part of the agent (:mod:`integration.node.service`).
+"""The monitor: GPU events from NVML and the kernel's log, and samples of NVML.
 
 ::
 
     events.py      child ──▶ NVML's events ─┐
-                                            ├─▶ merging.py ─▶ board.tell
+                                            ├─▶ merging.py ─▶ state.gpu_events
     kernel_log.py  /dev/kmsg ──▶ Xids ──────┘
-    sampling.py    child ◀──▶ whoever asks board.sampler
-    letting_go.py  a file at which both children end
+    sampling.py    child ◀──▶ whoever asks state.sampler
+    nvml_pause.py  a file at which both children end
 
 Without the kernel's log an Xid has no process, without NVML it has no MIG instance but the log's;
 either alone is enough to know of it.
@@ -22,12 +22,14 @@ import anyio
 
 from integration.agent_errors import KernelLogUnusable
 from integration.containers.procfs import Procfs
-from integration.node.services.monitor import nvml_pause as letting_go
+from integration.node.services.monitor import nvml_pause
 from integration.node.services.monitor.events import Watch
 from integration.node.services.monitor.kernel_log import follow
 from integration.node.services.monitor.merging import Merger
 from integration.node.services.monitor.processes import Processes
-from integration.node.state.store import Board, Unsampled
+from integration.node.state.store import State, Unsampled
+from integration.node.state.topic import call_on_change
+from integration.node.values.service_name import ServiceName
 from integration.nvml.monitor_children import Children, library_of
 from integration.nvml.sampler import NvmlSampler
 from integration.nvml.snapshot import NodeSnapshot
@@ -42,43 +44,52 @@ _SAMPLES: Final = "monitor.samples"
 
 async def run(context: Context) -> None:
     """Watch the GPUs, until cancelled."""
-    board, children = context.board, Children(context.say, context.config.state)
-    teller = Teller(board, reads_log=bool(context.options.kernel_log))
+    state, children = context.state, Children(context.say, context.config.state)
+    samples = state.sample.publisher(ServiceName.MONITOR)
+    samplers = state.sampler.publisher(ServiceName.MONITOR)
+    teller = Teller(state, reads_log=bool(context.options.kernel_log))
     to_answer = context.config.nvml_timeout
-    watch = Watch(board, children, teller.add, context.say, to_answer=to_answer)
+    watch = Watch(state, children, teller.add, context.say, to_answer=to_answer)
 
     def look() -> NodeSnapshot:
-        return NodeSnapshot(faults=(board.unasked,)) if board.unasked else board.seen
+        return (
+            NodeSnapshot(faults=(state.nvml_unavailable,))
+            if state.nvml_unavailable
+            else state.node.value
+        )
 
     def post(sample: Sample) -> None:
         # A node without GPUs lacks nothing.
         failed = sample.failure and library_of(look())
-        board.post(sample=sample)
+        samples.publish(sample)
         context.fault(_SAMPLES, f"samples of NVML: {sample.failure}" if failed else "")
 
     sampler = NvmlSampler(look, children, to_answer=to_answer, post=post)
-    board.post(sampler=sampler)
+    samplers.publish(sampler)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(letting_go.follow, context)  # before any child
+            tasks.start_soon(nvml_pause.follow, context)  # before any child
             tasks.start_soon(teller.keep)
             tasks.start_soon(watch.keep)
             tasks.start_soon(sampler.serve)
-            tasks.start_soon(board.follow, sampler.look_again, "seen", "let_go", "nvml_closed")
+            tasks.start_soon(call_on_change, sampler.look_again, *state.nvml_inputs)
             tasks.start_soon(_read_log, context, teller)
     finally:
-        board.post(sampler=Unsampled(), unwatched={}, lost={}, let_go="")
-        for fault in ("monitor.events", _KERNEL_LOG, letting_go.FAULT, _SAMPLES):
-            board.fault(fault, "")
+        samplers.publish(Unsampled())
+        state.unwatched.publisher(ServiceName.MONITOR).publish({})
+        state.lost_gpus.publisher(ServiceName.MONITOR).publish({})
+        state.nvml_pause.publisher(ServiceName.MONITOR).publish("")
+        for fault in ("monitor.events", _KERNEL_LOG, nvml_pause.FAULT, _SAMPLES):
+            state.faults.report(fault, "")
 
 
 async def _read_log(context: Context, teller: Teller) -> None:
     """Hear the kernel, if that can be had; otherwise say so once."""
-    path, board = context.options.kernel_log, context.board
+    path, state = context.options.kernel_log, context.state
     if not path:
         return
     try:
-        await follow(path, lambda event: teller.add(_with_uuid(event, board.seen)))
+        await follow(path, lambda event: teller.add(_with_uuid(event, state.node.value)))
         line = f"the kernel's log {path} has ended"
     except KernelLogUnusable as error:
         line = str(error)
@@ -95,15 +106,15 @@ def _with_uuid(event: GpuEvent, seen: NodeSnapshot) -> GpuEvent:
 
 
 class Teller:
-    """Tells the board what both sources say, when it is time.
+    """Sends the events of both sources, when each is complete.
 
     Args:
         reads_log: whether the kernel's log is read.
     """
 
-    def __init__(self, board: Board, *, reads_log: bool = True) -> None:
+    def __init__(self, state: State, *, reads_log: bool = True) -> None:
         self.reads_log = reads_log
-        self._board = board
+        self._state = state
         self._processes = Processes(Procfs())
         self._merger = Merger()
         self._news = anyio.Event()
@@ -123,7 +134,7 @@ class Teller:
         if event.gpu_instance is not None:
             return True
         # NVML names the instance that older drivers' lines do not.
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         gpus = () if inventory is None else inventory.gpus
         return any(gpu.uuid == event.gpu and not gpu.mig for gpu in gpus)
 
@@ -139,4 +150,4 @@ class Teller:
 
     def _tell(self) -> None:
         for event in self._merger.due(time.monotonic()):
-            self._board.tell(event)
+            self._state.gpu_events.send(event)

@@ -80,7 +80,7 @@ class Keeper:
     Attributes:
         places: of the resource.
         plan: what is wanted; None for no daemon.
-        says: what the board is told.
+        says: what the state says of the daemon.
         fault: what is wrong, one line; "" if nothing is.
     """
 

@@ -1,4 +1,4 @@
-"""The part of the agent that keeps MPS: which control daemons there are to be.
+"""MPS: run the control daemons that resources and claims need.
 
 Rules
 - It goes by the resources that the device plugin tells of, and by what claims ask for. Before the
@@ -6,7 +6,7 @@ Rules
   started and nothing is stopped.
 - A daemon of a driver that is gone, or was replaced, is drained: it keeps the driver's old files
   open, and the kernel module.
-- While the agent is to let go of the GPUs, daemons are drained as well.
+- While NVML is paused, daemons are drained as well: they use the GPUs, too.
 - What a predecessor has left below ``mpsRoot`` is taken over, or taken away.
 - The shared memory is there as long as there is a daemon.
 - The directories of a claim's daemon are removed with it: each claim has others.
@@ -33,15 +33,15 @@ from integration.node.service import Context, settings_of
 from integration.node.services.mps import compute_modes as modes
 from integration.node.services.mps import host_setup
 from integration.node.services.mps.daemon_supervisor import Keeper
+from integration.node.state.topic import call_on_change
 from integration.node.values.resources import MPS, Settings
+from integration.node.values.service_name import ServiceName
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 
 __all__ = ["run"]
-
-_NAMES = ("seen", "settings", "resources", "claim_daemons", "let_go")
 
 
 async def run(context: Context) -> None:
@@ -52,7 +52,8 @@ async def run(context: Context) -> None:
 class _Mps:
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._board = context.board
+        self._state = context.state
+        self._daemons = context.state.mps_daemons.publisher(ServiceName.MPS)
         self._keepers: dict[Places, Keeper] = {}
         self._impossible: dict[str, str] = {}
         # The directories that were looked through for what a predecessor has left; each for what
@@ -61,21 +62,29 @@ class _Mps:
         self._leaving = False
 
     async def run(self) -> None:
+        state = self._state
         try:
             async with anyio.create_task_group() as tasks:
-                await self._board.follow(partial(self._look, tasks), *_NAMES, at_once=True)
+                await call_on_change(
+                    partial(self._look, tasks),
+                    state.node, state.settings, state.resources, state.claim_daemons,
+                    state.nvml_pause,
+                    at_once=True,
+                )  # fmt: skip
         finally:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as tasks:
                     for keeper in self._keepers.values():
                         tasks.start_soon(keeper.leave)
                 await to_thread.run_sync(self._leave_ground)
-                self._board.post(mps={})
+                self._daemons.publish({})
 
     def _look(self, tasks: TaskGroup) -> None:
         """Go by what is known now."""
-        settings, inventory = settings_of(self._context), self._board.seen.inventory
-        doubtful = inventory is not None and inventory.nvml_failure and not self._board.let_go
+        settings, inventory = settings_of(self._context), self._state.node.value.inventory
+        doubtful = (
+            inventory is not None and inventory.nvml_failure and not self._state.nvml_pause.value
+        )
         if settings is None or doubtful or self._leaving:
             return
         plans = self._plans(settings)
@@ -91,7 +100,7 @@ class _Mps:
     def _left(self, root: str) -> list[Places]:
         """What a predecessor has left, once it is known whether it is wanted; each root's once."""
         known = {(root, False)}
-        if not self._context.options.dra or self._board.claim_daemons is not None:
+        if not self._context.options.dra or self._state.claim_daemons.value is not None:
             known.add((root, True))
         new = known - self._roots
         self._roots |= new
@@ -99,7 +108,7 @@ class _Mps:
         return [each for each in found if (root, is_of_claims(each.resource)) in new]
 
     def _plans(self, settings: Settings) -> dict[Places, Plan]:
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         plans: dict[Places, Plan] = {}
         impossible = {}
         for name, plan_for in self._wanted(inventory):
@@ -118,16 +127,16 @@ class _Mps:
 
     def _wanted(self, inventory: Inventory | None) -> Iterator[tuple[str, Callable[[], Plan]]]:
         """What each daemon that is wanted is called, and what makes its plan."""
-        if self._board.let_go or inventory is None:
+        if self._state.nvml_pause.value or inventory is None:
             return
-        for resource in self._board.resources:
+        for resource in self._state.resources.value:
             if resource.sharing == MPS and resource.devices:
                 yield resource.name, partial(plan_of, resource, inventory)
-        for name, daemon in (self._board.claim_daemons or {}).items():
+        for name, daemon in (self._state.claim_daemons.value or {}).items():
             yield name, partial(plan_of_claim, name, daemon, inventory)
 
     def _programs(self) -> Programs | None:
-        inventory = self._board.seen.inventory
+        inventory = self._state.node.value.inventory
         with suppress(MpsProgramMissing):
             return None if inventory is None else programs_of(inventory.driver)
         return None
@@ -157,7 +166,7 @@ class _Mps:
 
     def _has_ended(self, name: str) -> bool:
         """Whether a daemon is of a claim that is no more, and not only without devices for now."""
-        wanted = self._board.claim_daemons
+        wanted = self._state.claim_daemons.value
         return is_of_claim(name) and wanted is not None and name not in wanted
 
     def _remove(self, places: Places) -> None:
@@ -185,11 +194,10 @@ class _Mps:
             for name, line in self._impossible.items()
         }
         says |= {each.places.resource: each.says for each in self._keepers.values()}
-        self._board.post(mps=says)
+        self._daemons.publish(says)
         faults = (*self._impossible.values(), *(each.fault for each in self._keepers.values()))
         line = "; ".join(fault for fault in faults if fault)
-        if line != self._board.faults.get("mps", ""):
-            self._board.fault("mps", line)
+        self._state.faults.report("mps", line)
 
     def _leave_ground(self) -> None:
         """Take away what all daemons stand on, if there is none left."""

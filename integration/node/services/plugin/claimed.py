@@ -20,16 +20,16 @@ from hooks.config import Config
 from integration.agent_errors import DeviceTaken
 from integration.node.state.claims_file import held
 from integration.node.values.claims import ClaimDevice
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import Device, Resource
 
 if TYPE_CHECKING:
-    from integration.node.state.store import Board
+    from integration.node.state.store import State
 
 
-def claimed_on(board: Board, config: Config) -> Sequence[ClaimDevice]:
+def claimed_on(state: State, config: Config) -> Sequence[ClaimDevice]:
     """What claims have on this node now."""
-    return held(config) if board.claimed is None else board.claimed
+    return held(config) if state.claimed_devices.value is None else state.claimed_devices.value
 
 
 def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resource:
@@ -40,7 +40,7 @@ def without_claimed(resource: Resource, claimed: Sequence[ClaimDevice]) -> Resou
     return replace(
         resource,
         devices=tuple(
-            replace(each, state=State.UNHEALTHY) if taken.has(each) else each
+            replace(each, state=HealthState.UNHEALTHY) if taken.has(each) else each
             for each in resource.devices
         ),
     )

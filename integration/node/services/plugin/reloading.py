@@ -1,4 +1,4 @@
-"""The device plugin's settings: on the board, and again whenever what they are from changes.
+"""The device plugin's settings: published, and read again whenever their sources change.
 
 Rules
 - Settings that cannot be used leave those before in force, and it is said what is wrong with them.
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from api.errors import NvshimError
+from integration.node.state.topic import version_of, wait_any
 from integration.node.values.resources import Settings
+from integration.node.values.service_name import ServiceName
 from integration.watcher import ANY, Watcher, first_of
 
 if TYPE_CHECKING:
@@ -37,18 +39,18 @@ async def keep_settings(context: Context, fault: Callable[[str, str], None]) -> 
     Args:
         fault: takes what is wrong with a concern; "" if nothing is.
     """
-    source, board = context.options.settings, context.board
+    source, state = context.options.settings, context.state
     if source is None:
         _post(context, Settings())
         return
     with Watcher(_WRITING, _LONGEST_SWARM) as watcher:
         while True:
-            hangups = board.version("hangups")
+            version = version_of(state.reloads)
             _load(source, context, fault)
             wanted = dict.fromkeys(_directories_of(source.watched), ANY)
             await first_of(
                 partial(watcher.change, wanted) if wanted else anyio.sleep_forever,
-                partial(board.change, "hangups", since=hangups),
+                partial(wait_any, state.reloads, since=version),
             )
 
 
@@ -56,19 +58,19 @@ def _load(source: Source, context: Context, fault: Callable[[str, str], None]) -
     try:
         _post(context, source.load())
     except NvshimError as error:
-        kept = "" if context.board.settings is None else "; those before stay in force"
+        kept = "" if context.state.settings.value is None else "; those before stay in force"
         fault("settings", f"{error}{kept}")
     else:
         fault("settings", "")
 
 
 def _post(context: Context, settings: Settings) -> None:
-    if settings == context.board.settings:
+    if settings == context.state.settings.value:
         return
     context.say("info", "settings of the device plugin", source=settings.source or "none")
     for note in settings.notes:
         context.say("warning", note)
-    context.board.post(settings=settings)
+    context.state.settings.publisher(ServiceName.PLUGIN).publish(settings)
 
 
 def _directories_of(paths: Iterable[str]) -> set[str]:

@@ -45,7 +45,7 @@ from integration.agent_errors import (
     SharingUnsuitable,
 )
 from integration.node.settings.readers import resource_name
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import (
     MPS,
     Device,
@@ -81,7 +81,7 @@ _MOST_BEFORE_VOLTA: Final = 16
 _WORSE: Final = {
     state: number
     for number, state in enumerate(
-        (State.HEALTHY, State.SUSPECT, State.RECOVERING, State.UNHEALTHY)
+        (HealthState.HEALTHY, HealthState.SUSPECT, HealthState.RECOVERING, HealthState.UNHEALTHY)
     )
 }
 
@@ -226,7 +226,7 @@ class _Node:
 
     def part(self, gpu: Gpu, device: MigDevice) -> Device:
         lost = device.drained or any(path in self._faults for path in device.paths)
-        own = State.UNHEALTHY if lost or not device.caps else self._thought(device.uuid)
+        own = HealthState.UNHEALTHY if lost or not device.caps else self._thought(device.uuid)
         return Device(
             id=device.uuid,
             uuid=device.uuid,
@@ -241,14 +241,14 @@ class _Node:
         """What the device may be called in the settings; the last is of drivers before 470."""
         return (device.uuid, device.index, self._former.get(device.uuid, device.uuid))
 
-    def _state(self, gpu: Gpu) -> State:
+    def _state(self, gpu: Gpu) -> HealthState:
         if gpu.lost or gpu.drained or self._unusable or gpu.path in self._faults:
-            return State.UNHEALTHY
+            return HealthState.UNHEALTHY
         return self._thought(gpu.uuid)
 
-    def _thought(self, uuid: str) -> State:
+    def _thought(self, uuid: str) -> HealthState:
         known = self._health.get(uuid)
-        return known.state if known is not None else State.HEALTHY
+        return known.state if known is not None else HealthState.HEALTHY
 
     def check_known(self) -> None:
         """Whether it is known which MIG devices there are."""
@@ -444,7 +444,7 @@ def unhealthy(resources: Iterable[Resource], but: Collection[str] = ()) -> tuple
         replace(
             each,
             devices=tuple(
-                device if device.uuid in but else replace(device, state=State.UNHEALTHY)
+                device if device.uuid in but else replace(device, state=HealthState.UNHEALTHY)
                 for device in each.devices
             ),
         )

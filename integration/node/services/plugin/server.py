@@ -65,7 +65,7 @@ class Server(SocketServer):
         """The last watcher has gone of itself; to be made anew by whoever waits for the next."""
         self._answers = answers
         self._say = context.say
-        self._counters = context.board.counters
+        self._counters = context.state.counters
         self._list = _list_of(resource)
         self._version = 0
         self._news = anyio.Event()

@@ -1,9 +1,9 @@
-"""The device plugin, as a part of the agent.
+"""The device plugin, as a service of the agent.
 
 ::
 
     settings' file ─▶ settings ─┐
-    the look ───────▶ seen ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
+    the look ───────▶ node ─────┼─▶ resources ─▶ CDI specs ─▶ a plugin per resource ─▶ kubelet
     health, MPS, claims ────────┘
 
 Rules
@@ -47,9 +47,9 @@ from api.errors import NvshimError, one_line
 from api.proto import deviceplugin_pb2 as pb
 from hooks.node.inventory import Inventory
 from integration.agent_errors import DeviceUnknown, KubeletUnreachable, OtherPlugin
-from integration.detached import aside
+from integration.detached import run_detached
 from integration.kubelet import sockets
-from integration.node.delivery import ENABLE, Told, told_by
+from integration.node.delivery import ENABLE, DeliveryMode, delivery_mode
 from integration.node.mps.clients import add_client, refuse_unready, unready
 from integration.node.options import YES
 from integration.node.service import Context
@@ -78,8 +78,10 @@ from integration.node.services.plugin.resources import (
     unhealthy,
     unmatched,
 )
+from integration.node.state.topic import Watched, call_on_change, version_of
 from integration.node.values.counters import FAILED, OK, REFUSED
 from integration.node.values.resources import CDI, MPS, Resource, Settings
+from integration.node.values.service_name import ServiceName
 from integration.nvml.topology import numa_nodes
 from integration.watcher import ANY, Interest, Watcher
 
@@ -88,7 +90,6 @@ if TYPE_CHECKING:
     from integration.node.services.plugin.serving import Serving
 
 _NAME: Final = "plugin"
-_GOES_BY: Final = ("seen", "health", "settings", "mps")
 
 # Another plugin that dies says nothing.
 _LOOK_FOR_OTHERS: Final = 30.0
@@ -104,13 +105,12 @@ _PAUSE: Final = 0.01
 
 async def run(context: Context) -> None:
     """Serve the kubelet, until cancelled."""
-    for part in [name for name in context.board.faults if name.startswith(f"{_NAME} ")]:
-        context.board.fault(part, "")
+    context.state.faults.clear(f"{_NAME} ")
     async with anyio.create_task_group() as tasks:
         plugin = _Plugin(context, tasks)
         tasks.start_soon(partial(keep_settings, context, plugin.fault))
-        tasks.start_soon(partial(context.board.follow, plugin.wake, *_GOES_BY, at_once=True))
-        tasks.start_soon(context.board.follow, plugin.tell_claimed, "claimed")
+        tasks.start_soon(partial(call_on_change, plugin.wake, *plugin.inputs, at_once=True))
+        tasks.start_soon(call_on_change, plugin.tell_claimed, context.state.claimed_devices)
         tasks.start_soon(plugin.hear_kubelet)
         tasks.start_soon(plugin.hear_specs)
         await plugin.keep_serving()
@@ -118,7 +118,7 @@ async def run(context: Context) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the plugins go by: as of which version of the board, and what was made of it."""
+    """What the plugins go by: as of which version of its inputs, and what was made of it."""
 
     version: int = -1
     settings: Settings | None = None
@@ -132,7 +132,13 @@ class _Plugin:
 
     def __init__(self, context: Context, tasks: anyio.abc.TaskGroup) -> None:
         self._context = context
-        self._board = context.board
+        self._state = state = context.state
+        self.inputs: tuple[Watched, ...] = (
+            state.node, state.health, state.settings, state.mps_daemons,
+        )  # fmt: skip
+        self._resources = state.resources.publisher(ServiceName.PLUGIN)
+        self._delivery = state.delivery.publisher(ServiceName.PLUGIN)
+        self._allocations = state.plugin_allocations.publisher(ServiceName.PLUGIN)
         self._options = context.options
         self._tasks = tasks
         self._known = _Known()
@@ -145,7 +151,7 @@ class _Plugin:
         self._finding = anyio.Lock()
         self._unmatched: tuple[str, ...] = ()
         self._engine: EngineAsked | None = None
-        self._told = Told(())
+        self._mode = DeliveryMode(())
         self._wake = anyio.Event()
         self._worked_in = anyio.Event()
 
@@ -192,7 +198,7 @@ class _Plugin:
         pause, active = self._may_serve()
         if not active:
             self._known = known
-            self._board.post(resources=())
+            self._resources.publish(())
             if self._serving is not None:
                 self._serving.end()
                 self._serving = None
@@ -207,7 +213,7 @@ class _Plugin:
             self._tasks.start_soon(self._find_topology)
         self._worked_in.set()
         self._worked_in = anyio.Event()
-        self._board.post(resources=known.resources)
+        self._resources.publish(known.resources)
         self._tasks.start_soon(self._hear_engine)
         if self._serving is None:
             self._serving = self._new_serving()
@@ -216,8 +222,8 @@ class _Plugin:
 
     def _look(self, before: _Known) -> _Known:
         """What is known now."""
-        version = self._board.version(*_GOES_BY)
-        settings, inventory = self._board.settings, self._board.seen.inventory
+        version = version_of(*self.inputs)
+        settings, inventory = self._state.settings.value, self._state.node.value.inventory
         if version == before.version or settings is None:
             return before
         resources = unhealthy(before.resources)
@@ -225,7 +231,7 @@ class _Plugin:
             if inventory is not None:
                 resources = unhealthy(before.resources, but=_seen_without_nvml(inventory))
                 numa = numa_nodes(self._context.config, inventory.gpus)
-                resources = resources_of(inventory, settings, self._board.health, numa)
+                resources = resources_of(inventory, settings, self._state.health.value, numa)
         except NvshimError as error:
             self.fault("resources", str(error))
         else:
@@ -244,7 +250,7 @@ class _Plugin:
 
     def _see_channels(self) -> None:
         """See whether containers can have the IMEX channels that they have to get."""
-        settings = self._board.settings
+        settings = self._state.settings.value
         try:
             if settings is not None and settings.imex_required:
                 refuse_channels(settings, _channels(self._context.config.dev))
@@ -262,7 +268,7 @@ class _Plugin:
 
     def _unclaimed(self) -> list[Resource]:
         """What is offered, as the kubelet is told of it: what no pod can have is unhealthy."""
-        claimed = claimed_on(self._board, self._context.config)
+        claimed = claimed_on(self._state, self._context.config)
         return [without_claimed(each, claimed) for each in map(self._described, self._offered)]
 
     def _described(self, resource: Resource) -> Resource:
@@ -295,13 +301,13 @@ class _Plugin:
         served = {
             device.uuid
             for device in resource.devices
-            if not unready(resource.name, (device.uuid,), self._board.mps)
+            if not unready(resource.name, (device.uuid,), self._state.mps_daemons.value)
         }
         return unhealthy((resource,), but=served)[0]
 
     def _may_serve(self) -> tuple[float, bool]:
         """When to look again, and whether to serve now."""
-        if self._board.settings is None:
+        if self._state.settings.value is None:
             return math.inf, False
         kubelet = sockets.socket_identity(self._options.kubelet_socket)
         if self._options.device_plugin == YES:
@@ -337,7 +343,7 @@ class _Plugin:
             of = (known.settings, known.inventory, state_of(config))
             if known.settings is None or self._specs_of == of:
                 return self._specs
-            specs = await aside(keep_specs, known.settings, known.inventory, config)
+            specs = await run_detached(keep_specs, known.settings, known.inventory, config)
             # The state from before they were read: a file that is removed after that differs from
             # it. What was just written is compared once more the next time.
             settled = not specs.fault and not specs.written
@@ -361,33 +367,33 @@ class _Plugin:
 
         return Serving(self._context, self._tasks, self, self.fault)
 
-    async def _hear_engine(self) -> Told:
-        """How containers are told what they have, by what the engine says now."""
+    async def _hear_engine(self) -> DeliveryMode:
+        """Ask the engine, and return how containers learn of their devices."""
         from integration.node.engine_query import EngineAsked  # noqa: PLC0415 - it loads gRPC
 
         self._engine = self._engine or EngineAsked(self._options.cri_sockets)
         engine = await self._engine.ask()
         settings = self._known.settings
-        told = self._told if settings is None else told_by(settings, engine)
-        if settings is None or told == self._told:
-            return told
-        why, self._told = self._told.why, told
-        if told.why and told.why != why:
-            by = ", ".join(told.strategies)
-            line = f"{told.why}: containers are told of their devices by {by}"
+        mode = self._mode if settings is None else delivery_mode(settings, engine)
+        if settings is None or mode == self._mode:
+            return mode
+        why, self._mode = self._mode.why, mode
+        if mode.why and mode.why != why:
+            by = ", ".join(mode.strategies)
+            line = f"{mode.why}: containers are told of their devices by {by}"
             self._context.say("warning", line, command=ENABLE)
-        elif why and not told.why:
+        elif why and not mode.why:
             self._context.say("info", "the engine heeds what containers are given by CDI", over=why)
         try:
             refuse_ineffective(
-                replace(settings, device_list_strategies=told.strategies), self._context.config
+                replace(settings, device_list_strategies=mode.strategies), self._context.config
             )
         except NvshimError as error:
             self.fault("strategy", str(error))
         else:
             self.fault("strategy", "")
-        self._board.post(told=told)
-        return told
+        self._delivery.publish(mode)
+        return mode
 
     def fault(self, concern: str, line: str) -> None:
         """Say what is wrong with a concern of ours, and when it is no more."""
@@ -407,23 +413,27 @@ class _Plugin:
             self._context.say("warning", str(error), resource=name)
             raise
         finally:
-            self._board.counters.allocated(name, time.monotonic() - begun, result)
+            self._state.counters.allocated(name, time.monotonic() - begun, result)
         self._context.say("info", "allocated", resource=name, devices=",".join(ids))
         return answer
 
-    def _answer(self, name: str, ids: Sequence[str], told: Told) -> pb.ContainerAllocateResponse:
+    def _answer(
+        self, name: str, ids: Sequence[str], mode: DeliveryMode
+    ) -> pb.ContainerAllocateResponse:
         known, config = self._known, self._context.config
         resource = self._resource(name)
         settings = known.settings
         assert settings is not None  # noqa: S101 - there is a resource
         chosen = [resource.by_id[each] for each in ids if each in resource.by_id]
-        refuse_claimed(chosen, claimed_on(self._board, config))
+        refuse_claimed(chosen, claimed_on(self._state, config))
         if resource.sharing == MPS:
-            refuse_unready(name, dict.fromkeys(each.uuid for each in chosen), self._board.mps)
+            refuse_unready(
+                name, dict.fromkeys(each.uuid for each in chosen), self._state.mps_daemons.value
+            )
         sick = sorted({each.uuid for each in chosen if not each.is_healthy})
         ground = Ground(
-            replace(settings, device_list_strategies=told.strategies),
-            self._board.seen.inventory,  # what is gone is not given, however far we are behind
+            replace(settings, device_list_strategies=mode.strategies),
+            self._state.node.value.inventory,  # the newest: a device that is gone is not given
             config,
             cdi_devices=known.specs.devices,
             channels=_channels(config.dev) if settings.imex_channels else (),
@@ -433,7 +443,7 @@ class _Plugin:
             add_client(answer, settings, resource)
         # Without a wait since it was looked at what claims have.
         now = dict.fromkeys((each.uuid for each in chosen), time.monotonic())
-        self._board.post(plugin_gave={**self._board.plugin_gave, **now})
+        self._allocations.publish({**self._state.plugin_allocations.value, **now})
         if sick:
             self._context.say("warning", "given, though unhealthy", devices=",".join(sick))
         return answer
@@ -462,7 +472,7 @@ class _Plugin:
         """Find how near the GPUs are to each other, which NVML may take long to say."""
         async with self._finding:
             if self._known.inventory is not None:
-                await aside(self._context.topologies.find, self._known.inventory)
+                await run_detached(self._context.topologies.find, self._known.inventory)
 
     def _resource(self, name: str) -> Resource:
         for resource in self._known.resources:
@@ -475,7 +485,7 @@ class _Plugin:
     async def _catch_up(self) -> None:
         """Wait until what the others have posted is worked in; not for ever."""
         with anyio.move_on_after(_MOST_BEHIND):
-            while self._known.version != self._board.version(*_GOES_BY):
+            while self._known.version != version_of(*self.inputs):
                 await self._worked_in.wait()
 
 

@@ -118,7 +118,7 @@ class _Plugin:
         self.server: Server | None = None
         self._serving = serving
         self._say = serving.context.say
-        self._counters = serving.context.board.counters
+        self._counters = serving.context.state.counters
         self._resource = resource
         self._name = resource.name
         self._fault = partial(serving.fault, resource.name)

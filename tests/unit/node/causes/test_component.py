@@ -1,4 +1,4 @@
-"""The part of the agent that keeps causes, with a board whose other parts are the test."""
+"""The part of the agent that keeps causes, with a state whose other services are the test."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from integration.nvml.values import GpuEvent, GpuSample, Sample
 from shim.causes import exit_store, record
 from shim.causes.record import Fault, Whose, read_causes, read_pod, write_causes
 from shim.causes.xids import Action
+from tests.harness.node_state import publish
 from tests.harness.waiting import until
 from tests.unit.node.causes.holders import holding
 from tests.unit.node.inventories import inventory
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from integration.node.holders.values import Holding
-    from integration.node.state.store import Board
+    from integration.node.state.store import State
 
 pytestmark = pytest.mark.anyio
 
@@ -57,14 +58,14 @@ class Sampler:
 
     sample_: Sample = field(default_factory=lambda: Sample(0.0))
     asked: int = 0
-    board: Board | None = None
+    state: State | None = None
 
     async def sample(self, *, max_age: float) -> Sample:
         del max_age
         self.asked += 1
         found = replace(self.sample_, when=now())
-        assert self.board is not None
-        self.board.post(sample=found)
+        assert self.state is not None
+        publish(self.state.sample, found)
         return found
 
 
@@ -73,18 +74,20 @@ class World:
     """What a test sees of the part."""
 
     config: Config
-    board: Board
+    state: State
     sampler: Sampler
     teller: Teller
     lines: list[str]
 
     def holds(self, *holdings: Holding, stopped: tuple[Holding, ...] = ()) -> None:
         containers = tuple(each.container for each in (*holdings, *stopped))
-        self.board.post(ledger=Ledger(holdings=holdings, stopped=stopped, containers=containers))
+        publish(
+            self.state.ledger, Ledger(holdings=holdings, stopped=stopped, containers=containers)
+        )
 
     def tell(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
         event = GpuEvent(now(), "xid", gpu, xid=number, source="kernel")
-        self.board.tell(replace(event, **more))
+        self.state.gpu_events.send(replace(event, **more))
 
     def faults(self, name: str) -> tuple[Fault, ...]:
         return read_causes(self.config.state, "k8s.io", f"id-{name}")
@@ -104,13 +107,14 @@ def now() -> float:
 async def world(config: Config) -> AsyncIterator[World]:
     lines: list[str] = []
     context = Context(config, Options("", 1), lambda _, line, **__: lines.append(line))
-    board = context.board
-    sampler = Sampler(board=board)
-    board.post(seen=NodeSnapshot(inventory=inventory()), sampler=sampler)
+    state = context.state
+    sampler = Sampler(state=state)
+    publish(state.node, NodeSnapshot(inventory=inventory()))
+    publish(state.sampler, sampler)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
-        await until(lambda: board._listening, "it listens")
-        yield World(config, board, sampler, Teller(board), lines)
+        await until(lambda: state.gpu_events.has_listeners, "it listens")
+        yield World(config, state, sampler, Teller(state), lines)
         tasks.cancel_scope.cancel()
 
 
@@ -135,7 +139,7 @@ async def test_a_fault_is_where_the_shim_finds_it_with_its_pod(config: Config) -
         text = Path(config.state, "causes/k8s.io/id-b.json").read_text()
         assert "pod-a" not in text
         assert '"pid": 7' not in text
-        assert it.board.counters.faults == {
+        assert it.state.counters.faults == {
             ("xid", "31", "application"): 1, ("xid", "31", "neighbour"): 1,
         }  # fmt: skip
 
@@ -249,7 +253,9 @@ async def test_what_was_not_written_yet_is_when_it_ends_and_the_next_one_goes_on
         it.tell(13, pid=7, cgroups=IN_A)
         await it.becomes("a", 13)
         it.tell(43, pid=7, cgroups=IN_A)
-        await until(lambda: len(it.board.causes["k8s.io", "id-a"].faults) == 2, "both are known")
+        await until(
+            lambda: len(it.state.causes.value["k8s.io", "id-a"].faults) == 2, "both are known"
+        )
     assert [each.code for each in read_causes(config.state, "k8s.io", "id-a")] == [13, 43]
     async with world(config) as it:
         it.holds(A)
@@ -263,10 +269,10 @@ async def test_a_file_that_cannot_be_written_is_said_and_tried_again(config: Con
     async with world(config) as it:
         it.holds(A)
         it.tell(79)
-        await until(lambda: "causes" in it.board.faults, "it is said")
+        await until(lambda: "causes" in it.state.faults.lines, "it is said")
         os.unlink(f"{config.state}/causes")
         await it.becomes("a", 79)
-        await until(lambda: "causes" not in it.board.faults, "it is over")
+        await until(lambda: "causes" not in it.state.faults.lines, "it is over")
         assert len(it.lines) == 1
 
 
@@ -333,18 +339,18 @@ async def test_what_is_gone_is_told_to_all_who_use_it(config: Config) -> None:
         it.tell(13, "GPU-1")
         await it.becomes("other", 13)  # it follows all that is posted
         daemon = MpsDaemon("nvidia.com/gpu", ("GPU-0",), pid=5)
-        it.board.post(mps={"nvidia.com/gpu": daemon})
+        publish(it.state.mps_daemons, {"nvidia.com/gpu": daemon})
         await anyio.wait_all_tasks_blocked()
         gone = MpsDaemon("nvidia.com/gpu", (), unready="it ended", restarts=1)
-        it.board.post(mps={"nvidia.com/gpu": gone})
+        publish(it.state.mps_daemons, {"nvidia.com/gpu": gone})
         await until(lambda: [f.kind for f in it.faults("a")] == ["mps"], "MPS has ended")
-        it.board.post(lost={"GPU-0": "GPU is lost"})
+        publish(it.state.lost_gpus, {"GPU-0": "GPU is lost"})
         await until(lambda: [f.kind for f in it.faults("b")] == ["mps", "gpu-lost"], "b is told")
         assert it.codes("other") == [13]
         it.tell(79)  # why it is lost
         await until(lambda: [f.code for f in it.faults("a")] == [0, 79], "the reason")
         os.rmdir(f"{config.sys}/module/nvidia")
-        it.board.post(seen=NodeSnapshot(faults=("no driver",)))
+        publish(it.state.node, NodeSnapshot(faults=("no driver",)))
         await until(lambda: [f.kind for f in it.faults("other")][1:] == ["driver-lost"], "all are")
         assert it.faults("other")[1].whose == Whose.HOST
 
@@ -353,9 +359,9 @@ async def test_a_gpu_that_is_still_lost_is_not_told_anew_by_the_next_agent(confi
     for _ in range(2):
         async with world(config) as it:
             it.holds(A)
-            it.board.post(lost={"GPU-0": "GPU is lost"})
+            publish(it.state.lost_gpus, {"GPU-0": "GPU is lost"})
             await until(lambda: [f.kind for f in it.faults("a")] == ["gpu-lost"], "it is told")
-    assert it.board.counters.faults == {}
+    assert it.state.counters.faults == {}
 
 
 async def test_a_full_memory_is_told_as_long_as_it_is(config: Config) -> None:
@@ -369,8 +375,8 @@ async def test_a_full_memory_is_told_as_long_as_it_is(config: Config) -> None:
         it.holds(A, B)
         for used, expected in ((total, ["gpu-memory"]), (total // 2, []), (total, ["gpu-memory"])):
             uses = (DeviceUse(A, "GPU-0", (7,), memory_bytes=used),)
-            it.board.post(sample=sample(used))
-            it.board.post(usage=uses)
+            publish(it.state.sample, sample(used))
+            publish(it.state.usage, uses)
             await until(lambda: [f.kind for f in it.faults("a")] == expected, "so it is")  # noqa: B023
         (fault,) = it.faults("a")
         assert (fault.whose, fault.sure) == (Whose.APPLICATION, False)

@@ -22,11 +22,12 @@ from integration.node.services.dra.claims import read_claim, refuse_taken
 from integration.node.services.dra.devices import Device
 from integration.node.services.plugin.claimed import claimed_on, refuse_claimed, without_claimed
 from integration.node.state import claims_file as state
-from integration.node.state.store import Board
+from integration.node.state.store import State
 from integration.node.values.claims import Claim, ClaimDevice, Reference
 from integration.node.values.resources import Device as PluginDevice
 from integration.node.values.resources import Resource
 from tests.harness.launcher import REPOSITORY
+from tests.harness.node_state import publish
 from tests.harness.recorded import recorded_lines
 
 if TYPE_CHECKING:
@@ -206,13 +207,13 @@ def test_what_cannot_be_written_down_is_an_error(config: Config) -> None:
 # -- the device plugin -------------------------------------------------------------------------
 
 
-def test_the_plugin_goes_by_the_board_or_else_by_what_is_on_disk(config: Config) -> None:
-    board = Board()
-    assert not claimed_on(board, config)
+def test_the_plugin_goes_by_the_state_or_else_by_what_is_on_disk(config: Config) -> None:
+    known = State()
+    assert not claimed_on(known, config)
     state.save(config, [having(GPU, GPU)])
-    assert [each.uuid for each in claimed_on(board, config)] == [GPU]
-    board.post(claimed=())
-    assert not claimed_on(board, config)
+    assert [each.uuid for each in claimed_on(known, config)] == [GPU]
+    publish(known.claimed_devices, ())
+    assert not claimed_on(known, config)
 
 
 PLAIN: Final = PluginDevice(GPU, GPU, GPU, "0", 0)

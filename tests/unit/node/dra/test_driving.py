@@ -19,7 +19,10 @@ from integration.node.service import Context
 from integration.node.services.dra.cdi import Template, keep
 from integration.node.services.dra.driver import Driver
 from integration.node.state import claims_file as state
+from integration.node.state.topic import Topic
 from integration.node.values.claims import Claim, ClaimDevice, Reference, Sharing
+from integration.node.values.service_name import ServiceName
+from tests.harness.node_state import publish
 from tests.unit.node.dra.test_slices import DEVICES
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ async def test_what_fails_leaves_a_claim_what_it_had(
     with pytest.raises(RuntimeError):
         await driver.prepare(REFERENCE)
     assert driver._claims == {}
-    assert driver._board.claimed == ()
+    assert driver._state.claimed_devices.value == ()
 
 
 @pytest.mark.parametrize(("name", "is_taken"), [("nvidia.com/gpu", True), ("claims/one", False)])
@@ -82,7 +85,7 @@ async def test_what_the_device_plugin_shares_by_mps_is_no_claims(
 
     monkeypatch.setattr(driver, "_read", answer)
     monkeypatch.setattr(driver, "_keep_spec", answer)
-    driver._board.post(mps={name: MpsDaemon(name, (DEVICES[0].uuid,))})
+    publish(driver._state.mps_daemons, {name: MpsDaemon(name, (DEVICES[0].uuid,))})
     taken = pytest.raises(DeviceTaken, match=r"which shares nvidia.com/gpu by MPS")
     with taken if is_taken else nullcontext():
         await driver.prepare(REFERENCE)
@@ -130,12 +133,12 @@ async def test_a_spec_that_could_not_be_kept_is_said_and_tried_again(
     monkeypatch.setattr(driver, "_keep_spec", keep)
     monkeypatch.setattr("integration.node.services.dra.driver._LOOK_AGAIN", 0.01)
     await driver.begin()
-    assert "cannot keep one" in driver._board.faults["dra specs"]
+    assert "cannot keep one" in driver._state.faults.lines["dra specs"]
     full.clear()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(driver.keep)
         with anyio.fail_after(20):
-            while "dra specs" in driver._board.faults:
+            while "dra specs" in driver._state.faults.lines:
                 await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
 
@@ -167,13 +170,12 @@ async def test_a_daemon_that_pods_have_goes_on_where_a_claim_cannot_have_another
     before, now = with_mps("uid", "before"), with_mps("uid", "now")
     driver._applying.begin([before])
     posted: list[set[str]] = []
-    post = driver._board.post
-
-    def heard(**what: Any) -> None:
-        post(**what)
-        posted.append(set(driver._board.claim_daemons or ()))
-
-    driver._board.post = heard  # type: ignore[method-assign]
+    driver._state.claim_daemons = Topic(
+        driver._state.claim_daemons.value,
+        ServiceName.DRA,
+        "which daemons were asked for, each time",
+        on_publish=lambda daemons: posted.append(set(daemons or ())),
+    )
     driver._applying._claims["uid"] = now
     await driver._applying.put_back("uid", before)
     assert posted

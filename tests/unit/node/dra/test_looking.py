@@ -10,9 +10,10 @@ from hooks.config import load_config
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.dra.discovery import Looking
-from integration.node.state.store import Board
+from integration.node.state.store import State
 from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
+from tests.harness.node_state import publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +42,10 @@ class Place:
 
     def __init__(self, node: SimulatedNode, *, dra_mig: bool = False) -> None:
         self.faults: dict[str, str] = {}
-        self.board = Board()
+        self.state = State()
         self.config = load_config(node.config_path)
         options = Options("", 60, dra=True, dra_mig=dra_mig)
-        context = Context(self.config, options, lambda *_, **__: None, self.board)
+        context = Context(self.config, options, lambda *_, **__: None, self.state)
         self.looking = Looking(context, self.faults.__setitem__)
 
     async def look(self, **more: Any) -> dict[str, Device] | None:
@@ -103,11 +104,11 @@ async def test_without_nvmls_word_nothing_can_be_made_and_it_is_asked_again(
 
 async def test_nvml_is_not_asked_while_it_is_let_go_of(node: SimulatedNode) -> None:
     place = Place(node, dra_mig=True)
-    place.board.post(let_go="a GPU is reset")
+    publish(place.state.nvml_pause, "a GPU is reset")
     devices = await place.look()
     assert devices is not None
     assert not any(each.part for each in devices.values())
-    place.board.post(let_go="")
+    publish(place.state.nvml_pause, "")
     devices = await place.look()
     assert devices is not None
     assert any(each.part for each in devices.values())

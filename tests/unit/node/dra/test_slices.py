@@ -31,7 +31,7 @@ from integration.node.services.dra.slices import (
     contents,
     key_of,
 )
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from tests.harness.recorded import recorded_lines
 from tests.harness.slice_rules import faults
 
@@ -127,14 +127,14 @@ def test_what_is_out_of_service_is_not_published() -> None:
 
 
 def test_an_unhealthy_gpu_and_its_parts_are_not_published_and_come_back() -> None:
-    def published(state: State, uuid: str) -> dict[str, str]:
+    def published(state: HealthState, uuid: str) -> dict[str, str]:
         found = publishable(DEVICES, {uuid: Condition(state)})
         return {each.name: str(each.attributes["health"]["string"]) for each in found}
 
-    assert published(State.UNHEALTHY, GPUS[0]).keys() == named(GPUS[1], *PARTS)
-    assert published(State.RECOVERING, GPUS[2]).keys() == named(*GPUS[:2])
-    assert published(State.UNHEALTHY, PARTS[0]).keys() == named(*GPUS[:2], PARTS[1])
-    suspect = published(State.SUSPECT, GPUS[2])
+    assert published(HealthState.UNHEALTHY, GPUS[0]).keys() == named(GPUS[1], *PARTS)
+    assert published(HealthState.RECOVERING, GPUS[2]).keys() == named(*GPUS[:2])
+    assert published(HealthState.UNHEALTHY, PARTS[0]).keys() == named(*GPUS[:2], PARTS[1])
+    suspect = published(HealthState.SUSPECT, GPUS[2])
     assert [suspect[each.lower()] for each in PARTS] == ["suspect", "suspect"]
     assert suspect[GPUS[0].lower()] == "healthy"
 

@@ -20,6 +20,7 @@ from integration.node.values.claims import Claim, ClaimDevice
 from tests.harness.api_server import refusal
 from tests.harness.cluster import Cluster
 from tests.harness.kubelet_plugins import KubeletPlugins
+from tests.harness.node_state import publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,14 +51,14 @@ class Place:
         config = Config(state=directory, kubelet_root=directory)
         options = Options("", 60, pod_resources=kubelet.pod_resources or "")
         self.context = Context(config, options, lambda _, event, **__: self.said.append(event))
-        self.context.board.post(claims=(CLAIM,))
+        publish(self.context.state.claims, (CLAIM,))
         self.fails = False
 
     async def take_back(self, reference: Reference) -> None:
         if self.fails:
             raise MigDeviceNotUndone("to undo it", found="it is in use")
         self.taken_back.append(reference.uid)
-        self.context.board.post(claims=())
+        publish(self.context.state.claims, ())
 
     async def look(self, times: int) -> list[str]:
         """What was taken back after so many looks."""

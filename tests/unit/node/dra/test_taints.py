@@ -11,7 +11,7 @@ from integration.node.device_health.device_state import Condition
 from integration.node.options import DRA_DRIVER
 from integration.node.services.dra.devices import Device, Taint, publishable
 from integration.node.services.dra.slices import VERSIONS, Owner, changes, contents, with_times
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from tests.harness.cluster import Cluster
 from tests.harness.slice_rules import faults
 from tests.harness.waiting import until
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["cluster"]
 
 ONE: Final = DEVICES[0]
-SICK: Final = Condition(State.UNHEALTHY, reason="GPU has fallen off the bus: 1 of 8!", xid=79)
+SICK: Final = Condition(HealthState.UNHEALTHY, reason="GPU has fallen off the bus: 1 of 8!", xid=79)
 
 
 def told(health: Mapping[str, Condition], device: Device = ONE, effect: str = "NoSchedule") -> Any:
@@ -40,10 +40,10 @@ def told(health: Mapping[str, Condition], device: Device = ONE, effect: str = "N
     ("device", "condition", "expected"),
     [
         (ONE, None, ([], "healthy")),
-        (ONE, replace(SICK, state=State.SUSPECT), ([], "suspect")),
+        (ONE, replace(SICK, state=HealthState.SUSPECT), ([], "suspect")),
         (ONE, SICK, ([("unhealthy", "xid-79", "NoSchedule")], "unhealthy")),
         (
-            ONE, replace(SICK, state=State.RECOVERING, xid=0),
+            ONE, replace(SICK, state=HealthState.RECOVERING, xid=0),
             ([("unhealthy", "GPU-has-fallen-off-the-bus-1-of-8", "NoSchedule")], "recovering"),
         ),
         (replace(ONE, lost=True), None, ([("lost", "no-answer", "NoSchedule")], "healthy")),

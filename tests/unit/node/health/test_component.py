@@ -1,4 +1,4 @@
-"""The part of the agent, with a board whose other parts are the test."""
+"""The service, with a state whose other services are the test."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.health.service import run
 from integration.node.services.monitor.service import Teller
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
+from tests.harness.node_state import publish
 from tests.unit.node.inventories import inventory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from integration.node.state.store import Board
+    from integration.node.state.store import State
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +79,7 @@ def config(tmp_path: Path) -> Config:
 class Agent:
     """What a test sees of the part."""
 
-    board: Board
+    state: State
     nvml: Nvml
     lines: list[tuple[str, str, dict[str, Any]]]
     teller: Teller
@@ -89,9 +90,9 @@ class Agent:
             while not look():  # noqa: ASYNC110 - at what others did
                 await anyio.sleep(0.01)
             return
-        raise AssertionError(f"{what}: {self.board.health} {self.lines}")
+        raise AssertionError(f"{what}: {self.state.health.value} {self.lines}")
 
-    async def becomes(self, uuid: str, state: State) -> None:
+    async def becomes(self, uuid: str, state: HealthState) -> None:
         """Wait until it is so, or was told to be so since what was last awaited: some pass soon."""
 
         def told() -> bool:
@@ -101,7 +102,7 @@ class Agent:
                 ):  # fmt: skip
                     self.heard = number
                     return True
-            return self.board.health[uuid].state == state
+            return self.state.health.value[uuid].state == state
 
         await self.until(told, f"{uuid} {state}")
 
@@ -111,7 +112,7 @@ class Agent:
     def tell(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
         """Tell of an error as the monitor does."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.board.tell(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
+        self.state.gpu_events.send(replace(GpuEvent(now, "xid", gpu, xid=number), **more))
 
     def hear(self, number: int, gpu: str = "GPU-0", **more: Any) -> None:
         """Have the monitor hear of an error from one of its sources."""
@@ -128,13 +129,14 @@ async def agent(config: Config, **options: Any) -> AsyncIterator[Agent]:
 
     context = Context(config, Options("", 0.05, **options), say)
     nvml = Nvml()
-    context.board.post(seen=NodeSnapshot(inventory=inventory()), sampler=nvml)
+    publish(context.state.node, NodeSnapshot(inventory=inventory()))
+    publish(context.state.sampler, nvml)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, context)
-        teller = Teller(context.board)
+        teller = Teller(context.state)
         tasks.start_soon(teller.keep)
-        seen = Agent(context.board, nvml, lines, teller)
-        await seen.until(lambda: "GPU-0" in context.board.health, "it begins")
+        seen = Agent(context.state, nvml, lines, teller)
+        await seen.until(lambda: "GPU-0" in context.state.health.value, "it begins")
         yield seen
         tasks.cancel_scope.cancel()
 
@@ -148,26 +150,26 @@ def held(name: str, device: str, gpu: str) -> Holding:
 
 async def test_a_gpu_that_falls_off_the_bus_and_comes_back(config: Config) -> None:
     async with agent(config) as it:
-        it.board.post(ledger=Ledger(holdings=(held("main", "GPU-0", "GPU-0"),)))
+        publish(it.state.ledger, Ledger(holdings=(held("main", "GPU-0", "GPU-0"),)))
         it.nvml.lost = "GPU is lost"
-        wanted = it.board.wanted
+        wanted = it.state.look_requested.version
         it.tell(79, source="kernel", text="GPU has fallen off the bus.")
-        await it.becomes("GPU-0", State.UNHEALTHY)
-        health = it.board.health["GPU-0"]
+        await it.becomes("GPU-0", HealthState.UNHEALTHY)
+        health = it.state.health.value["GPU-0"]
         assert (health.xid, health.blamed) == (79, ("research/train/main",))
         assert health.reason == "XID 79: the GPU has fallen off the bus"
-        assert it.board.wanted > wanted  # the node is looked at
+        assert it.state.look_requested.version > wanted  # the node is looked at
         (line,) = it.said("XID 79")
         assert line["container"] == "research/train/main"
         assert line["known"] == "only holder"
         assert line["do"].startswith("reboot the node")
-        assert it.board.xids == {("GPU-0", 79, "research/train/main"): 1}
-        assert it.board.health["GPU-1"].state == State.HEALTHY
+        assert it.state.xid_counts.value == {("GPU-0", 79, "research/train/main"): 1}
+        assert it.state.health.value["GPU-1"].state == HealthState.HEALTHY
         asked = it.nvml.asked
         await it.until(lambda: it.nvml.asked > asked + 2, "it is asked again")
-        assert it.board.health["GPU-0"].state == State.UNHEALTHY
+        assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY
         it.nvml.lost = ""
-        await it.becomes("GPU-0", State.HEALTHY)
+        await it.becomes("GPU-0", HealthState.HEALTHY)
         lines = [line for line in it.said("a device is") if line["device"] == "GPU-0"]
         assert [(line["state"], line.get("xid")) for line in lines] == [
             ("unhealthy", 79), ("recovering", 79), ("healthy", None),
@@ -181,22 +183,22 @@ async def test_all_that_is_well_is_left_alone(config: Config) -> None:
         assert it.nvml.asked == 1
         it.tell(31, pid=0)
         await it.until(lambda: bool(it.said("XID 31")), "it is said")
-        assert it.board.health["GPU-0"].state == State.HEALTHY
+        assert it.state.health.value["GPU-0"].state == HealthState.HEALTHY
 
 
 async def test_the_other_source_names_the_instance_and_spares_the_rest(config: Config) -> None:
     config = replace(config, health_suspects=1, health_quiet=60.0)
     async with agent(config) as it:
         holdings = (held("a", "MIG-a", "GPU-1"), held("b", "MIG-b", "GPU-1"))
-        it.board.post(ledger=Ledger(holdings=holdings))
+        publish(it.state.ledger, Ledger(holdings=holdings))
         it.hear(94, "GPU-1", source="kernel")
         it.hear(94, "GPU-1", source="nvml", gpu_instance=2, compute_instance=0)
-        await it.becomes("MIG-b", State.UNHEALTHY)
-        assert it.board.health["MIG-a"].state == State.HEALTHY
-        assert it.board.xids == {("GPU-1", 94, "research/train/b"): 1}
+        await it.becomes("MIG-b", HealthState.UNHEALTHY)
+        assert it.state.health.value["MIG-a"].state == HealthState.HEALTHY
+        assert it.state.xid_counts.value == {("GPU-1", 94, "research/train/b"): 1}
         # Nobody names one: it is everybody's.
         it.hear(94, "GPU-1", source="kernel")
-        await it.becomes("MIG-a", State.UNHEALTHY)
+        await it.becomes("MIG-a", HealthState.UNHEALTHY)
 
 
 @pytest.fixture
@@ -222,36 +224,36 @@ async def test_a_process_is_blamed_for_the_error_of_its_own_instance(
     pid = process("id-b")
     async with agent(replace(config, health_quiet=60.0)) as it:
         holdings = tuple(held(name, f"MIG-{name[0]}", "GPU-1") for name in ("a", "b", "b-too"))
-        it.board.post(ledger=Ledger(holdings=holdings))
+        publish(it.state.ledger, Ledger(holdings=holdings))
         for instance in (1, 2):
             it.hear(94, "GPU-1", gpu_instance=instance, compute_instance=0)
         it.hear(94, "GPU-1", source="kernel", gpu_instance=2, pid=pid)
-        await it.until(lambda: len(it.board.xids) == 2, "both are counted")
-        assert set(it.board.xids.items()) == {
+        await it.until(lambda: len(it.state.xid_counts.value) == 2, "both are counted")
+        assert set(it.state.xid_counts.value.items()) == {
             (("GPU-1", 94, f"research/train/{name}"), 1) for name in ("a", "b")
         }
         known = {line["container"]: line["known"] for line in it.said("XID 94")}
         assert known == {"research/train/a": "only holder", "research/train/b": "by its process"}
-        blamed = {uuid: it.board.health[uuid].blamed for uuid in ("MIG-a", "MIG-b")}
+        blamed = {uuid: it.state.health.value[uuid].blamed for uuid in ("MIG-a", "MIG-b")}
         assert blamed == {"MIG-a": ("research/train/a",), "MIG-b": ("research/train/b",)}
 
 
 async def test_an_unhealthy_device_is_not_made_healthy_by_restarting(config: Config) -> None:
     async with agent(config) as it:
         it.tell(79, times=3)
-        await it.becomes("GPU-0", State.UNHEALTHY)
+        await it.becomes("GPU-0", HealthState.UNHEALTHY)
         await it.until(lambda: store.read_devices(config) is not None, "it is written")
         await it.until(
             lambda: "unhealthy" in json.dumps(store.read_devices(config)), "it is written"
         )
     async with agent(config) as it:
-        assert it.board.health["GPU-0"].state == State.UNHEALTHY
+        assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY
         await anyio.sleep(0.5)  # it answers, and was not reset
-        assert it.board.health["GPU-0"].state == State.UNHEALTHY
+        assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY
     os.mkdir(f"{config.sys}/module/anew")
     os.rename(f"{config.sys}/module/anew", f"{config.sys}/module/nvidia")
     async with agent(config) as it:
-        await it.becomes("GPU-0", State.HEALTHY)
+        await it.becomes("GPU-0", HealthState.HEALTHY)
 
 
 async def test_a_damaged_file_is_said_and_written_anew(config: Config) -> None:
@@ -265,9 +267,9 @@ async def test_a_damaged_file_is_said_and_written_anew(config: Config) -> None:
 async def test_a_person_puts_a_device_back(config: Config) -> None:
     async with agent(config) as it:
         it.tell(79)
-        await it.becomes("GPU-0", State.UNHEALTHY)
+        await it.becomes("GPU-0", HealthState.UNHEALTHY)
         await anyio.to_thread.run_sync(requests.ask, config, "GPU-0", 10)
-        assert it.board.health["GPU-0"].state == State.HEALTHY
+        assert it.state.health.value["GPU-0"].state == HealthState.HEALTHY
         assert "returned to service by hand" in json.dumps(store.read_devices(config))
 
 
@@ -275,44 +277,46 @@ async def test_nvml_that_goes_on_failing_makes_unhealthy_and_what_cannot_be_watc
     config: Config,
 ) -> None:
     async with agent(config) as it:
-        it.board.post(unwatched={"": "NVML hangs"})
-        await it.becomes("GPU-0", State.SUSPECT)
+        publish(it.state.unwatched, {"": "NVML hangs"})
+        await it.becomes("GPU-0", HealthState.SUSPECT)
         it.nvml.failure = "it did not answer in 5 s"
-        it.board.post(sample=await it.nvml.sample(max_age=0))
-        await it.becomes("MIG-a", State.UNHEALTHY)
+        publish(it.state.sample, await it.nvml.sample(max_age=0))
+        await it.becomes("MIG-a", HealthState.UNHEALTHY)
         it.nvml.failure = ""
-        await it.becomes("MIG-a", State.SUSPECT)  # it answers, and is not watched
-        it.board.post(unwatched={})
-        it.board.post(sample=await it.nvml.sample(max_age=0))
-        await it.becomes("MIG-a", State.HEALTHY)
+        await it.becomes("MIG-a", HealthState.SUSPECT)  # it answers, and is not watched
+        publish(it.state.unwatched, {})
+        publish(it.state.sample, await it.nvml.sample(max_age=0))
+        await it.becomes("MIG-a", HealthState.HEALTHY)
 
 
 async def test_nvml_that_was_let_go_of_makes_nothing_unhealthy(config: Config) -> None:
     async with agent(config) as it:
         await it.until(lambda: it.nvml.asked > 0, "it is asked once")
         it.nvml.failure = "let go: GPU 1 is reset"
-        it.board.post(let_go=it.nvml.failure, unwatched={"": it.nvml.failure})
-        await it.becomes("GPU-0", State.SUSPECT)
+        publish(it.state.nvml_pause, it.nvml.failure)
+        publish(it.state.unwatched, {"": it.nvml.failure})
+        await it.becomes("GPU-0", HealthState.SUSPECT)
         for _ in range(5):
-            it.board.post(sample=await it.nvml.sample(max_age=0))
+            publish(it.state.sample, await it.nvml.sample(max_age=0))
             await anyio.sleep(0.1)  # longer in all than one is patient
-        assert {health.state for health in it.board.health.values()} == {State.SUSPECT}
+        assert {health.state for health in it.state.health.value.values()} == {HealthState.SUSPECT}
         it.nvml.failure = ""
-        it.board.post(let_go="", unwatched={})
-        await it.becomes("GPU-0", State.HEALTHY)
+        publish(it.state.nvml_pause, "")
+        publish(it.state.unwatched, {})
+        await it.becomes("GPU-0", HealthState.HEALTHY)
 
 
 async def test_devices_that_go_and_the_driver_that_goes(config: Config) -> None:
     async with agent(config) as it:
-        it.board.post(seen=NodeSnapshot(inventory=inventory(mig=False)))
-        await it.until(lambda: "MIG-a" not in it.board.health, "it is gone")
-        it.board.post(seen=NodeSnapshot(faults=("NVSHIM-E0102 no driver",)))
+        publish(it.state.node, NodeSnapshot(inventory=inventory(mig=False)))
+        await it.until(lambda: "MIG-a" not in it.state.health.value, "it is gone")
+        publish(it.state.node, NodeSnapshot(faults=("NVSHIM-E0102 no driver",)))
         # Its NVML goes on answering, so this lasts no longer than it has to be quiet.
         await it.until(lambda: len(it.said("a device is unhealthy")) == 2, "both are unhealthy")
         for line in it.said("a device is unhealthy"):
             assert line["reason"] == "the driver is gone: NVSHIM-E0102 no driver"
-        it.board.post(seen=NodeSnapshot(inventory=inventory()))
-        await it.becomes("GPU-0", State.HEALTHY)
+        publish(it.state.node, NodeSnapshot(inventory=inventory()))
+        await it.becomes("GPU-0", HealthState.HEALTHY)
 
 
 async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
@@ -320,7 +324,7 @@ async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
         await run(Context(config, Options("", 1, ignored_xids="x"), print))
     async with agent(config) as it:
         it.tell(79)
-        await it.becomes("GPU-0", State.UNHEALTHY)
+        await it.becomes("GPU-0", HealthState.UNHEALTHY)
         await it.until(lambda: "unhealthy" in json.dumps(store.read_devices(config)), "written")
     lines: list[str] = []
     context = Context(
@@ -331,4 +335,4 @@ async def test_what_is_not_to_be_judged_is_not(config: Config) -> None:
     assert lines == ["no device's health is judged"]
     assert store.read_devices(config) is None
     async with agent(config) as it:  # it was forgotten by nobody
-        assert it.board.health["GPU-0"].state == State.UNHEALTHY
+        assert it.state.health.value["GPU-0"].state == HealthState.UNHEALTHY

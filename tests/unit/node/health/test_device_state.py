@@ -28,7 +28,7 @@ from integration.node.device_health.device_state import (
     step,
 )
 from integration.node.faults.xids import Severity
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,49 +51,51 @@ def after(*heard: tuple[float, Signal], condition: Condition | None = None) -> C
 @pytest.mark.parametrize(
     ("heard", "state"),
     [
-        ([], State.HEALTHY),
-        ([(1, Error(Severity.IGNORE, "nothing"))], State.HEALTHY),
-        ([(1, SUSPECT)], State.SUSPECT),
-        ([(1, SUSPECT), (2, SUSPECT)], State.SUSPECT),
-        ([(1, SUSPECT), (2, SUSPECT), (3, SUSPECT)], State.UNHEALTHY),
-        ([(1, replace(SUSPECT, times=50))], State.UNHEALTHY),
-        ([(1, replace(SUSPECT, times=50, counts=False))], State.SUSPECT),
-        ([(1, SUSPECT), (90, SUSPECT), (102, SUSPECT)], State.SUSPECT),
-        ([(1, SUSPECT), (12, Answer())], State.SUSPECT),
-        ([(1, SUSPECT), (102, Answer())], State.HEALTHY),
-        ([(1, UNHEALTHY)], State.UNHEALTHY),
-        ([(1, UNHEALTHY), (2, Answer())], State.RECOVERING),
-        ([(1, UNHEALTHY), (2, Answer()), (11, Answer())], State.RECOVERING),
-        ([(1, UNHEALTHY), (2, Answer()), (12, Answer())], State.HEALTHY),
-        ([(1, UNHEALTHY), (2, Answer()), (5, SUSPECT)], State.UNHEALTHY),
-        ([(1, UNHEALTHY), (2, Answer(pending=True))], State.UNHEALTHY),
-        ([(1, UNHEALTHY), (2, Answer()), (12, Answer(pending=True))], State.RECOVERING),
-        ([(1, FATAL), (2, Answer()), (500, Answer())], State.UNHEALTHY),
-        ([(1, Answer(asks="reset the GPU"))], State.UNHEALTHY),
-        ([(1, Answer(asks="reset the GPU")), (500, Answer())], State.UNHEALTHY),
-        ([(1, Answer(asks="reset the GPU")), (2, Answer(asks=""))], State.RECOVERING),
-        ([(1, FATAL), (2, Answer(asks="")), (500, Answer(asks=""))], State.UNHEALTHY),
-        ([(1, FATAL), (2, Reset()), (3, Answer())], State.RECOVERING),
-        ([(1, FATAL), (2, Lost("gone")), (3, Answer())], State.RECOVERING),
-        ([(1, FATAL), (2, Clear())], State.HEALTHY),
-        ([(1, Lost("gone")), (2, Clear())], State.UNHEALTHY),
-        ([(1, Lost("gone")), (2, Reset())], State.UNHEALTHY),
-        ([(1, Answer(pending=True))], State.SUSPECT),
-        ([(1, Answer(pending=True)), (500, Answer(pending=True))], State.SUSPECT),
-        ([(1, Answer(pending=True)), (500, Answer())], State.HEALTHY),
-        ([(1, Answer(failed=True))], State.UNHEALTHY),
-        ([(1, Answer(failed=True)), (2, Clear()), (3, Answer(failed=True))], State.HEALTHY),
-        ([(1, Answer(failed=True)), (2, Reset()), (3, Answer(failed=True))], State.UNHEALTHY),
-        ([(1, Silence("hangs"))], State.SUSPECT),
-        ([(1, Silence("hangs")), (22, Silence("hangs"))], State.UNHEALTHY),
-        ([(1, Silence("hangs")), (12, Answer())], State.HEALTHY),
-        ([(1, Silence("a")), (5, Answer()), (22, Silence("b"))], State.SUSPECT),
-        ([(1, Watch("old")), (500, Answer())], State.SUSPECT),
-        ([(1, Watch("old")), (2, Watch()), (500, Answer())], State.HEALTHY),
-        ([(1, UNHEALTHY), (2, Watch("old")), (3, Answer()), (20, Answer())], State.SUSPECT),
+        ([], HealthState.HEALTHY),
+        ([(1, Error(Severity.IGNORE, "nothing"))], HealthState.HEALTHY),
+        ([(1, SUSPECT)], HealthState.SUSPECT),
+        ([(1, SUSPECT), (2, SUSPECT)], HealthState.SUSPECT),
+        ([(1, SUSPECT), (2, SUSPECT), (3, SUSPECT)], HealthState.UNHEALTHY),
+        ([(1, replace(SUSPECT, times=50))], HealthState.UNHEALTHY),
+        ([(1, replace(SUSPECT, times=50, counts=False))], HealthState.SUSPECT),
+        ([(1, SUSPECT), (90, SUSPECT), (102, SUSPECT)], HealthState.SUSPECT),
+        ([(1, SUSPECT), (12, Answer())], HealthState.SUSPECT),
+        ([(1, SUSPECT), (102, Answer())], HealthState.HEALTHY),
+        ([(1, UNHEALTHY)], HealthState.UNHEALTHY),
+        ([(1, UNHEALTHY), (2, Answer())], HealthState.RECOVERING),
+        ([(1, UNHEALTHY), (2, Answer()), (11, Answer())], HealthState.RECOVERING),
+        ([(1, UNHEALTHY), (2, Answer()), (12, Answer())], HealthState.HEALTHY),
+        ([(1, UNHEALTHY), (2, Answer()), (5, SUSPECT)], HealthState.UNHEALTHY),
+        ([(1, UNHEALTHY), (2, Answer(pending=True))], HealthState.UNHEALTHY),
+        ([(1, UNHEALTHY), (2, Answer()), (12, Answer(pending=True))], HealthState.RECOVERING),
+        ([(1, FATAL), (2, Answer()), (500, Answer())], HealthState.UNHEALTHY),
+        ([(1, Answer(asks="reset the GPU"))], HealthState.UNHEALTHY),
+        ([(1, Answer(asks="reset the GPU")), (500, Answer())], HealthState.UNHEALTHY),
+        ([(1, Answer(asks="reset the GPU")), (2, Answer(asks=""))], HealthState.RECOVERING),
+        ([(1, FATAL), (2, Answer(asks="")), (500, Answer(asks=""))], HealthState.UNHEALTHY),
+        ([(1, FATAL), (2, Reset()), (3, Answer())], HealthState.RECOVERING),
+        ([(1, FATAL), (2, Lost("gone")), (3, Answer())], HealthState.RECOVERING),
+        ([(1, FATAL), (2, Clear())], HealthState.HEALTHY),
+        ([(1, Lost("gone")), (2, Clear())], HealthState.UNHEALTHY),
+        ([(1, Lost("gone")), (2, Reset())], HealthState.UNHEALTHY),
+        ([(1, Answer(pending=True))], HealthState.SUSPECT),
+        ([(1, Answer(pending=True)), (500, Answer(pending=True))], HealthState.SUSPECT),
+        ([(1, Answer(pending=True)), (500, Answer())], HealthState.HEALTHY),
+        ([(1, Answer(failed=True))], HealthState.UNHEALTHY),
+        ([(1, Answer(failed=True)), (2, Clear()), (3, Answer(failed=True))], HealthState.HEALTHY),
+        ([(1, Answer(failed=True)), (2, Reset()), (3, Answer(failed=True))], HealthState.UNHEALTHY),
+        ([(1, Silence("hangs"))], HealthState.SUSPECT),
+        ([(1, Silence("hangs")), (22, Silence("hangs"))], HealthState.UNHEALTHY),
+        ([(1, Silence("hangs")), (12, Answer())], HealthState.HEALTHY),
+        ([(1, Silence("a")), (5, Answer()), (22, Silence("b"))], HealthState.SUSPECT),
+        ([(1, Watch("old")), (500, Answer())], HealthState.SUSPECT),
+        ([(1, Watch("old")), (2, Watch()), (500, Answer())], HealthState.HEALTHY),
+        ([(1, UNHEALTHY), (2, Watch("old")), (3, Answer()), (20, Answer())], HealthState.SUSPECT),
     ],
 )  # fmt: skip
-def test_what_is_thought_of_a_device(heard: Sequence[tuple[float, Signal]], state: State) -> None:
+def test_what_is_thought_of_a_device(
+    heard: Sequence[tuple[float, Signal]], state: HealthState
+) -> None:
     assert after(*heard).state == state
 
 
@@ -106,9 +108,9 @@ def test_of_two_reasons_the_one_that_is_harder_to_be_rid_of_stays() -> None:
 
 def test_a_memory_error_that_was_contained_needs_no_reset() -> None:
     known = after((1, Error(Severity.FATAL, "ECC", xid=48)), (2, Contained(48)), (3, Answer()))
-    assert known.state == State.RECOVERING
+    assert known.state == HealthState.RECOVERING
     known = after((1, FATAL), (2, Contained(48)), (3, Answer()))
-    assert known.state == State.UNHEALTHY
+    assert known.state == HealthState.UNHEALTHY
 
 
 def test_a_device_that_fails_again_and_again_has_to_be_quiet_for_longer() -> None:
@@ -116,7 +118,7 @@ def test_a_device_that_fails_again_and_again_has_to_be_quiet_for_longer() -> Non
     for _ in range(6):
         known = after((now, UNHEALTHY), (now + 1, Answer()), condition=known)
         begun = now = now + 1
-        while known.state == State.RECOVERING:
+        while known.state == HealthState.RECOVERING:
             now += 1
             known = after((now, Answer()), condition=known)
         waits.append(now - begun)
@@ -132,12 +134,17 @@ def test_who_is_blamed_and_why_is_forgotten_when_it_is_well() -> None:
     known = after((2, replace(error, blamed=("x",))), condition=known)
     assert known.blamed == ("a/b/c", "x")
     known = after((3, Answer()), (30, Answer()), condition=known)
-    assert (known.state, known.blamed, known.reason, known.since) == (State.HEALTHY, (), "", 1030)
+    assert (known.state, known.blamed, known.reason, known.since) == (
+        HealthState.HEALTHY,
+        (),
+        "",
+        1030,
+    )
 
 
 def test_every_state_is_reached_by_the_table_and_left_by_it() -> None:
-    assert {state for state, _ in TRANSITIONS} == set(State)
-    assert set(TRANSITIONS.values()) == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(HealthState)
+    assert set(TRANSITIONS.values()) == set(HealthState)
 
 
 signals: st.SearchStrategy[Signal] = st.one_of(
@@ -176,9 +183,9 @@ def test_nothing_is_given_that_is_lost_or_has_something_to_prove(
             lost = False
         assert bool(known.lost) == lost
         if lost:
-            assert known.state == State.UNHEALTHY
+            assert known.state == HealthState.UNHEALTHY
         assert known.state.is_given == (known.need == Need.NOTHING)
-        assert known.state == State.HEALTHY or known.reason
+        assert known.state == HealthState.HEALTHY or known.reason
         # Only what the table has, and only an answer or a person leads back.
         if known.state != before.state:
             reached = {to for (state, _), to in TRANSITIONS.items() if state == before.state}
@@ -203,4 +210,4 @@ def test_what_answers_long_enough_without_an_error_is_well_again(
     for _ in range(20):
         now += 20
         known = after((now, Answer()), condition=known)
-    assert known.state == State.HEALTHY
+    assert known.state == HealthState.HEALTHY

@@ -10,7 +10,7 @@ from integration.containers.bundles import Container, Pod
 from integration.node.faults.fault_attribution import How, attribute
 from integration.node.faults.policy import Verdict
 from integration.node.faults.xids import Severity, about
-from integration.node.holders.recent_holders import Lately
+from integration.node.holders.recent_holders import RecentHolders
 from integration.node.holders.values import DeviceUse, Holding, Ledger
 from integration.nvml.values import GpuEvent
 
@@ -37,14 +37,14 @@ def event(pid: int = 0, when: float = 200.0, cgroups: str = "") -> GpuEvent:
     return GpuEvent(when, "xid", "GPU-0", xid=79, pid=pid, cgroups=cgroups)
 
 
-def kept(ledger: Ledger, when: float = 100.0) -> Lately:
-    lately = Lately()
-    lately.saw(ledger, when)
-    return lately
+def kept(ledger: Ledger, when: float = 100.0) -> RecentHolders:
+    recent = RecentHolders()
+    recent.saw(ledger, when)
+    return recent
 
 
-def whose(of: GpuEvent, verdict: Verdict, ledger: Ledger, lately: Lately) -> tuple[str, How]:
-    found = attribute(of, verdict, ledger, lately)
+def whose(of: GpuEvent, verdict: Verdict, ledger: Ledger, recent: RecentHolders) -> tuple[str, How]:
+    found = attribute(of, verdict, ledger, recent)
     return (*found.titles, "")[0], found.how
 
 
@@ -82,35 +82,35 @@ def test_a_process_of_no_container_is_nobodys() -> None:
 def test_a_process_that_has_ended_is_remembered_for_a_while() -> None:
     mine = holding("mine", ("GPU-0",))
     ledger = Ledger(holdings=(mine, holding("other", ("GPU-0",))))
-    lately = kept(ledger)
-    lately.used([DeviceUse(mine, "GPU-0", (PID,)), DeviceUse(None, "GPU-0", (1000,))], 100.0)
-    assert whose(event(PID), WHOLE, ledger, lately) == (TITLE, How.ENDED)
-    assert whose(event(PID, 5000.0), WHOLE, ledger, lately) == NOBODY
-    assert whose(event(1000), WHOLE, ledger, lately) == NOBODY
-    lately.used([DeviceUse(mine, "GPU-0", tuple(range(10, 9000)))], 200.0)
-    assert lately.container_of(8999, 200.0) == mine.container
-    assert lately.container_of(10, 200.0) is None  # it does not grow
+    recent = kept(ledger)
+    recent.used([DeviceUse(mine, "GPU-0", (PID,)), DeviceUse(None, "GPU-0", (1000,))], 100.0)
+    assert whose(event(PID), WHOLE, ledger, recent) == (TITLE, How.ENDED)
+    assert whose(event(PID, 5000.0), WHOLE, ledger, recent) == NOBODY
+    assert whose(event(1000), WHOLE, ledger, recent) == NOBODY
+    recent.used([DeviceUse(mine, "GPU-0", tuple(range(10, 9000)))], 200.0)
+    assert recent.container_of(8999, 200.0) == mine.container
+    assert recent.container_of(10, 200.0) is None  # it does not grow
 
 
 def test_who_held_the_device_a_moment_ago_still_counts() -> None:
     a, b = holding("a", ("GPU-0",), pid=7), holding("b", ("GPU-0",), pid=8)
-    lately = kept(Ledger(holdings=(a, b)))
-    lately.saw(Ledger(holdings=(b,), stopped=(a,)), 200.0)
+    recent = kept(Ledger(holdings=(a, b)))
+    recent.saw(Ledger(holdings=(b,), stopped=(a,)), 200.0)
     now = Ledger(holdings=(b,))
-    assert whose(event(when=202.0), WHOLE, now, lately) == NOBODY  # one of two
-    assert whose(event(7, 202.0), WHOLE, now, lately) == ("research/train/a", How.ENDED)
-    assert whose(event(when=210.0), WHOLE, now, lately) == ("research/train/b", How.HOLDER)
+    assert whose(event(when=202.0), WHOLE, now, recent) == NOBODY  # one of two
+    assert whose(event(7, 202.0), WHOLE, now, recent) == ("research/train/a", How.ENDED)
+    assert whose(event(when=210.0), WHOLE, now, recent) == ("research/train/b", How.HOLDER)
 
 
 def test_one_that_came_and_ended_between_two_looks_is_known_by_its_bundle() -> None:
     a = holding("a", ("GPU-0",))
-    lately = kept(Ledger())
+    recent = kept(Ledger())
     for when in (200.0, 202.0):
-        lately.saw(Ledger(stopped=(a,)), when)
-        assert lately.holders("GPU-0", when) == (a,)
-    lately.saw(Ledger(stopped=(a,)), 210.0)
-    lately.saw(Ledger(stopped=(a,)), 211.0)
-    assert lately.holders("GPU-0", 211.0) == ()
+        recent.saw(Ledger(stopped=(a,)), when)
+        assert recent.holders("GPU-0", when) == (a,)
+    recent.saw(Ledger(stopped=(a,)), 210.0)
+    recent.saw(Ledger(stopped=(a,)), 211.0)
+    assert recent.holders("GPU-0", 211.0) == ()
     # Of one that had stopped before the agent began, nobody knows when.
     assert kept(Ledger(stopped=(a,))).holders("GPU-0", 100.0) == ()
 
@@ -118,11 +118,11 @@ def test_one_that_came_and_ended_between_two_looks_is_known_by_its_bundle() -> N
 def test_another_life_of_a_bundle_is_another_holder() -> None:
     one, other = holding("a", ("GPU-0",), pid=7), holding("a", ("GPU-1",), "GPU-1", pid=8)
     made = holding("a", ("GPU-1",), "GPU-1", pid=0)
-    lately = kept(Ledger(holdings=(one,)))
-    lately.saw(Ledger(holdings=(made,)), 200.0)
-    lately.saw(Ledger(holdings=(other,)), 201.0)
-    assert lately.holders("GPU-0", 202.0) == (one,)
-    assert lately.holders("GPU-1", 202.0) == (other,)
+    recent = kept(Ledger(holdings=(one,)))
+    recent.saw(Ledger(holdings=(made,)), 200.0)
+    recent.saw(Ledger(holdings=(other,)), 201.0)
+    assert recent.holders("GPU-0", 202.0) == (one,)
+    assert recent.holders("GPU-1", 202.0) == (other,)
 
 
 def test_by_who_holds_the_device_alone() -> None:

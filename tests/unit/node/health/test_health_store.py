@@ -25,7 +25,7 @@ from integration.node.device_health.health_table import (
     judge,
 )
 from integration.node.faults.policy import policy_of
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.nvml.values import GpuEvent
 from tests.harness.waiting import eventually
 
@@ -85,7 +85,7 @@ def test_errors_of_a_mig_device_that_is_gone_outlive_the_agent(config: Config) -
     assert (found.places, found.conditions) == (known.places, known.conditions)
     places = {"GPU-0": gpu, "MIG-b": replace(part, uuid="MIG-b")}
     found = after_inventory(found, places, {}, Moment(4, 400), Rules())
-    assert found.conditions["MIG-b"].state == State.SUSPECT
+    assert found.conditions["MIG-b"].state == HealthState.SUSPECT
 
 
 def test_what_was_known_is_known_again_in_the_same_boot(config: Config, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_whatever_is_in_the_file_it_is_read_or_said(config: Config, key: str, va
     changed(config, {key: value})
     found = store.read(config)
     for condition in found.table.conditions.values():
-        assert condition.state in State
+        assert condition.state in HealthState
     changed(config, {"devices": value}, entry=False)
     assert store.read(config).table.conditions == {} or not store.read(config).fault
 

@@ -26,7 +26,7 @@ from integration.node.device_health.health_table import (
 )
 from integration.node.faults.policy import policy_of
 from integration.node.faults.xids import Severity
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
 from tests.unit.node.inventories import inventory
 
@@ -62,7 +62,7 @@ def after(known: HealthTable, event: GpuEvent) -> HealthTable:
     return after_event(known, event, verdict, moment(event.when), RULES)
 
 
-def states(known: HealthTable) -> dict[str, State]:
+def states(known: HealthTable) -> dict[str, HealthState]:
     return {uuid: health.state for uuid, health in reports(known).items()}
 
 
@@ -128,7 +128,7 @@ def test_an_error_of_one_instance_leaves_the_others_alone() -> None:
     for when in (1.0, 2.0, 3.0):
         known = after(known, xid(94, "GPU-1", when, gpu_instance=1, compute_instance=0))
     assert ill(known) == {"MIG-a"}
-    assert states(known)["MIG-b"] == State.HEALTHY
+    assert states(known)["MIG-b"] == HealthState.HEALTHY
     assert ill(after(known, xid(79, "GPU-1"))) == OF_CUT
 
 
@@ -136,9 +136,9 @@ def test_an_error_of_a_gpu_that_nobody_knows_makes_nobody_unhealthy() -> None:
     known = table()
     for when in range(1, 9):
         known = after(known, xid(79, "GPU-9", float(when)))
-    assert set(states(known).values()) == {State.SUSPECT}
+    assert set(states(known).values()) == {HealthState.SUSPECT}
     known = after_sample(known, answers(30), moment(30), RULES)
-    assert set(states(known).values()) == {State.HEALTHY}
+    assert set(states(known).values()) == {HealthState.HEALTHY}
 
 
 @pytest.mark.parametrize("numbers", [(48, 94), (94, 48)])
@@ -164,13 +164,13 @@ def test_what_the_driver_needs_no_more_is_a_reset() -> None:
 def test_nvml_that_hiccups_takes_nothing_away_at_once() -> None:
     silent = Sample(5, failure="it hangs")
     known = after_sample(table(), silent, moment(5), RULES)
-    assert set(states(known).values()) == {State.SUSPECT}
+    assert set(states(known).values()) == {HealthState.SUSPECT}
     known = after_sample(known, replace(silent, when=26), moment(26), RULES)
     assert ill(known) == set(PLACES)
     known = after_sample(known, answers(27), moment(27), RULES)
-    assert set(states(known).values()) == {State.RECOVERING}
+    assert set(states(known).values()) == {HealthState.RECOVERING}
     known = after_sample(known, answers(38), moment(38), RULES)
-    assert set(states(known).values()) == {State.HEALTHY}
+    assert set(states(known).values()) == {HealthState.HEALTHY}
 
 
 @pytest.mark.parametrize(
@@ -190,16 +190,17 @@ def test_counters_that_went_back_are_a_reset(
 ) -> None:
     known = after_sample(table(), answers(0.5, **before), moment(0.5), RULES)
     known = after_sample(after(known, xid(79)), answers(5, **now), moment(5), RULES)
-    assert (states(known)["GPU-0"] == State.RECOVERING) == reset
+    assert (states(known)["GPU-0"] == HealthState.RECOVERING) == reset
 
 
 @pytest.mark.parametrize(
     ("action", "state"),
-    [(None, State.HEALTHY), (0, State.HEALTHY), (1, State.UNHEALTHY), (2, State.UNHEALTHY),
-     (3, State.HEALTHY)],  # of the last one, what its users do is theirs
+    [(None, HealthState.HEALTHY), (0, HealthState.HEALTHY), (1, HealthState.UNHEALTHY),
+     (2, HealthState.UNHEALTHY),
+     (3, HealthState.HEALTHY)],  # of the last one, what its users do is theirs
 )  # fmt: skip
 def test_what_nvml_says_has_to_be_done_with_a_gpu_makes_it_unhealthy(
-    action: int | None, state: State
+    action: int | None, state: HealthState
 ) -> None:
     known = after_sample(table(), answers(5, recovery_action=action), moment(5), RULES)
     assert states(known)["GPU-0"] == state
@@ -213,7 +214,7 @@ def test_a_driver_that_was_loaded_anew_is_a_reset_and_one_that_is_gone_is_a_loss
     known = after_inventory(known, PLACES, {}, moment(3), RULES, load="550:9")
     assert ill(known) == set(PLACES)
     known = after_sample(known, answers(4), moment(4), RULES)
-    assert set(states(known).values()) == {State.RECOVERING}
+    assert set(states(known).values()) == {HealthState.RECOVERING}
 
 
 def test_what_is_not_a_loss_of_the_gpu_itself_is_no_reset() -> None:
@@ -225,11 +226,13 @@ def test_what_is_not_a_loss_of_the_gpu_itself_is_no_reset() -> None:
         assert known.conditions["GPU-0"].lost
         back = after_sample(known, answers(5), moment(5), RULES)
         assert (states(back)["GPU-0"], states(back)["GPU-1"]) == (
-            State.UNHEALTHY, State.RECOVERING,
+            HealthState.UNHEALTHY, HealthState.RECOVERING,
         )  # fmt: skip
         assert back.conditions["GPU-0"].need == Need.RESET
     lost = after_inventory(files, PLACES, {"GPU-0": "GPU is lost"}, moment(6), RULES)
-    assert states(after_sample(lost, answers(7), moment(7), RULES))["GPU-0"] == State.RECOVERING
+    assert (
+        states(after_sample(lost, answers(7), moment(7), RULES))["GPU-0"] == HealthState.RECOVERING
+    )
 
 
 def test_a_gpu_whose_uuid_nobody_can_tell_now_is_the_one_that_was_at_its_address() -> None:
@@ -259,13 +262,17 @@ def test_a_gpu_whose_uuid_nobody_can_tell_now_is_the_one_that_was_at_its_address
 def test_an_error_that_may_be_anothers_keeps_nobody_from_recovering() -> None:
     known = after_sample(after(table(), xid(119)), answers(2), moment(2), RULES)
     known = after(known, xid(79, "GPU-9", when=3.0))
-    assert states(known)["GPU-0"] == State.RECOVERING
+    assert states(known)["GPU-0"] == HealthState.RECOVERING
 
 
 def test_an_answer_from_before_the_error_proves_nothing() -> None:
     known = after(table(), xid(119, when=5.0))
-    assert states(after_sample(known, answers(4), moment(6), RULES))["GPU-0"] == State.UNHEALTHY
-    assert states(after_sample(known, answers(6), moment(6), RULES))["GPU-0"] == State.RECOVERING
+    assert (
+        states(after_sample(known, answers(4), moment(6), RULES))["GPU-0"] == HealthState.UNHEALTHY
+    )
+    assert (
+        states(after_sample(known, answers(6), moment(6), RULES))["GPU-0"] == HealthState.RECOVERING
+    )
 
 
 def test_a_gpu_that_nvml_does_not_count_or_cannot_open_is_lost_with_its_parts() -> None:
@@ -283,11 +290,11 @@ def test_a_gpu_that_nvml_does_not_count_or_cannot_open_is_lost_with_its_parts() 
 def test_a_gpu_that_was_pulled_out_and_put_back_has_to_prove_itself() -> None:
     without = {uuid: place for uuid, place in PLACES.items() if place.gpu == "GPU-1"}
     known = after_inventory(table(), without, {}, moment(1), RULES)
-    assert states(known)["GPU-0"] == State.UNHEALTHY  # who held it has lost it
+    assert states(known)["GPU-0"] == HealthState.UNHEALTHY  # who held it has lost it
     known = after_inventory(known, PLACES, {}, moment(2), RULES)
-    assert states(known)["GPU-0"] == State.UNHEALTHY
+    assert states(known)["GPU-0"] == HealthState.UNHEALTHY
     known = after_sample(known, answers(3), moment(3), RULES)
-    assert states(known)["GPU-0"] == State.RECOVERING
+    assert states(known)["GPU-0"] == HealthState.RECOVERING
     known = after_inventory(known, without, {}, moment(4), RULES)
     known = after_inventory(known, without, {}, moment(100), RULES)
     assert "GPU-0" not in known.conditions  # nobody waits for it any more
@@ -303,7 +310,7 @@ def test_a_mig_device_that_was_removed_is_told_of_no_more() -> None:
     )
     # Without NVML it is not known which there are.
     known = after_inventory(table(), without, {}, moment(1), RULES, complete=False)
-    assert states(known)["MIG-a"] == State.HEALTHY
+    assert states(known)["MIG-a"] == HealthState.HEALTHY
 
 
 AGAIN: Final = replace(PARTS[0], uuid="MIG-again")
@@ -336,10 +343,11 @@ def test_a_mig_device_that_is_made_again_and_again_is_healthy(new: Place) -> Non
 
 @pytest.mark.parametrize("new", [PARTS[0], AGAIN], ids=["same UUID", "other UUID"])
 @pytest.mark.parametrize(
-    ("number", "state"), [(32, State.SUSPECT), (94, State.SUSPECT), (119, State.HEALTHY)]
+    ("number", "state"),
+    [(32, HealthState.SUSPECT), (94, HealthState.SUSPECT), (119, HealthState.HEALTHY)],
 )
 def test_an_error_of_a_mig_device_itself_stays_with_what_is_made_in_its_place(
-    new: Place, number: int, state: State
+    new: Place, number: int, state: HealthState
 ) -> None:
     known = after(table(), xid(number, "GPU-1", gpu_instance=1, compute_instance=0))
     if number == 119:  # it is of the whole GPU, which recovers meanwhile
@@ -390,7 +398,7 @@ def test_the_parts_of_a_gpu_that_was_lost_have_to_prove_themselves() -> None:
 
 def test_a_reset_of_its_gpu_counts_for_a_part_that_is_not_there() -> None:
     known = after_sample(table(), answers(1, energy_joules=50.0), moment(1), RULES)
-    own = replace(known.conditions["MIG-a"], state=State.UNHEALTHY, need=Need.RESET, own=True)
+    own = replace(known.conditions["MIG-a"], state=HealthState.UNHEALTHY, need=Need.RESET, own=True)
     known = replace(known, conditions={**known.conditions, "MIG-a": own})
     known = after_inventory(known, without("MIG-a"), {}, moment(2), RULES)
     known = after_sample(known, answers(3, energy_joules=1.0), moment(3), RULES)
@@ -410,11 +418,14 @@ def test_a_mig_device_that_is_made_of_an_unhealthy_gpu_is_unhealthy() -> None:
 
 def test_events_that_cannot_be_had_make_suspect_as_long_as_that_lasts() -> None:
     known = after_watch(table(), {"GPU-0": "not supported"}, moment(1), RULES)
-    assert states(known) == {**dict.fromkeys(PLACES, State.HEALTHY), "GPU-0": State.SUSPECT}
+    assert states(known) == {
+        **dict.fromkeys(PLACES, HealthState.HEALTHY),
+        "GPU-0": HealthState.SUSPECT,
+    }
     known = after_watch(known, {"": "NVML hangs"}, moment(2), RULES)
-    assert set(states(known).values()) == {State.SUSPECT}
+    assert set(states(known).values()) == {HealthState.SUSPECT}
     known = after_sample(after_watch(known, {}, moment(3), RULES), answers(20), moment(20), RULES)
-    assert set(states(known).values()) == {State.HEALTHY}
+    assert set(states(known).values()) == {HealthState.HEALTHY}
 
 
 def test_a_person_puts_a_gpu_back_and_its_parts() -> None:
@@ -495,5 +506,5 @@ def test_whatever_happens_what_is_lost_is_not_given_and_a_fatal_error_takes_all_
             assert not (condition.lost and condition.state.is_given)
             if uuid in known.gone:
                 assert condition.lost or condition.own
-            assert not (condition.own and condition.state == State.HEALTHY)
+            assert not (condition.own and condition.state == HealthState.HEALTHY)
         assert next_sample(known, now.boot, RULES, usual=60) > now.boot

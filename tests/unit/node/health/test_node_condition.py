@@ -9,12 +9,12 @@ import pytest
 
 from hooks.config import Config
 from hooks.node.drained import DRIVER, Drain
-from integration.node import reporter as telling
+from integration.node import reporter
 from integration.node.device_health.device_state import Condition
 from integration.node.options import Options
 from integration.node.service import Context
 from integration.node.services.node_condition import TYPE, run, said_of
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from tests.harness.api_server import ApiServer, denied, denied_by_webhook, refusal, webhook_failed
 from tests.harness.waiting import until
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from tests.harness.http_server import Request
 
-ILL = Condition(State.UNHEALTHY, reason="Xid 79")
-BACK = Condition(State.RECOVERING)
-WELL = {"GPU-a": Condition(), "GPU-b": Condition(State.SUSPECT, reason="Xid 8")}
+ILL = Condition(HealthState.UNHEALTHY, reason="Xid 79")
+BACK = Condition(HealthState.RECOVERING)
+WELL = {"GPU-a": Condition(), "GPU-b": Condition(HealthState.SUSPECT, reason="Xid 8")}
 
 
 def test_what_is_given_is_no_reason() -> None:
@@ -73,7 +73,7 @@ class Denying(ApiServer):
 async def test_who_refuses_the_condition_is_named_and_it_is_written_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no: Any, name: str, told: str
 ) -> None:
-    monkeypatch.setattr(telling, "_AGAIN", 0.05)
+    monkeypatch.setattr(reporter, "_RETRY_AFTER", 0.05)
     lines: list[str] = []
     config = Config(drained=str(tmp_path / "drained"))
     with Denying(str(tmp_path / "account")) as api:

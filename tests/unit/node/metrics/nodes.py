@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +12,13 @@ from integration.node.holders.values import DeviceUse, Holding, Ledger, Unheld
 from integration.node.mps.clients import MpsDaemon
 from integration.node.services.metrics.agent import own_process
 from integration.node.services.metrics.snapshot import Moment
-from integration.node.state.store import Board
+from integration.node.state.store import State
 from integration.node.values.counters import FAILED, OK, REFUSED, Counters
-from integration.node.values.health import State
+from integration.node.values.health import HealthState
 from integration.node.values.resources import TIME_SLICING, Device, Resource
 from integration.nvml.snapshot import NodeSnapshot
 from integration.nvml.values import DeviceSample, GpuEvent, GpuSample, Sample
+from tests.harness.node_state import publish, with_values
 from tests.unit.node.inventories import DRIVER, node_with
 
 BOOT = 1_700_000_000.0
@@ -77,34 +77,36 @@ def large(*, gpus: int = 16, mig: int = 7, containers: int = 500) -> Moment:
     inventory = node_with(*boards, mig=parts, driver=driver, cuda_version="12.4")
     uuids = [*(each.uuid for each in boards), *(each.uuid for each in parts)]
     ledger = _ledger(gpus, mig, containers)
-    board = Board()
-    board.counters = _counters()
-    board.post(
-        seen=NodeSnapshot(inventory, ("something",)),
-        health={uuid: Condition(since=BOOT + 5) for uuid in uuids},
-        xids={(gpu_uuid(0), 31, "team-a/training-00000/main"): 2, ("", 79, ""): 1},
-        ledger=ledger,
-        usage=(
+    state = State()
+    state.counters = _counters()
+    publish(state.node, NodeSnapshot(inventory, ("something",)))
+    publish(state.health, {uuid: Condition(since=BOOT + 5) for uuid in uuids})
+    publish(state.xid_counts, {(gpu_uuid(0), 31, "team-a/training-00000/main"): 2, ("", 79, ""): 1})
+    publish(state.ledger, ledger)
+    publish(
+        state.usage,
+        (
             *(
                 DeviceUse(each, each.devices[0], (1, 2), 1 << 30, 50, 25, 0, 0, 12345.5)
                 for each in ledger.holdings
             ),
             DeviceUse(None, gpu_uuid(0), (7,), 1 << 20),
         ),
-        resources=_resources(gpus, mig),
-        mps={"nvidia.com/gpu": MpsDaemon("nvidia.com/gpu", (gpu_uuid(0),), "it ended", restarts=3)},
-        faults={"plugin": "no kubelet"},
     )
+    publish(state.resources, _resources(gpus, mig))
+    publish(
+        state.mps_daemons,
+        {"nvidia.com/gpu": MpsDaemon("nvidia.com/gpu", (gpu_uuid(0),), "it ended", restarts=3)},
+    )
+    state.faults.report("plugin", "no kubelet")
     sample = _sample(gpus, mig)
-    return Moment(board, BOOT, sample, 0.01, ("plugin", "metrics"), own_process())
+    return Moment(state, BOOT, sample, 0.01, ("plugin", "metrics"), own_process())
 
 
 def changed(moment: Moment, **known: Any) -> Moment:
-    """The same with something else on the board, or a sample, or parts, of its own."""
-    own = {name: known.pop(name) for name in ("sample", "parts") if name in known}
-    board = copy(moment.board)
-    board.post(**known)
-    return replace(moment, board=board, **own)
+    """Return the same with other topics in the state, or a sample, or services, of its own."""
+    own = {name: known.pop(name) for name in ("sample", "services") if name in known}
+    return replace(moment, state=with_values(moment.state, **known), **own)
 
 
 def _sample(gpus: int, mig: int) -> Sample:
@@ -139,7 +141,7 @@ def _resources(gpus: int, mig: int) -> tuple[Resource, ...]:
     devices = tuple(
         Device(
             f"{mig_uuid(n, m)}::{r}", mig_uuid(n, m), gpu_uuid(n), f"{n}:{m}", n,
-            state=State.UNHEALTHY if n == 1 else State.HEALTHY,
+            state=HealthState.UNHEALTHY if n == 1 else HealthState.HEALTHY,
         )
         for n in range(gpus)
         for m in range(mig)

@@ -20,8 +20,8 @@ from integration.node.services.metrics.text import (
     collect,
     write,
 )
-from integration.node.state.store import Board
-from integration.node.values.health import State
+from integration.node.state.store import State
+from integration.node.values.health import HealthState
 from integration.nvml.values import GpuSample, Sample
 from tests.harness.exposition import read_told
 from tests.unit.node.metrics.nodes import (
@@ -58,7 +58,7 @@ def of_gpu(index: int, **more: str) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-NOTHING = Moment(Board(), BOOT)
+NOTHING = Moment(State(), BOOT)
 
 
 def test_every_family_is_told_of_a_node_that_has_everything() -> None:
@@ -68,7 +68,7 @@ def test_every_family_is_told_of_a_node_that_has_everything() -> None:
 
 
 def test_an_agent_that_knows_nothing_yet_says_so() -> None:
-    told = values(changed(NOTHING, parts=("metrics",)))
+    told = values(changed(NOTHING, services=("metrics",)))
     assert told["nvshim_nvml_up"] == {(): 0.0}
     assert told["nvshim_part_up"] == {labels(part="metrics"): 1.0}
     assert "nvshim_gpu_up" not in told
@@ -107,7 +107,7 @@ def test_without_nvml_what_is_known_otherwise_is_told_and_nothing_of_before() ->
             assert f"nvshim_{gone}" not in told
         assert len(told["nvshim_gpu_info"]) == 2
         assert len(told["nvshim_container_device_info"]) == 4
-        assert len(told["nvshim_device_health"]) == 6 * len(State)
+        assert len(told["nvshim_device_health"]) == 6 * len(HealthState)
 
 
 def test_a_gpu_that_is_lost_is_down_and_has_no_values() -> None:
@@ -124,11 +124,11 @@ def test_a_gpu_that_is_lost_is_down_and_has_no_values() -> None:
 
 def test_gpus_whose_uuid_nobody_knows_are_told_apart_by_their_place() -> None:
     moment = large(gpus=2, mig=0, containers=0)
-    inventory = moment.board.seen.inventory
+    inventory = moment.state.node.value.inventory
     assert inventory is not None
     gpus = tuple(replace(gpu, uuid="") for gpu in inventory.gpus)
-    seen = replace(moment.board.seen, inventory=replace(inventory, gpus=gpus))
-    told = values(changed(moment, seen=seen, sample=None))
+    seen = replace(moment.state.node.value, inventory=replace(inventory, gpus=gpus))
+    told = values(changed(moment, node=seen, sample=None))
     assert {dict(of)["gpu"] for of in told["nvshim_gpu_info"]} == {"0", "1"}
     assert len(told["nvshim_device_containers"]) == 2
 
@@ -182,14 +182,16 @@ def test_two_containers_of_one_name_are_told_of_as_one() -> None:
 def test_what_is_gone_is_told_no_more() -> None:
     moment = large(gpus=2, mig=0, containers=2)
     before = values(moment)
-    after = values(changed(moment, ledger=Ledger(2.0, moment.board.ledger.holdings[:1]), usage=()))
+    after = values(
+        changed(moment, ledger=Ledger(2.0, moment.state.ledger.value.holdings[:1]), usage=())
+    )
     name = "nvshim_container_device_info"
     assert (len(before[name]), len(after[name])) == (2, 1)
 
 
 def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
     moment = large(gpus=1, mig=0, containers=1)
-    told = values(changed(moment, xids={
+    told = values(changed(moment, xid_counts={
         (gpu_uuid(0), 31, "team-a/training-00000/main"): 3, (gpu_uuid(0), 31, ""): 1,
         (gpu_uuid(0), 79, "web"): 1, ("", 45, "a/b"): 1,
     }))["nvshim_gpu_xid_errors_total"]  # fmt: skip
@@ -204,7 +206,7 @@ def test_an_xid_is_told_with_the_container_that_caused_it() -> None:
 
 def test_of_many_xids_each_is_counted_and_not_each_pod_told() -> None:
     xids = {(gpu_uuid(0), 31, f"team-a/job-{n}/main"): 1 for n in range(4000)}
-    told = values(changed(large(gpus=1, mig=0, containers=0), xids=xids))
+    told = values(changed(large(gpus=1, mig=0, containers=0), xid_counts=xids))
     series = told["nvshim_gpu_xid_errors_total"]
     assert sum(series.values()) == 4000
     assert len(series) <= 600
@@ -212,8 +214,8 @@ def test_of_many_xids_each_is_counted_and_not_each_pod_told() -> None:
 
 def test_a_device_is_in_one_state() -> None:
     health = {
-        "GPU-gone": Condition(State.UNHEALTHY, since=BOOT, xid=79),
-        "MIG-gone": Condition(State.RECOVERING),
+        "GPU-gone": Condition(HealthState.UNHEALTHY, since=BOOT, xid=79),
+        "MIG-gone": Condition(HealthState.RECOVERING),
     }
     told = values(changed(NOTHING, health=health))
     state = {of: value for of, value in told["nvshim_device_health"].items() if value}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from integration.node.state.store import Board
+from integration.node.state.store import State
 from integration.node.values.counters import (
     FAILED,
     MOST,
@@ -46,11 +46,11 @@ def test_more_names_than_anybody_needs_are_counted_together() -> None:
 
 
 def test_what_happens_is_counted_although_nobody_listens() -> None:
-    board = Board()
-    board.tell(GpuEvent(1.0, "xid", "GPU-a", xid=79))
-    board.tell(GpuEvent(2.0, "xid", "GPU-a", xid=79))
-    board.tell(GpuEvent(3.0, "ecc-double", "GPU-a"))
-    assert board.counters.last_xids == {("GPU-a", "79"): 2.0}
+    state = State()
+    state.gpu_events.send(GpuEvent(1.0, "xid", "GPU-a", xid=79))
+    state.gpu_events.send(GpuEvent(2.0, "xid", "GPU-a", xid=79))
+    state.gpu_events.send(GpuEvent(3.0, "ecc-double", "GPU-a"))
+    assert state.counters.last_xids == {("GPU-a", "79"): 2.0}
 
 
 def test_a_look_that_found_something_wrong_is_not_the_last_good_one() -> None:

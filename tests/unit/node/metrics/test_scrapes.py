@@ -18,6 +18,7 @@ from integration.node.services.metrics.server import Request
 from integration.node.services.metrics.service import LONGEST_WAIT, Scrapes, deadline
 from integration.nvml.values import GpuSample, Sample
 from tests.harness.exposition import read_told
+from tests.harness.node_state import publish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +45,7 @@ def context(tmp_path: Path, nvml: Nvml) -> Context:
         return
 
     made = Context(Config(state=str(tmp_path)), Options("", 60), say)
-    made.board.sampler = nvml
+    publish(made.state.sampler, nvml)
     return made
 
 
@@ -142,9 +143,9 @@ async def test_an_agent_is_alive_and_not_ready_before_it_has_looked(tmp_path: Pa
     scrapes = Scrapes(made)
     assert (await scrapes.answer(Request("GET", "/healthz"))).status == 200
     assert (await scrapes.answer(Request("GET", "/readyz"))).status == 503
-    made.board.counters.looked(0.1, faults=True)
+    made.state.counters.looked(0.1, faults=True)
     assert (await scrapes.answer(Request("GET", "/readyz"))).status == 200
-    made.board.counters.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME) - 10_000
+    made.state.counters.latest_look = time.clock_gettime(time.CLOCK_BOOTTIME) - 10_000
     assert (await scrapes.answer(Request("GET", "/readyz"))).status == 503
     assert b"/metrics" in (await scrapes.answer(Request("GET", "/"))).content
     assert (await scrapes.answer(Request("GET", "/metrics/"))).status == 404

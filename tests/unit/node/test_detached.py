@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from integration.detached import aside
+from integration.detached import run_detached
 from tests.harness.waiting import eventually
 
 
@@ -17,7 +17,7 @@ def test_what_comes_after_the_end_of_the_loop_is_dropped() -> None:
         return "a connection"
 
     async def leave() -> None:
-        call = asyncio.ensure_future(aside(late, drop=dropped.append))
+        call = asyncio.ensure_future(run_detached(late, drop=dropped.append))
         await asyncio.sleep(0)
         call.cancel()
 

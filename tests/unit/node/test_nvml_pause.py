@@ -14,7 +14,7 @@ from integration.drain.resetting import _TO_CLOSE, _TO_PROVE, _TO_RESET
 from integration.drain.serving import _TO_LET_GO
 from integration.node.options import Options
 from integration.node.service import Context
-from integration.node.services.monitor import nvml_pause as letting_go
+from integration.node.services.monitor import nvml_pause
 from integration.nvml.lock import alone, is_alone
 from shim import syscalls
 from tests.harness.waiting import until
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.anyio
 async def test_a_file_is_found_though_its_directory_comes_later_or_is_not_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = tmp_path / "state"
-    context = Context(Config(state=str(state)), Options("", 1), lambda *_, **__: None)
-    board = context.board
+    directory = tmp_path / "state"
+    context = Context(Config(state=str(directory)), Options("", 1), lambda *_, **__: None)
+    state = context.state
     real, refused = syscalls.inotify_init, True
 
     def init() -> int:
@@ -40,17 +40,17 @@ async def test_a_file_is_found_though_its_directory_comes_later_or_is_not_watche
 
     monkeypatch.setattr(syscalls, "inotify_init", init)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(letting_go.follow, context)
-        await until(lambda: board.faults)
+        tasks.start_soon(nvml_pause.follow, context)
+        await until(lambda: state.faults.lines)
         for _ in range(3):
-            state.mkdir()
-            (state / letting_go.FILE).write_text("GPU 1 is reset\n")
-            await until(lambda: board.let_go == "GPU 1 is reset")
-            (state / letting_go.FILE).unlink()
-            await until(lambda: not board.let_go)
-            state.rmdir()
+            directory.mkdir()
+            (directory / nvml_pause.FILE).write_text("GPU 1 is reset\n")
+            await until(lambda: state.nvml_pause.value == "GPU 1 is reset")
+            (directory / nvml_pause.FILE).unlink()
+            await until(lambda: not state.nvml_pause.value)
+            directory.rmdir()
             refused = False
-            await until(lambda: not board.faults)
+            await until(lambda: not state.faults.lines)
         tasks.cancel_scope.cancel()
 
 
@@ -64,15 +64,15 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
         said.append(f"{level} {event}")
 
     context = Context(config, Options("", 1), say)
-    board = context.board
+    state = context.state
     with marks.resetting(config), alone(config.state, 0):
         marks.put(config, Drain("GPU-1", reset="waits"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(letting_go.follow, context)
+            tasks.start_soon(nvml_pause.follow, context)
             marks.step(config, "GPU-1", "it is reset", closed=True)
-            await until(lambda: board.let_go.startswith("GPU-1 is out of service"))
-            monkeypatch.setattr(letting_go, "LONGEST", 0.0)
-            await until(lambda: not board.let_go)
+            await until(lambda: state.nvml_pause.value.startswith("GPU-1 is out of service"))
+            monkeypatch.setattr(nvml_pause, "LONGEST", 0.0)
+            await until(lambda: not state.nvml_pause.value)
             # Whoever opens NVML now does not wait for it, either.
             assert not is_alone(config.state)
             assert "error a reset does not end, NVML is opened in spite of it" in said
@@ -80,7 +80,7 @@ async def test_a_reset_that_does_not_end_has_nvml_closed_for_so_long_only(
 
 
 def test_no_reset_may_take_longer_than_the_agent_has_nvml_closed_for_it() -> None:
-    assert letting_go.LONGEST > _TO_LET_GO + _TO_CLOSE + _TO_RESET + _TO_PROVE
+    assert nvml_pause.LONGEST > _TO_LET_GO + _TO_CLOSE + _TO_RESET + _TO_PROVE
 
 
 @pytest.mark.parametrize("by_person", [False, True])
@@ -89,19 +89,19 @@ async def test_a_mark_of_a_reset_that_was_killed_counts_if_a_person_says_so_alon
 ) -> None:
     config = Config(state=str(tmp_path / "state"), drained=str(tmp_path / "drained"))
     context = Context(config, Options("", 1), lambda *_, **__: None)
-    board = context.board
+    state = context.state
     async with anyio.create_task_group() as tasks:
         with marks.resetting(config):
             marks.put(config, Drain("GPU-1", lets_go=by_person))
             marks.put(config, Drain("GPU-1", reset="waits"))
             marks.step(config, "GPU-1", "it is reset", closed=True)
-            tasks.start_soon(letting_go.follow, context)
-            await until(lambda: board.let_go)
+            tasks.start_soon(nvml_pause.follow, context)
+            await until(lambda: state.nvml_pause.value)
         if by_person:
             marks.step(config, "GPU-1", "it failed: no")
             assert read_drains(config)[0].lets_go
         else:
-            await until(lambda: not board.let_go)
+            await until(lambda: not state.nvml_pause.value)
             # The next reset begins with NVML open, and so does what it has to wait for.
             with marks.resetting(config):
                 assert not read_drains(config)[0].lets_go

@@ -1,0 +1,23 @@
+"""The names of the agent's services, which are also the names of the topics' publishers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ServiceName(StrEnum):
+    """A service of the agent (:data:`integration.node.service.SERVICES`), or the agent itself."""
+
+    AGENT = "agent"
+    """No service: the loop in :mod:`integration.node.agent` and what it shares with services."""
+    PLUGIN = "plugin"
+    DRA = "dra"
+    CAUSES = "causes"
+    LEDGER = "ledger"
+    HEALTH = "health"
+    MEMORY_GUARD = "memory-guard"
+    METRICS = "metrics"
+    MONITOR = "monitor"
+    MPS = "mps"
+    NODE_CONDITION = "node-condition"
+    POD_EVENTS = "pod-events"
