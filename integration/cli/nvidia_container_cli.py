@@ -15,7 +15,7 @@ from hooks.config import Config, load_config
 from hooks.node.inventory import Inventory
 from integration.cli.options import version_option
 from integration.compat import COMPATIBLE_WITH
-from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
+from integration.compat.container_cli import ListSelection, info_text, list_paths, log_lines
 from integration.compat.errors import DebugLogUnwritable, NoCounterpart
 from integration.compat.gocli import flatten
 from integration.devices.creating import Wish, create
@@ -147,7 +147,7 @@ def info(given: _Global, *, csv: bool) -> None:
 def list_(given: _Global, /, **listed: Any) -> None:
     """List driver components; all of them if none is asked for."""
     listed["devices"] = listed["devices"] or None
-    asked = Listed(**listed) if any(listed.values()) else Listed.everything()
+    asked = ListSelection(**listed) if any(listed.values()) else ListSelection.everything()
     inventory, config = _look(given)
     paths = list_paths(inventory, config, asked)
     sys.stdout.write("".join(f"{path}\n" for path in paths))

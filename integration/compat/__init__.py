@@ -1,25 +1,26 @@
-"""NVIDIA's commands, for the scripts that call them.
+"""NVIDIA's command lines, for the scripts that call them.
 
-``nvshim compat nvidia-ctk …`` and ``nvshim compat nvidia-container-cli …`` take the flags of the
-originals and print what they print, as far as scripts read it. A link to nvshim that has one of
-these names acts as that command::
+``nvshim compat nvidia-ctk …`` and ``nvshim compat nvidia-container-cli …`` accept the original
+flags and print the original output where scripts parse it. A link to nvshim with one of these
+names acts as that command::
 
-    gocli.py           how the originals read a command line
-    logrus.py          how nvidia-ctk writes to stderr
-    toolkit_config.py  NVIDIA's config.toml: shown, set, and its defaults
-    container_cli.py   what nvidia-container-cli says of the driver and the GPUs
+    gocli.py              read a command line as a Go program does
+    logrus.py             write stderr as nvidia-ctk does
+    toolkit_config.py     show and change NVIDIA's config.toml; its defaults
+    container_cli.py      the output of ``nvidia-container-cli info`` and ``list``
+    cdi_generate.py       translate the flags of ``nvidia-ctk cdi generate``
+    runtime_configure.py  translate ``nvidia-ctk runtime configure`` to ``nvshim configure``
 
 Rules
-- stdout is the original's, byte for byte in form. What is on stderr is for people.
-- A flag that changes nothing here is accepted, and stderr says why it changes nothing. One that
-  would change the result, and that nothing here can follow, is an error: no flag is ignored
-  without a word.
-- What the originals do to containers (hooks, ``configure``) has no counterpart, since containers
-  are complete before they start; the error says what is there in its place.
-- The exit status is 0, or 1 with a line that has a code, or 2 for a wrong command line.
+- stdout has the original's format, byte for byte. stderr carries notes for the operator.
+- A flag that has no effect here is accepted, and stderr explains why it has none. A flag that
+  would change the result but is not supported is an error. No flag is ignored silently.
+- The originals' container commands (hooks, ``configure``) have no counterpart, because the shim
+  prepares a container before it starts; the error names the replacement.
+- The exit status is 0 on success, 1 with an error line that has a code, 2 for a usage error.
 
-Source: NVIDIA Container Toolkit 1.20, cmd/nvidia-ctk; libnvidia-container, src/cli; outputs that
-people have pasted into their issues.
+Source: NVIDIA Container Toolkit 1.20, cmd/nvidia-ctk; libnvidia-container, src/cli; output quoted
+in public issues.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Final
 __all__ = ["COMPATIBLE_WITH", "NAMES"]
 
 COMPATIBLE_WITH: Final = "1.20.0"
-"""The release of NVIDIA's toolkit whose behaviour is meant; what ``--version`` says first."""
+"""The toolkit release that these commands emulate; ``--version`` prints it first."""
 
 NAMES: Final = ("nvidia-ctk", "nvidia-container-cli")
-"""What nvshim may be called."""
+"""The program names under which nvshim acts as NVIDIA's command."""

@@ -1,7 +1,7 @@
-"""The flags of ``nvidia-ctk cdi generate`` as a wish of ours.
+"""Translate the flags of ``nvidia-ctk cdi generate`` to a request for our CDI generator.
 
-Its spec has hooks, and ours has none, so that what is said of hooks and of ldconfig has no meaning
-but for a hook that is asked for: that is an error, as is a machine of another kind.
+The original's specs have hooks; ours need none. Flags about hook paths and ldconfig therefore have
+no effect. Enabling a hook is an error, and so are the modes for Jetson (CSV) and WSL.
 """
 
 from __future__ import annotations
@@ -24,57 +24,58 @@ _KINDS: Final = {
 _OTHER_MACHINES: Final = ("csv", "wsl")
 MODES: Final = (*_KINDS, *_OTHER_MACHINES)
 
-_ELSEWHERE: Final = "no spec is written of such a machine"
+_OTHER_PLATFORM: Final = "specs for Jetson (CSV) and WSL are not supported"
 _NO_HOOKS: Final = "the spec has no hooks"
-_NO_HOOK: Final = f"{_NO_HOOKS}, and needs none"
-_LIVE: Final = "run containers with the shim, which resolves devices when they start"
+_NO_HOOK: Final = f"{_NO_HOOKS} and needs none"
+_USE_SHIM: Final = "run containers with the shim, which resolves devices when they start"
 
 
-class Other(NamedTuple):
-    """A flag of which only matters whether it is given."""
+class OtherFlag(NamedTuple):
+    """A flag that is ignored with a note, or refused; its value does not matter."""
 
-    names: tuple[str, ...]  # the first is the original's own
-    envvar: str  # its variable
-    why: str  # it changes nothing, or cannot be followed
-    refused: bool = False  # whether it would change the result, and is an error
+    names: tuple[str, ...]  # the first is the original's current name
+    envvar: str  # the environment variable that sets it
+    why: str  # why it has no effect, or is not supported
+    refused: bool = False  # True if it would change the result: an error
     several: bool = True  # whether it may be repeated
 
     @property
     def parameter(self) -> str:
-        """Its name as a parameter."""
+        """Return the flag's name as a Python parameter."""
         return self.names[0].strip("-").replace("-", "_").replace(".", "_")
 
 
-OTHERS: Final = (
-    Other(("--config-search-path",), envvar="NVIDIA_CTK_CDI_GENERATE_CONFIG_SEARCH_PATHS",
-          why="files are found where drivers have them"),
-    Other(("--library-search-path",), envvar="NVIDIA_CTK_CDI_GENERATE_LIBRARY_SEARCH_PATHS",
-          why="libraries are found where drivers and loaders have them"),
-    Other(("--nvidia-cdi-hook-path", "--nvidia-ctk-path"), envvar="NVIDIA_CTK_CDI_HOOK_PATH",
-          why=_NO_HOOKS, several=False),
-    Other(("--ldconfig-path",), envvar="NVIDIA_CTK_CDI_GENERATE_LDCONFIG_PATH",
-          why=_NO_HOOKS, several=False),
-    Other(("--disable-hook", "--disable-hooks"), envvar="NVIDIA_CTK_CDI_GENERATE_DISABLED_HOOKS",
-          why=_NO_HOOKS),
-    Other(("--enable-hook", "--enable-hooks"), envvar="NVIDIA_CTK_CDI_GENERATE_ENABLED_HOOKS",
-          why=_NO_HOOK, refused=True),
-    Other(("--csv.file",), envvar="NVIDIA_CTK_CDI_GENERATE_CSV_FILES",
-          why=_ELSEWHERE, refused=True),
-    Other(("--csv.ignore-pattern",), envvar="NVIDIA_CTK_CDI_GENERATE_CSV_IGNORE_PATTERNS",
-          why=_ELSEWHERE, refused=True),
-    Other(("--csv.compat-container-root",),
-          envvar="NVIDIA_CTK_CDI_GENERATE_CSV_COMPAT_CONTAINER_ROOT",
-          why=_ELSEWHERE, refused=True, several=False),
+OTHERS: Final[tuple[OtherFlag, ...]] = (
+    OtherFlag(("--config-search-path",), envvar="NVIDIA_CTK_CDI_GENERATE_CONFIG_SEARCH_PATHS",
+              why="files are searched where drivers install them"),
+    OtherFlag(("--library-search-path",), envvar="NVIDIA_CTK_CDI_GENERATE_LIBRARY_SEARCH_PATHS",
+              why="libraries are searched where drivers and the dynamic loader keep them"),
+    OtherFlag(("--nvidia-cdi-hook-path", "--nvidia-ctk-path"), envvar="NVIDIA_CTK_CDI_HOOK_PATH",
+              why=_NO_HOOKS, several=False),
+    OtherFlag(("--ldconfig-path",), envvar="NVIDIA_CTK_CDI_GENERATE_LDCONFIG_PATH",
+              why=_NO_HOOKS, several=False),
+    OtherFlag(("--disable-hook", "--disable-hooks"),
+              envvar="NVIDIA_CTK_CDI_GENERATE_DISABLED_HOOKS",
+              why=_NO_HOOKS),
+    OtherFlag(("--enable-hook", "--enable-hooks"), envvar="NVIDIA_CTK_CDI_GENERATE_ENABLED_HOOKS",
+              why=_NO_HOOK, refused=True),
+    OtherFlag(("--csv.file",), envvar="NVIDIA_CTK_CDI_GENERATE_CSV_FILES",
+              why=_OTHER_PLATFORM, refused=True),
+    OtherFlag(("--csv.ignore-pattern",), envvar="NVIDIA_CTK_CDI_GENERATE_CSV_IGNORE_PATTERNS",
+              why=_OTHER_PLATFORM, refused=True),
+    OtherFlag(("--csv.compat-container-root",),
+              envvar="NVIDIA_CTK_CDI_GENERATE_CSV_COMPAT_CONTAINER_ROOT",
+              why=_OTHER_PLATFORM, refused=True, several=False),
 )  # fmt: skip
 
 _NO_GROUPS: Final = "no-additional-gids-for-device-nodes"
 _FEATURES: Final = {
     _NO_GROUPS: "",
-    "disable-nvsandboxutils": "that library is not asked",
+    "disable-nvsandboxutils": "that library is never used",
 }
 
 
-def wish_of(
+def generator_request(
     *,
     mode: str = "auto",
     vendor: str = "",
@@ -84,34 +85,34 @@ def wish_of(
     no_all_device: bool = False,
     features: tuple[str, ...] = (),
     others: frozenset[str] = frozenset(),
-) -> tuple[SpecOptions, list[str]]:
-    """What a spec is to be of.
+) -> tuple[Wish, list[str]]:
+    """Translate the flags to a request for :func:`hooks.cdi.generating.generate`.
 
     Args:
-        mode: of :data:`MODES`.
-        vendor: "" for the mode's own.
-        class_: "" for the mode's own.
-        strategies: of :data:`~hooks.cdi.generating.STRATEGIES`; none for index and uuid.
-        devices: names of GPUs and MIG devices; none for all.
-        no_all_device: whether there is no device ``all``.
+        mode: one of :data:`MODES`.
+        vendor: "" for the mode's default.
+        class_: "" for the mode's default.
+        strategies: of :data:`~hooks.cdi.generating.STRATEGIES`; empty for index and uuid.
+        devices: names of GPUs and MIG devices; empty for all.
+        no_all_device: leave out the device ``all``.
         features: feature flags.
-        others: which of the other flags were given, by their first names.
+        others: the first names of the :data:`OTHERS` that were given.
 
     Returns:
-        The wish, and what of the flags changes nothing, for people.
+        The request, and a note for each flag that has no effect.
 
     Raises:
-        FlagWithoutMeaning: a flag would change the result, and nothing here can follow it.
+        FlagWithoutMeaning: a flag would change the result, and it is not supported.
     """
     for strategy in strategies:
         if strategy not in STRATEGIES:
             raise FlagWithoutMeaning(
                 f"--device-name-strategy={strategy}",
-                found="no such strategy",
+                found="is not a strategy",
                 do=f"use {', '.join(STRATEGIES)}",
             )
     if mode in _OTHER_MACHINES:
-        raise _refused(f"--mode={mode}", _ELSEWHERE)
+        raise _refused(f"--mode={mode}", _OTHER_PLATFORM)
     given = [other for other in OTHERS if other.names[0] in others]
     for other in given:
         if other.refused:
@@ -119,7 +120,7 @@ def wish_of(
     for feature in features:
         if feature not in _FEATURES:
             raise FlagWithoutMeaning(
-                f"--feature-flag={feature}", found="it has no meaning here", do="leave it out"
+                f"--feature-flag={feature}", found="is not supported", do="leave it out"
             )
     notes = [f"{other.names[0]} changes nothing here: {other.why}" for other in given]
     notes += [
@@ -127,7 +128,7 @@ def wish_of(
         for feature in features
         if _FEATURES[feature]
     ]
-    wish = SpecOptions(
+    request = Wish(
         kind=_KINDS[mode],
         vendor=vendor,
         class_=class_,
@@ -136,8 +137,8 @@ def wish_of(
         all_device=not no_all_device,
         groups=_NO_GROUPS not in features,
     )
-    return wish, notes
+    return request, notes
 
 
 def _refused(flag: str, why: str) -> FlagWithoutMeaning:
-    return FlagWithoutMeaning(f"nvidia-ctk cdi generate {flag}", found=why, do=_LIVE)
+    return FlagWithoutMeaning(f"nvidia-ctk cdi generate {flag}", found=why, do=_USE_SHIM)

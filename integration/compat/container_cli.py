@@ -1,12 +1,13 @@
-"""What nvidia-container-cli says of the driver and the GPUs.
+"""The output of ``nvidia-container-cli info`` and ``list``.
 
-``info`` is a block of lines for the driver and one for each GPU; ``list`` is a path per line, in
-this order: device nodes, MIG devices, programs, libraries, sockets, firmware. Paths are those
-within the driver's root. Files that the original does not know follow after those that it does.
+``info`` prints a block of lines for the driver and one for each GPU. ``list`` prints one path per
+line, in this order: device nodes, MIG devices, programs, libraries, sockets, firmware. Paths are
+relative to the driver root. Files that the original does not know come after those that it knows.
 
-A MIG device is four lines: the capability files of its two instances in procfs, and their nodes.
+A MIG device has four lines: the capability files of its GPU and compute instance in procfs, and
+their device nodes.
 
-Source: libnvidia-container, src/cli/info.c, src/cli/list.c and src/nvc_info.c; outputs in issues
+Source: libnvidia-container, src/cli/info.c, src/cli/list.c and src/nvc_info.c; output in issues
 (NVIDIA/nvidia-docker#1473, apptainer/singularity#6339).
 """
 
@@ -55,7 +56,7 @@ _LIBRARIES: Final = (
     "libGLESv2_nvidia", "libGLESv1_CM_nvidia", "libnvidia-glvkspirv", "libnvidia-cbl",
 )  # fmt: skip
 
-# nvmlBrandType_t, as the original writes it; by our words (hooks.node.nvml).
+# From our names of nvmlBrandType_t (hooks.node.nvml) to the original's.
 _BRANDS: Final = {
     "quadro": "Quadro", "tesla": "Tesla", "nvs": "NVS", "grid": "GRID", "geforce": "GeForce",
     "titan": "TITAN", "nvidiavapps": "NvidiaVApps", "nvidiavpc": "NvidiaVPC",
@@ -73,22 +74,19 @@ _GPU_TITLES: Final = (
 
 
 def info_text(inventory: Inventory, *, csv: bool = False) -> str:
-    """What ``info`` prints.
-
-    Returns:
-        The text, with its end of line.
+    """Return what ``info`` prints, with the final newline.
 
     Raises:
-        NvmlFailed: NVML did not answer. Scripts take the exit status for the driver's health.
+        NvmlFailed: NVML did not answer. Scripts use the exit status as a check of the driver.
     """
     if inventory.nvml_failure:
         raise NvmlFailed(
             "nvidia-container-cli info",
             found=inventory.nvml_failure,
-            do="see that nvidia-smi works on the node",
+            do="check that nvidia-smi works on the node",
         )
     driver = (inventory.driver.version, inventory.cuda_version)
-    gpus = [_facts(gpu) for gpu in inventory.gpus if not gpu.lost]
+    gpus = [_gpu_row(gpu) for gpu in inventory.gpus if not gpu.lost]
     if csv:
         tables = (
             [",".join(row) for row in table]
@@ -99,7 +97,7 @@ def info_text(inventory: Inventory, *, csv: bool = False) -> str:
     return "\n".join(blocks)
 
 
-def _facts(gpu: Gpu) -> tuple[str, ...]:
+def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
     domain, _, rest = gpu.bus_id.partition(":")
     return (
         str(gpu.index),
@@ -107,7 +105,7 @@ def _facts(gpu: Gpu) -> tuple[str, ...]:
         gpu.model,
         _BRANDS.get(gpu.brand, _UNKNOWN),
         gpu.uuid,
-        # As NVML writes it: eight digits of the domain, in capitals.
+        # NVML's format: a domain of eight digits, upper case.
         f"{domain:0>8}:{rest}".upper(),
         gpu.compute_capability,
     )
@@ -120,33 +118,33 @@ def _block(titles: Iterable[str], values: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """What ``list`` is to list."""
+class ListSelection:
+    """The kinds of files and devices that ``list`` prints."""
 
-    # comma lists of devices; None for no device nodes at all
+    # comma-separated lists of devices; None for no device nodes at all
     devices: tuple[str, ...] | None = None
     libraries: bool = False  # the driver's libraries
-    binaries: bool = False  # its programs
-    ipcs: bool = False  # the sockets of its services
-    firmwares: bool = False  # its firmware
+    binaries: bool = False  # the driver's programs
+    ipcs: bool = False  # the sockets of the driver's services
+    firmwares: bool = False  # GSP firmware
     compat32: bool = False  # 32-bit libraries as well
-    mig_config: tuple[str, ...] = ()  # comma lists of GPUs whose MIG devices may be configured
-    mig_monitor: tuple[str, ...] = ()  # likewise, be monitored
+    mig_config: tuple[str, ...] = ()  # comma-separated lists of GPUs: MIG configuration
+    mig_monitor: tuple[str, ...] = ()  # comma-separated lists of GPUs: MIG monitoring
     imex_channels: tuple[str, ...] = ()  # numbers of IMEX channels
 
     @classmethod
-    def everything(cls) -> Listed:
-        """What is listed if nothing is asked for by name."""
+    def everything(cls) -> ListSelection:
+        """Return the selection of ``list`` without flags."""
         return cls(("all",), libraries=True, binaries=True, ipcs=True, firmwares=True,
                    compat32=True)  # fmt: skip
 
 
-def list_paths(inventory: Inventory, config: Config, listed: Listed) -> list[str]:
-    """What ``list`` prints, a path per line.
+def list_paths(inventory: Inventory, config: Config, listed: ListSelection) -> list[str]:
+    """Return the paths that ``list`` prints, one per line.
 
     Raises:
-        RequestError: a device is named that the node does not have.
-        InventoryError: all devices are named, and there is none that could be given.
+        RequestError: a named device does not exist on the node.
+        InventoryError: all devices were requested, and none is usable.
     """
     paths: list[str] = []
     if listed.devices is not None:
@@ -190,7 +188,7 @@ def _nodes(inventory: Inventory, devices: Sequence[str]) -> Iterator[str]:
 def _selected(
     inventory: Inventory, devices: Sequence[str]
 ) -> tuple[Sequence[Gpu], Sequence[MigDevice]]:
-    """The GPUs and MIG devices; a MIG device's GPU is among them, for its node is needed."""
+    """Return the GPUs and MIG devices. A MIG device needs its GPU's node too."""
     items = [item for each in devices for item in items_of(each)]
     if "all" in items and not inventory.gpus:
         return (), ()
@@ -221,7 +219,9 @@ def _channels(config: Config, channels: Sequence[str]) -> Iterator[str]:
         host = config.dev + path.removeprefix("/dev")
         if not (channel.isascii() and channel.isdecimal() and os.path.exists(host)):
             raise ImexChannelMissing(
-                f"--imex-channel={channel}", found=f"no {host}", do="name one that there is"
+                f"--imex-channel={channel}",
+                found=f"{host} does not exist",
+                do="name a channel listed in /dev/nvidia-caps-imex-channels",
             )
         yield path
 
@@ -256,13 +256,13 @@ class _Files:
 
 
 def _ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
-    """Names in an order; those that it does not have come last, as they are."""
+    """Sort names by ``order``; unknown names come last, in the order they had."""
     places = {name: place for place, name in enumerate(order)}
     return sorted(names, key=lambda name: places.get(name, len(places)))
 
 
 def log_lines(inventory: Inventory) -> Iterator[str]:
-    """What ``--debug`` tells: where everything was found, and what was not."""
+    """Yield the lines of ``--debug``: where each file was found, and what is missing."""
     driver = inventory.driver
     yield f"driver {driver.version} in {driver.root} ({driver.layout}): {driver.why}"
     yield from (f"library directory {directory}" for directory in driver.library_directories)

@@ -1,4 +1,4 @@
-"""What NVIDIA's commands are asked that nothing here can do: E254x."""
+"""Errors of the commands that emulate NVIDIA's: E254x."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class CompatError(IntegrationError):
 
 
 class NoCounterpart(CompatError, code="NVSHIM-E2541", status=Status.UNIMPLEMENTED):
-    """A command of NVIDIA's that there is no need for here; the message says what replaces it."""
+    """A command of NVIDIA's that the shim makes unnecessary; the message names the replacement."""
 
 
 class FlagWithoutMeaning(CompatError, code="NVSHIM-E2542", status=Status.UNIMPLEMENTED):
-    """A flag of NVIDIA's that would change the result, and that nothing here can follow."""
+    """A flag of NVIDIA's that would change the result and is not supported."""
 
 
 class DebugLogUnwritable(CompatError, code="NVSHIM-E2543", status=Status.FAILED_PRECONDITION):
-    """The file that ``--debug`` names cannot be written."""
+    """The log file given to ``--debug`` cannot be written."""
 
 
 class ToolkitConfigUnusable(CompatError, code="NVSHIM-E2544", status=Status.FAILED_PRECONDITION):
-    """NVIDIA's config.toml cannot be read, set or written as asked."""
+    """NVIDIA's config.toml cannot be read, changed or written."""

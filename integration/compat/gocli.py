@@ -1,8 +1,8 @@
-"""How the originals read a command line, where click reads it differently.
+"""Read command lines as Go programs do, where click differs.
 
-- ``--flag=true`` and ``--flag=false`` of a flag that takes no value.
-- ``-flag`` for ``--flag``.
-- A flag that may be given several times takes a comma list each time, and one from its variable.
+- A flag without a value also accepts ``--flag=true`` and ``--flag=false``.
+- ``-flag`` means ``--flag``.
+- A repeatable flag takes a comma-separated list each time, and one from its environment variable.
 
 Source: github.com/urfave/cli, Go's package flag.
 """
@@ -19,45 +19,45 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
 class GoCommand(click.Command):
-    """A command whose flags are written as Go programs allow."""
+    """A command that accepts flags in Go's syntax."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words of a command line; click's own, with the words as it wants them."""
+        """Normalize the arguments to click's syntax and parse them."""
         return super().parse_args(ctx, list(_normal(self, ctx, args)))
 
 
 class GoGroup(click.Group):
-    """A group likewise, whose commands are such commands."""
+    """A group that accepts flags in Go's syntax, and whose commands do too."""
 
     command_class = GoCommand
     group_class = type
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words of a command line; click's own, with the words as it wants them."""
+        """Normalize the arguments to click's syntax and parse them."""
         return super().parse_args(ctx, list(_normal(self, ctx, args)))
 
 
 class Several(click.Option):
-    """A flag that may be repeated, and of which each is a comma list."""
+    """A repeatable flag whose values are comma-separated lists."""
 
     def __init__(self, names: Sequence[str], **more: Any) -> None:
         super().__init__(names, multiple=True, callback=flatten, **more)
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
-        """What its variable says; click would split it at blanks."""
+        """Return the environment variable unsplit; click would split it at blanks."""
         text = self.resolve_envvar_value(ctx)
         return None if text is None else [text]
 
 
 def flatten(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """The items of comma lists; click's callback of an option."""
+    """Split comma-separated values; a callback for click options."""
     del ctx, param
     items = (item.strip() for each in value for item in each.split(","))
     return tuple(item for item in items if item)
 
 
 def _normal(command: click.Command, ctx: click.Context, args: list[str]) -> Iterator[str]:
-    """The words as click wants them. What comes after the name of a command is not ours."""
+    """Yield the arguments in click's syntax; those after a subcommand's name stay as they are."""
     names = {name: param for param in command.get_params(ctx) for name in param.opts}
     words = iter(args)
     for word in words:

@@ -1,6 +1,6 @@
-"""How nvidia-ctk writes to stderr: lines of logrus, which people have learned to read.
+"""Write stderr in nvidia-ctk's format: logrus lines, which operators and log parsers know.
 
-Source: github.com/sirupsen/logrus, its text formatter.
+Source: github.com/sirupsen/logrus, text formatter.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ _SHORT: Final = {"debug": "DEBU", "info": "INFO", "warning": "WARN"}
 
 
 class Stderr:
-    """Lines on stderr.
+    """A logger to stderr.
 
     Attributes:
-        debugging: whether debug lines are written.
-        quiet: whether nothing but warnings is.
+        debugging: whether to write debug lines.
+        quiet: whether to write warnings only.
     """
 
     def __init__(self) -> None:
         self.debugging = False
         self.quiet = False
-        self._began = time.monotonic()
+        self._started = time.monotonic()
 
     def debug(self, message: str) -> None:
-        """Something that explains a result."""
+        """Log a detail that explains a result."""
         if self.debugging:
             self._write("debug", message)
 
     def info(self, message: str) -> None:
-        """Something that was done."""
+        """Log an action."""
         if not self.quiet or self.debugging:
             self._write("info", message)
 
     def warning(self, message: str) -> None:
-        """Something that may not be as it was meant."""
+        """Log something that may not be what the caller intended."""
         self._write("warning", message)
 
     def _write(self, level: str, message: str) -> None:
         message = one_line(message)
         if sys.stderr.isatty():
-            seconds = int(time.monotonic() - self._began)
+            seconds = int(time.monotonic() - self._started)
             sys.stderr.write(f"{_SHORT[level]}[{seconds:04d}] {message:<44}\n")
             return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

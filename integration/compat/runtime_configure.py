@@ -1,7 +1,7 @@
-"""``nvidia-ctk runtime configure`` as words for ``nvshim configure``.
+"""Translate ``nvidia-ctk runtime configure`` to arguments of ``nvshim configure``.
 
-A handler of ours has no program of NVIDIA's behind it, so most of what the original is told of
-paths has no meaning; which engine, which files, which name, and whether it is the default, has.
+The shim's handler runs none of NVIDIA's programs, so most of the original's path flags have no
+effect. Engine, configuration files, handler name and the default runtime do.
 """
 
 from __future__ import annotations
@@ -33,41 +33,43 @@ def arguments_of(
     enable_cdi: bool = False,
     dry_run: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """The words of our command.
+    """Return the arguments for ``nvshim configure``.
 
     Args:
         engine: "docker", "containerd" or "crio".
-        path: the engine's configuration; "" for where it is.
-        drop_in: the drop-in; "" for where it would be.
-        program: the engine's program.
-        mode: "config-file", or "oci-hook".
+        path: the engine's configuration file; "" for the default.
+        drop_in: the drop-in file; "" for the default.
+        program: the engine's executable.
+        mode: "config-file" or "oci-hook".
         config_source: "command" or "file".
-        oci_hook_path: where the hook would be written.
-        name: the handler's.
+        oci_hook_path: where the original writes its hook.
+        name: the handler's name.
         runtime_path: NVIDIA's runtime, or the shim.
         hook_path: NVIDIA's hook.
-        set_default: whether containers that name no runtime get it.
-        enable_cdi: whether the engine applies CDI specs.
-        dry_run: whether nothing is changed.
+        set_default: make the handler the default runtime.
+        enable_cdi: make the engine apply CDI specs.
+        dry_run: change nothing.
 
     Returns:
-        The words after ``nvshim configure``, and what of the flags changes nothing, for people.
+        The arguments after ``nvshim configure``, and a note for each flag that has no effect.
 
     Raises:
-        NoCounterpart: an OCI hook is asked for.
-        FlagWithoutMeaning: a flag would change the result, and nothing here can follow it.
+        NoCounterpart: an OCI hook was requested.
+        FlagWithoutMeaning: a flag would change the result, and it is not supported.
     """
     if mode in _HOOK_MODES or oci_hook_path:
         raise NoCounterpart(
             "nvidia-ctk runtime configure --config-mode=oci-hook",
-            found="there is no hook: the shim gives a container its GPUs before it is made",
-            do="configure the runtime: leave --config-mode out",
+            found="the shim adds GPUs before a container is created, so it has no OCI hook",
+            do="configure the runtime instead: leave --config-mode out",
         )
     if mode not in _FILE_MODES:
-        raise FlagWithoutMeaning(f"--config-mode={mode}", found="no such mode", do="leave it out")
+        raise FlagWithoutMeaning(f"--config-mode={mode}", found="is not a mode", do="leave it out")
     if drop_in and engine == "docker":
         raise FlagWithoutMeaning(
-            f"--drop-in-config={drop_in}", found="docker reads one file", do="leave it out"
+            f"--drop-in-config={drop_in}",
+            found="Docker has no drop-in files",
+            do="leave it out",
         )
     is_shim = posixpath.basename(runtime_path).startswith(_SHIM)
     has_switch = engine != "crio"
@@ -86,11 +88,11 @@ def arguments_of(
     idle = {
         "--nvidia-runtime-path": (runtime_path and not is_shim, "the runtime is the shim"),
         "--nvidia-runtime-hook-path": (hook_path, "there is no hook"),
-        "--executable-path": (program and engine not in _PROGRAMS, "the original ignores it, too"),
-        "--config-source": (config_source, "what the engine reads is what is changed"),
+        "--executable-path": (program and engine not in _PROGRAMS, "the original ignores it too"),
+        "--config-source": (config_source, "the file that the engine reads is changed"),
         "--cdi.enabled": (enable_cdi and not has_switch, "CRI-O always applies CDI specs"),
     }
-    words = [word for flag, value in values.items() if flag and value for word in (flag, value)]
-    words += [flag for flag, on in switches.items() if on]
+    arguments = [part for flag, value in values.items() if flag and value for part in (flag, value)]
+    arguments += [flag for flag, on in switches.items() if on]
     notes = [f"{flag} changes nothing here: {why}" for flag, (given, why) in idle.items() if given]
-    return [engine, *words], notes
+    return [engine, *arguments], notes

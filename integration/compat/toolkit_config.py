@@ -1,13 +1,13 @@
-"""NVIDIA's config.toml: shown, set, and its defaults.
+"""Show and change NVIDIA's config.toml; its defaults.
 
-The shim reads the file where there is no configuration of our own (:mod:`hooks.config.nvidia` has
-the meaning of each key), so that to set a key by ``nvidia-ctk config --set`` does what it did.
+Without a configuration of its own, the shim reads this file (:mod:`hooks.config.nvidia` documents
+each key). ``nvidia-ctk config --set`` therefore still takes effect.
 
 Rules
-- Comments, order and everything that is not set stay as they are.
-- A key that NVIDIA's toolkit does not have is an error, as there; so is a file that would be
-  refused when a container is made: it is not written.
-- ``KEY`` alone sets a flag; a list is written as ``KEY=a,b``.
+- Comments, order and all other keys stay as they are.
+- A key that NVIDIA's toolkit does not have is an error, as in the original.
+- A file that the shim would refuse when it creates a container is not written.
+- ``KEY`` alone sets a boolean to true; a list is ``KEY=a,b``.
 
 Source: NVIDIA Container Toolkit, ``nvidia-ctk config``; the defaults of its release 1.20.
 """
@@ -68,20 +68,17 @@ skip-mode-detection = false
 [nvidia-ctk]
 path = "nvidia-ctk"
 """
-"""What every key is if it is not set; those behind a # are so without being written."""
+"""The default of each key; a line with a ``#`` documents a default that the file leaves unset."""
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
 def read(path: str) -> str:
-    """The file's text.
-
-    Returns:
-        The text; :data:`DEFAULT` if there is no such file.
+    """Return the file's text, or :data:`DEFAULT` if it does not exist.
 
     Raises:
-        ToolkitConfigUnusable: it cannot be read.
+        ToolkitConfigUnusable: the file cannot be read.
     """
     try:
         content = read_file(path)
@@ -91,39 +88,39 @@ def read(path: str) -> str:
 
 
 def with_settings(text: str, settings: Sequence[str], path: str) -> str:
-    """A file's text with keys set.
+    """Return the file's text with keys changed.
 
     Args:
-        text: of the file.
-        settings: each ``KEY=VALUE``, or ``KEY`` for a flag.
-        path: of the file, for messages.
+        text: the file's text.
+        settings: ``KEY=VALUE`` each, or ``KEY`` for a boolean.
+        path: the file's path, for messages.
 
     Raises:
-        ToolkitConfigUnusable: there is no such key, its value is of another type, or the shim
+        ToolkitConfigUnusable: the key does not exist, its value has the wrong type, or the shim
             would refuse the file.
     """
     try:
         tomltext.parse(text)
     except tomllib.TOMLDecodeError as error:
         raise _unusable(f"to set a key of {path}", str(error)) from error
-    made = text
+    changed = text
     for setting in settings:
         key, value = _key_and_value(setting)
         *tables, name = key.split(".")
-        made = tomltext.with_value(made, tuple(tables), name, value)
+        changed = tomltext.with_value(changed, tuple(tables), name, value)
     try:
-        parse_nvidia_config(made.encode(), path)
+        parse_nvidia_config(changed.encode(), path)
     except ConfigError as error:
         raise _unusable(f"to set a key of {path}", f"{error.asked}: {error.found}") from error
-    return made
+    return changed
 
 
 def notes_of(text: str, path: str, settings: Sequence[str]) -> list[str]:
-    """What of the settings means nothing to the shim.
+    """Return a note for each setting that the shim ignores.
 
     Args:
-        text: of the file, with the settings.
-        path: of the file, for messages.
+        text: the file's text, with the settings.
+        path: the file's path, for messages.
         settings: as :func:`with_settings` takes them.
     """
     keys = {setting.partition("=")[0] for setting in settings}
@@ -132,15 +129,15 @@ def notes_of(text: str, path: str, settings: Sequence[str]) -> list[str]:
 
 
 def policy_of(text: str, path: str) -> str:
-    """What it means for who may have a GPU that such a file is there."""
+    """Return which device policy the shim applies because this file exists."""
     return parse_nvidia_config(text.encode(), path).notes[0]
 
 
 def write(path: str, text: str) -> None:
-    """Put a file in place.
+    """Replace the file.
 
     Raises:
-        ToolkitConfigUnusable: it cannot be written. Nothing has changed.
+        ToolkitConfigUnusable: the file cannot be written; it is unchanged.
     """
     try:
         replace_file(path, text.encode())
@@ -156,11 +153,11 @@ def _key_and_value(setting: str) -> tuple[str, Any]:
         raise _unusable(asked, f"NVIDIA's toolkit has no key {key}")
     if kind is list:
         if not equals:
-            raise _unusable(asked, "it has no value: KEY=VALUE,VALUE")
+            raise _unusable(asked, "has no value; write KEY=VALUE,VALUE")
         return key, text.split(",")
     if kind is str:
         if not equals:
-            raise _unusable(asked, "it has no value: KEY=VALUE")
+            raise _unusable(asked, "has no value; write KEY=VALUE")
         return key, text
     if equals and text not in _TRUE | _FALSE:
         raise _unusable(asked, f"{text!r} is neither true nor false")
@@ -168,4 +165,4 @@ def _key_and_value(setting: str) -> tuple[str, Any]:
 
 
 def _unusable(asked: str, found: str) -> ToolkitConfigUnusable:
-    return ToolkitConfigUnusable(asked, found=found, do="see nvshim compat nvidia-ctk config")
+    return ToolkitConfigUnusable(asked, found=found, do="compare nvshim compat nvidia-ctk config")

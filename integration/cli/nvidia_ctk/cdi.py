@@ -14,7 +14,7 @@ from hooks.cdi.registry import Registry
 from integration.cdi import transforming, writing
 from integration.cdi.listing import CONFLICT, USED, list_devices
 from integration.cli.nvidia_ctk.given import Given
-from integration.compat.cdi_generate import MODES, OTHERS, wish_of
+from integration.compat.cdi_generate import MODES, OTHERS, generator_request
 from integration.compat.gocli import GoGroup, Several
 from integration.engines import podman
 from integration.nvml.inventory import inventory_of
@@ -71,7 +71,7 @@ def generate(given: Given, /, **flags: Any) -> None:
     output, form = flags.pop("output"), flags.pop("form")
     roots = flags.pop("driver_root"), flags.pop("dev_root")
     others = frozenset(other.names[0] for other in OTHERS if flags.pop(other.parameter))
-    wish, notes = wish_of(**flags, others=others)
+    wish, notes = generator_request(**flags, others=others)
     for note in notes:
         given.stderr.warning(note)
     if wish.groups and (old := podman.too_old()):

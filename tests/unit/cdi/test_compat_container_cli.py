@@ -13,7 +13,7 @@ from hooks.errors import ImexChannelMissing, NvmlFailed, UnknownDevice
 from hooks.node.inventory import Inventory, take_inventory
 from integration import exits
 from integration.cli import app
-from integration.compat.container_cli import Listed, info_text, list_paths, log_lines
+from integration.compat.container_cli import ListSelection, info_text, list_paths, log_lines
 from tests.unit.cdi.conftest import Nvshim
 from tests.unit.hooks.fake_node import CAPS, MULTIARCH, VERSION, Node, nvml_gpu, nvml_mig, uuid_of
 
@@ -85,7 +85,7 @@ def test_list_of_devices_has_the_capabilities_of_mig_devices(
     ]
 
     def listed(*devices: str) -> list[str]:
-        return list_paths(inventory, node.config, Listed(devices=devices))
+        return list_paths(inventory, node.config, ListSelection(devices=devices))
 
     assert listed("all") == [*control, "/dev/nvidia0", "/dev/nvidia1", *mig]
     assert listed("0") == [*control, "/dev/nvidia0"]
@@ -95,7 +95,7 @@ def test_list_of_devices_has_the_capabilities_of_mig_devices(
         listed("9")
     (node.dev / "nvidia-uvm").unlink()
     again = node.take_inventory(nvml_gpu(0), nvml_gpu(1), cuda=12020)
-    assert "/dev/nvidia-uvm" not in list_paths(again, node.config, Listed(devices=("0",)))
+    assert "/dev/nvidia-uvm" not in list_paths(again, node.config, ListSelection(devices=("0",)))
 
 
 def test_list_of_files_is_within_the_drivers_root_and_in_order(node: Node) -> None:
@@ -119,14 +119,14 @@ def test_list_of_files_is_within_the_drivers_root_and_in_order(node: Node) -> No
     firmware = [f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"]
 
     def listed(**wanted: Any) -> list[str]:
-        return list_paths(inventory, node.config, Listed(**wanted))
+        return list_paths(inventory, node.config, ListSelection(**wanted))
 
     assert listed(binaries=True) == programs
     assert listed(libraries=True) == libraries
     assert listed(libraries=True, compat32=True) == libraries + old
     assert listed(firmwares=True) == firmware
     assert listed(binaries=True, libraries=True, firmwares=True) == programs + libraries + firmware
-    every = list_paths(inventory, node.config, Listed.everything())
+    every = list_paths(inventory, node.config, ListSelection.everything())
     assert every[-1] == firmware[0]
     assert [path for path in every if not path.startswith("/dev/")] == [
         *programs, *libraries, *old, *firmware,
@@ -136,7 +136,7 @@ def test_list_of_files_is_within_the_drivers_root_and_in_order(node: Node) -> No
 
 def test_who_may_configure_mig_gets_those_files(node: Node, inventory: Inventory) -> None:
     node.write(node.proc / "driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\n")
-    wanted = Listed(mig_config=("all",), mig_monitor=("0",))
+    wanted = ListSelection(mig_config=("all",), mig_monitor=("0",))
     assert list_paths(inventory, node.config, wanted) == [
         "/proc/driver/nvidia/capabilities/mig/config",
         "/dev/nvidia-caps/nvidia-cap1",
@@ -148,12 +148,12 @@ def test_who_may_configure_mig_gets_those_files(node: Node, inventory: Inventory
 
 def test_an_imex_channel_has_to_be_there(node: Node, inventory: Inventory) -> None:
     node.add_node("nvidia-caps-imex-channels/channel3", CAPS, 3)
-    wanted = Listed(imex_channels=("3",))
+    wanted = ListSelection(imex_channels=("3",))
     path = "/dev/nvidia-caps-imex-channels/channel3"
     assert list_paths(inventory, node.config, wanted) == [path]
     for channel in ("4", "../../x"):
         with pytest.raises(ImexChannelMissing):
-            list_paths(inventory, node.config, Listed(imex_channels=(channel,)))
+            list_paths(inventory, node.config, ListSelection(imex_channels=(channel,)))
 
 
 # The command

@@ -115,7 +115,7 @@ def test_flags_that_nothing_can_follow_are_an_error(words: list[str], ctk: Nvshi
 
 
 def test_a_mode_and_a_feature_are_a_wish() -> None:
-    wish, notes = cdi_generate.wish_of(
+    wish, notes = cdi_generate.generator_request(
         mode="management", features=("no-additional-gids-for-device-nodes",)
     )
     assert (wish.kind, wish.groups, notes) == ("management", False, [])
