@@ -1,4 +1,4 @@
-"""``nvshim verify``: try out whether this node does what it is for."""
+"""``nvshim verify``: run pods on this node and check that they get their GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from integration.cli.progress import Progress
 from integration.cli.tables import headed
 from integration.verify.checks import CHECKS
 from integration.verify.outcomes import Outcome
-from integration.verify.running import Asked, verify
+from integration.verify.runner import VerifyOptions, verify
 
 _STYLES: Final[dict[str, dict[str, Any]]] = {
     Outcome.PASSED: {"fg": "green"},
@@ -25,7 +25,7 @@ _STYLES: Final[dict[str, dict[str, Any]]] = {
     Outcome.SKIPPED: {"dim": True},
 }
 _NAMES: Final = [check.name for check in CHECKS]
-# What is pasted into an issue: as wide everywhere, whatever the terminal is.
+# Reports are pasted into issues, so their width does not depend on the terminal.
 _WIDTH: Final = 80
 _INDENT: Final = 18
 
@@ -34,24 +34,24 @@ _INDENT: Final = 18
 @with_output
 @configured
 @click.option(
-    "--handler", default="nvidia", show_default=True, help="The engine's handler that pods name."
+    "--handler", default="nvidia", show_default=True, help="Create pods with this runtime handler."
 )
 @click.option(
     "--cri-socket", metavar="SOCKET", default="",
-    help="Where the engine serves the CRI.  [default: where engines are known to]",
+    help="Use the engine's CRI at this socket.  [default: the first known socket that exists]",
 )  # fmt: skip
 @click.option(
     "--only", multiple=True, type=click.Choice(_NAMES),
-    help="Make this check alone; repeatable.",
+    help="Run only this check; repeatable.",
 )  # fmt: skip
 @click.option(
     "--skip", multiple=True, type=click.Choice(_NAMES),
-    help="Leave this check out; repeatable.",
+    help="Skip this check; repeatable.",
 )  # fmt: skip
 @click.option(
     "--restart-agent",
     is_flag=True,
-    help="Have the node agent end, and see that whoever starts it again loses nothing.",
+    help="Stop the node agent, and check that nothing is lost when it is started again.",
 )
 def command(
     output: Output,
@@ -63,25 +63,24 @@ def command(
     skip: Sequence[str],
     restart_agent: bool,
 ) -> None:
-    r"""Try out whether pods on this node get their GPUs.
+    r"""Check that pods on this node get their GPUs.
 
-    It makes some pods by the engine's CRI, with GPUs and without, and sees what is in them; it asks
-    the kubelet for the device plugin's devices. It needs no registry and no image, and leaves
-    nothing. The report has no secrets, no names of hosts, and 80 columns.
+    Create pods through the engine's CRI, with GPUs and without, and look inside them; ask the
+    kubelet which devices the device plugin offers. The command needs no registry and no image, and
+    removes all it created. The report has no secrets and no host names, and is 80 columns wide.
 
-    The exit status is 0 if all that could be checked is as it should be, 1 if a check failed, and 2
-    if nothing could be checked.
+    The exit status is 0 if no check failed, 1 if a check failed, and 2 if no check could run.
 
     \b
-    nvshim verify                     make every check
-    nvshim verify --only gpu          make one
-    nvshim verify --restart-agent     with a restart of the node agent
+    nvshim verify                     run every check
+    nvshim verify --only gpu          run one check
+    nvshim verify --restart-agent     also restart the node agent
     """
     checks = [c for c in CHECKS if c.name not in skip and (not only or c.name in only)]
-    asked = Asked(handler, cri_socket, checks, restart_agent)
+    options = VerifyOptions(handler, cri_socket, checks, restart_agent)
     try:
         with Progress(output) as progress:
-            found = verify(config, asked, progress.say)
+            found = verify(config, options, progress.say)
     except NvshimError as error:
         tell_error(error, output.form)
         click.get_current_context().exit(exits.USAGE)
@@ -99,12 +98,12 @@ def command(
 
 
 def _document(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as a program reads it: what is not told is null."""
+    """Return a result for JSON, with null for empty fields."""
     return {key: None if value == "" else value for key, value in result.items()}
 
 
 def _lines(document: Mapping[str, Any], *, coloured: bool) -> Iterator[str]:
-    """The report as people read and paste it."""
+    """Yield the lines of the report as text."""
     node, counts = document["node"], document["counts"]
     yield from _folded("nvshim  ", f"{node['version']}, policy {node['policy']}")
     yield from _folded("GPUs    ", f"{_gpus(node)}; driver {node['driver']}")
@@ -123,8 +122,8 @@ def _lines(document: Mapping[str, Any], *, coloured: bool) -> Iterator[str]:
             for key in ("expected", "seen", "do"):
                 yield from _folded(" " * _INDENT + f"{key}: ", check[key], indent=_INDENT + 2)
     yield ""
-    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome)
-    yield f"{counted(sum(counts.values()), 'check')}: {told}; {document['seconds']:g} s"
+    totals = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome)
+    yield f"{counted(sum(counts.values()), 'check')}: {totals}; {document['seconds']:g} s"
 
 
 def _folded(head: str, text: str, *, indent: int = 0) -> list[str]:

@@ -1,4 +1,4 @@
-"""What keeps a node from being verified at all: E267x."""
+"""Reasons why a node cannot be verified at all: E267x."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from integration.errors import IntegrationError
 
 
 class VerifyError(IntegrationError):
-    """Base of what keeps a node from being verified."""
+    """Base of the errors that prevent a verification."""
 
 
 class EngineMissing(VerifyError, code="NVSHIM-E2670", status=Status.NOT_FOUND):
-    """No engine serves the CRI here, so no pod can be made."""
+    """No engine serves the CRI here, so no pod can be created."""
 
     remedy = "start containerd or CRI-O, or name its socket with --cri-socket"
 
 
 class ImageMissing(VerifyError, code="NVSHIM-E2671", status=Status.NOT_FOUND):
-    """The engine has no image at all, and pods are made of one that is there."""
+    """The engine has no image, and the pods need one that is already present."""
 
-    remedy = "run any pod once, which has the engine get the image of pause containers"
+    remedy = "run any pod once, so that the engine pulls the pause image"
 
 
 class ProbeMissing(VerifyError, code="NVSHIM-E2672", status=Status.NOT_FOUND):
-    """The program that runs in the containers is not where this installation has it."""
+    """The probe program that runs in the containers is missing from this installation."""
 
-    remedy = "install that version again; in a checkout, run `make setup`"
+    remedy = "install this version again; in a checkout, run `make setup`"
 
 
 class VerifyRunning(VerifyError, code="NVSHIM-E2673", status=Status.ALREADY_EXISTS):
-    """Somebody verifies this node already; two would remove each other's pods."""
+    """Another verification of this node is running; the two would remove each other's pods."""
 
-    remedy = "wait for its end"
+    remedy = "wait until it has finished"
 
 
 class VerifyUnusable(VerifyError, code="NVSHIM-E2674", status=Status.FAILED_PRECONDITION):
-    """There is no place for the logs of the pods, or whoever asks is not root."""
+    """The directory for the pods' logs cannot be used, or the caller is not root."""
 
     remedy = "run it as root"
 
 
 class NothingVerified(VerifyError, code="NVSHIM-E2675", status=Status.FAILED_PRECONDITION):
-    """None of the checks that were asked for can be made on this node."""
+    """None of the requested checks can run on this node."""

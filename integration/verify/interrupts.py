@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM, heeded where nothing is half made.
+"""Delay Ctrl-C and SIGTERM until no pod is half created.
 
-A call that makes a pod may have made it before its answer is here. So while one is under way a
-signal waits for the answer, and while what was made is removed signals are of no effect: it takes
-some seconds, and is asked for once.
+The engine may have created a pod before its answer arrives. A signal during such a call therefore
+takes effect after the answer. During the removal of the pods, which takes some seconds, signals
+are ignored.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any, Final, Self
 from shim.handlers import restore_handlers
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_OF_SHELLS: Final = 128
+_SHELL_SIGNAL_BASE: Final = 128  # a shell reports death by signal N as 128 + N
 
 
 class Interrupts:
-    """The signals that end the process. As a context it has them, and gives them back."""
+    """Handle the terminating signals while the context is active; restore the handlers after."""
 
     def __init__(self) -> None:
         self._postponed = 0
         self._waiting = 0
         self._are_ignored = False
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        restore_handlers(self._before)
+        restore_handlers(self._previous)
 
     @contextmanager
     def postponed(self) -> Iterator[None]:
-        """Have a signal wait for the end of this."""
+        """Postpone signals until the block has finished."""
         self._postponed += 1
         try:
             yield
@@ -44,13 +44,13 @@ class Interrupts:
             self._postponed -= 1
             if self._waiting and not self._postponed:
                 number, self._waiting = self._waiting, 0
-                self._hear(number, None)
+                self._on_signal(number, None)
 
     def ignore(self) -> None:
-        """Have signals be of no effect from here on."""
+        """Ignore signals from now on."""
         self._are_ignored = True
 
-    def _hear(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         if self._are_ignored:
             return
         if self._postponed:
@@ -58,4 +58,4 @@ class Interrupts:
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(_OF_SHELLS + number)
+        raise SystemExit(_SHELL_SIGNAL_BASE + number)

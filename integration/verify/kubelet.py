@@ -1,6 +1,7 @@
-"""The kubelet's side: which devices it can give, which it has given, what a plugin answers.
+"""Query the kubelet: allocatable devices, allocated devices, and a plugin's Allocate answer.
 
-The kubelet's word counts, and not the plugin's: a plugin can serve devices that no kubelet knows.
+The kubelet is asked rather than the plugin, because a plugin can serve devices that the kubelet
+does not know.
 
 Source: kubelet pkg/kubelet/apis/podresources/v1 (GetAllocatableResources, List), device plugin API
 v1beta1.
@@ -18,7 +19,7 @@ from hooks.config import Config
 from hooks.node.kubelet import kubelet_root
 from integration.kubelet.sockets import socket_name
 from integration.timeouts import PATIENCE
-from integration.verify.outcomes import NotAsExpected, NotMade
+from integration.verify.outcomes import CheckFailed, CheckSkipped
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -35,7 +36,7 @@ class Kubelet:
     """The kubelet of this node.
 
     Args:
-        config: where its directory is.
+        config: the shim's configuration, which has the kubelet's directory.
     """
 
     def __init__(self, config: Config) -> None:
@@ -45,15 +46,15 @@ class Kubelet:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is one."""
+        """Whether a kubelet runs here."""
         return os.path.exists(self._resources)
 
     def allocatable(self) -> dict[str, frozenset[str]]:
-        """The ids of the healthy devices that plugins of NVIDIA's resources have, by resource.
+        """Return the ids of healthy ``nvidia.com/`` devices, by resource.
 
         Raises:
-            NotMade: there is no kubelet, or it is too old to say.
-            NotAsExpected: it does not answer.
+            CheckSkipped: no kubelet runs here, or it is too old for this call.
+            CheckFailed: the kubelet does not answer.
         """
         request = podresources_pb2.AllocatableResourcesRequest()
         answer = self._ask(
@@ -61,11 +62,11 @@ class Kubelet:
         )
         return _by_resource(answer.devices)
 
-    def given(self) -> frozenset[str]:
-        """The ids of devices that pods have.
+    def allocated(self) -> frozenset[str]:
+        """Return the ids of the devices that pods hold.
 
         Raises:
-            NotMade, NotAsExpected: as :meth:`allocatable`.
+            CheckSkipped, CheckFailed: as :meth:`allocatable`.
         """
         request = podresources_pb2.ListPodResourcesRequest()
         answer = self._ask("List", request, podresources_pb2.ListPodResourcesResponse)
@@ -78,26 +79,26 @@ class Kubelet:
         return frozenset().union(*_by_resource(devices).values())
 
     def answer_for(self, resource: str, device: str) -> deviceplugin_pb2.ContainerAllocateResponse:
-        """What the plugin of a resource answers the kubelet for a device.
+        """Call a plugin's Allocate for one device, as the kubelet does.
 
         Args:
-            resource: as the kubelet calls it.
-            device: its id.
+            resource: the extended resource, such as ``nvidia.com/gpu``.
+            device: the device's id.
 
         Raises:
-            NotAsExpected: it does not answer, or refuses.
-            NotMade: its socket is not where one of that resource is.
+            CheckFailed: the plugin does not answer, or refuses.
+            CheckSkipped: the plugin's socket has an unknown name.
         """
         path = os.path.join(self._plugins, socket_name(resource))
         if not os.path.exists(path):
-            raise NotMade(f"the plugin of {resource} has no socket {path}")
+            raise CheckSkipped(f"the plugin for {resource} has no socket {path}")
         request = deviceplugin_pb2.AllocateRequest()
         request.container_requests.add(devices_ids=[device])
         try:
             answer = _call(path, f"{_PLUGIN}/Allocate", request, deviceplugin_pb2.AllocateResponse)
         except grpc.RpcError as error:
-            raise NotAsExpected(
-                f"the answer of the plugin of {resource} for a device",
+            raise CheckFailed(
+                f"the plugin for {resource} answers an Allocate call",
                 seen=str(error.details() or error.code().name),
                 do="see the log of the plugin",
             ) from error
@@ -105,14 +106,14 @@ class Kubelet:
 
     def _ask(self, method: str, request: Message, answer: type[Any]) -> Any:
         if not self.is_there:
-            raise NotMade(f"no kubelet: there is no {self._resources}")
+            raise CheckSkipped(f"no kubelet runs here: {self._resources} does not exist")
         try:
             return _call(self._resources, f"{_LISTER}/{method}", request, answer)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                raise NotMade(f"this kubelet does not know {method}") from error
-            raise NotAsExpected(
-                "the kubelet's answer to which devices it can give",
+                raise CheckSkipped(f"this kubelet does not support {method}") from error
+            raise CheckFailed(
+                f"the kubelet answers {method}",
                 seen=str(error.details() or error.code().name),
                 do="see the kubelet's log",
             ) from error

@@ -1,4 +1,4 @@
-"""The node that is verified, as its checks have it."""
+"""The node under test, as the checks see it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from integration.verify.visibility import Wanted, wanted_of
+from integration.verify.visibility import ExpectedDevice, expected_devices
 
 if TYPE_CHECKING:
     from hooks.config import Config
@@ -21,36 +21,36 @@ _FAULTS: Final = "nvml-faults"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What checks look at."""
+    """The node's configuration, inventory, engine, pods and kubelet."""
 
     config: Config
-    inventory: Inventory  # taken at the beginning
-    engine: Engine  # as it described itself then
+    inventory: Inventory  # read at the start
+    engine: Engine  # its description at the start
     pods: Pods
     kubelet: Kubelet
     restart_agent: bool = False  # whether a check may restart the node agent
 
     @property
     def handler(self) -> str:
-        """The engine's handler that is verified."""
-        return self.pods.place.handler
+        """The engine's handler under test."""
+        return self.pods.settings.handler
 
     @property
-    def devices(self) -> tuple[Wanted, ...]:
-        """What containers can have."""
-        return wanted_of(self.inventory)
+    def devices(self) -> tuple[ExpectedDevice, ...]:
+        """The devices that containers can request."""
+        return expected_devices(self.inventory)
 
     def opened_here(self) -> dict[str, int]:
-        """What opening the GPUs' nodes on the node itself says, as errno; 0 for success."""
+        """Open each GPU's device node on the host and return the errno by path; 0: it opened."""
         paths = {path for device in self.devices for path in device.nodes}
         usable = self.inventory.nodes.usable
         return {path: _open(usable[path].host) for path in paths if path in usable}
 
 
-def faults_of(config: Config) -> str:
-    """Where NVML of a simulated node is told to fail; "" for a node that is none.
+def nvml_faults_path(config: Config) -> str:
+    """Return the file that injects NVML faults on a simulated node; "" on a real node.
 
-    Such a node is a directory that has its configuration, its scenario and its state.
+    A simulated node is a directory with its configuration, scenario and state.
     """
     directory = os.path.dirname(config.source)
     is_simulated = config.state == os.path.join(directory, "state") and os.path.exists(

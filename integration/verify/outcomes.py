@@ -1,4 +1,4 @@
-"""How a check ends: it passed, something was not as expected, or it could not be made here."""
+"""Outcomes of a check: passed, failed, or skipped because it cannot run here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from api.errors import one_line
 
-# As much of an engine's random id as tells it from others.
+# A container id is cut to the length that engines show.
 _SHORT: Final = 12
 _LONG_ID: Final = re.compile(r"\b[0-9a-f]{32,}\b")
 
@@ -22,13 +22,13 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
 
 
-class NotAsExpected(Exception):
-    """A check has failed.
+class CheckFailed(Exception):
+    """Raised by a check that failed.
 
     Args:
-        expected: what should have been.
-        seen: what was.
-        do: what to do about it.
+        expected: the expected behaviour, as a sentence.
+        seen: what was found instead.
+        do: the remedy.
     """
 
     def __init__(self, expected: str, *, seen: str, do: str) -> None:
@@ -38,11 +38,11 @@ class NotAsExpected(Exception):
         self.do = one_line(do)
 
 
-class NotMade(Exception):
-    """A check cannot be made on this node, which is no fault of the node's.
+class CheckSkipped(Exception):
+    """Raised by a check that cannot run on this node, without a fault of the node.
 
     Args:
-        why: in some words.
+        why: the reason, in a few words.
     """
 
     def __init__(self, why: str) -> None:
@@ -52,13 +52,13 @@ class NotMade(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a check."""
+    """The result of a check; its fields are the keys of the JSON report."""
 
-    name: str  # of the check
-    title: str  # what it checks, in some words
+    name: str  # the check's name
+    title: str  # what it checks, in a few words
     outcome: Outcome
-    told: str = ""  # what was seen if it passed, why if it was skipped
+    told: str = ""  # passed: what was found; skipped: the reason
     expected: str = ""
     seen: str = ""
     do: str = ""
-    seconds: float = 0.0  # that it took
+    seconds: float = 0.0  # duration

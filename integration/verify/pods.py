@@ -1,15 +1,15 @@
-"""Pods by the engine's CRI, as a kubelet makes them, and nothing left of them.
+"""Create pods through the engine's CRI as a kubelet does, and remove all of them.
 
-    with Pods(cri, place, interrupts) as pods:
-        ran = pods.attempt(lambda pod: pod.run("exit", "42"))
+    with Pods(cri, settings, interrupts) as pods:
+        result = pods.attempt(lambda pod: pod.run("exit", "42"))
 
 Rules
-- Whatever is left of an earlier run that was killed is removed first: every pod has a label.
-- A pod is made of an image that the node has; nothing of it is run.
-- The network is the node's, so that no CNI plugin has a part in it.
-- Somebody else may remove the pod meanwhile. A kubelet does within some seconds, since the pod is
-  none of its own: it kills the containers, and then stops the pod. So what went wrong counts if the
-  pod is there a while later; if not, the work is done again with another pod, some times.
+- Every pod has a label. Pods left by an earlier run that was killed are removed first.
+- A pod uses an image that the node already has, but runs no program of the image.
+- Pods use the host network, so no CNI plugin takes part.
+- Someone else may remove the pod meanwhile. A kubelet does so within seconds, because it does not
+  know the pod: it kills the containers and then stops the pod. A failure therefore counts only if
+  the pod still exists a while later. Otherwise the work is repeated with another pod, a few times.
 
 Source: CRI v1; containerd internal/cri/server (getCgroupsPath); kubelet HandlePodCleanups.
 """
@@ -31,50 +31,50 @@ from integration.timeouts import PATIENCE
 from integration.tree import PROBE
 from integration.verify.errors import ImageMissing
 from integration.verify.interrupts import Interrupts
-from integration.verify.outcomes import NotAsExpected, NotMade
-from integration.verify.program import END
+from integration.verify.outcomes import CheckFailed, CheckSkipped
+from integration.verify.probe import END
 
 if TYPE_CHECKING:
     from integration.cri.client import Cri
 
 LABEL: Final = "containerd-shim-nvidia/verify"
-"""Of every pod, so that the next run finds what this one could not remove."""
+"""The label of every pod, by which the next run finds pods that this one could not remove."""
 
 R = TypeVar("R")
 
 _OURS: Final = "true"
 _ATTEMPTS: Final = 5
-_TO_MAKE: Final = 60.0 * PATIENCE
-_TO_END: Final = 60.0 * PATIENCE
-_TO_WRITE: Final = 5.0 * PATIENCE
-_TO_GO: Final = 3.0 * PATIENCE
-_TO_REMOVE: Final = 20.0 * PATIENCE
+_CREATE_TIMEOUT: Final = 60.0 * PATIENCE
+_EXIT_TIMEOUT: Final = 60.0 * PATIENCE
+_LOG_TIMEOUT: Final = 5.0 * PATIENCE
+_REMOVAL_GRACE: Final = 3.0 * PATIENCE
+_REMOVE_TIMEOUT: Final = 20.0 * PATIENCE
 _POLL: Final = 0.02
 _INSIDE: Final = f"/{PROBE}"
-# What is there already: a parent that is made for a pod outlives it.
+# Cgroup parents that already exist; one that is created for a pod would outlive it.
 _SLICE: Final = "/system.slice"
 _TOP: Final = "/"
 _PAUSE: Final = "/pause"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What pods are made with."""
+class PodSettings:
+    """Settings that all pods share."""
 
-    handler: str  # the engine's
-    namespace: str  # the pods'
-    image: str  # the id of one that the engine has
-    program: str  # on the node
-    directory: str  # for logs; it is there, and removed by who made it
-    systemd: bool = False  # whether the handler's cgroups are systemd's
+    handler: str  # the engine's runtime handler
+    namespace: str  # the pods' namespace
+    image: str  # the id of an image that the engine has
+    program: str  # the probe's path on the node
+    directory: str  # for logs; the caller creates and removes it
+    systemd: bool = False  # whether the handler uses the systemd cgroup driver
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """How a container or an exec ended."""
+class ProcessResult:
+    """The result of a container or an exec."""
 
-    code: int  # its exit code
-    lines: tuple[str, ...] = ()  # what it wrote
+    code: int  # the exit code
+    lines: tuple[str, ...] = ()  # its output
 
 
 class Container:
@@ -82,8 +82,8 @@ class Container:
 
     Args:
         cri: the engine.
-        id: what the CRI calls it.
-        log: where its output is.
+        id: the container's id.
+        log: the file with its output.
     """
 
     def __init__(self, cri: Cri, id: str, log: str) -> None:  # noqa: A002 - the field's term
@@ -93,16 +93,16 @@ class Container:
 
     @property
     def status(self) -> pb.ContainerStatus:
-        """What the engine says of it."""
+        """The container's status from the engine."""
         return self._cri.container_status(pb.ContainerStatusRequest(container_id=self.id)).status
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs."""
+        """Whether the container is running."""
         return self.status.state == pb.CONTAINER_RUNNING
 
     def lines(self) -> tuple[str, ...]:
-        """What it has written so far, without the CRI's own columns."""
+        """Return the complete lines written so far, without the CRI log's columns."""
         try:
             with open(self._log, encoding="utf-8", errors="replace") as file:
                 whole = [line.rstrip("\n").split(" ", 3) for line in file if line.endswith("\n")]
@@ -111,51 +111,53 @@ class Container:
         return tuple(columns[3] for columns in whole if len(columns) > 3)  # noqa: PLR2004 - above
 
     def looks(self, count: int = 1) -> tuple[str, ...]:
-        """Wait for a look of the program to be written whole, and return its lines.
+        """Wait until the probe has written a whole report, and return its lines.
 
         Args:
-            count: which look, from 1.
+            count: which report, from 1.
 
         Raises:
-            NotAsExpected: it does not come.
+            CheckFailed: the report does not appear in time.
         """
-        deadline = time.monotonic() + _TO_WRITE
+        deadline = time.monotonic() + _LOG_TIMEOUT
         while (lines := self.lines()).count(END) < count:
             if time.monotonic() > deadline:
-                raise NotAsExpected(
-                    "the container's output in its log",
-                    seen=f"{len(lines)} lines, and not the last of look {count}",
-                    do="see the engine's log: it copies the output",
+                raise CheckFailed(
+                    "the container's output appears in its log",
+                    seen=f"{len(lines)} lines; the last line of report {count} is missing",
+                    do="see the engine's log, because the engine copies the output",
                 )
             time.sleep(_POLL)
         ends = [-1, *(number for number, line in enumerate(lines) if line == END)]
         return lines[ends[count - 1] + 1 : ends[count]]
 
-    def exec(self, *words: str) -> Ran:
-        """Run the program in it, with other words."""
+    def exec(self, *words: str) -> ProcessResult:
+        """Run the probe in the container with other arguments."""
         request = pb.ExecSyncRequest(
-            container_id=self.id, cmd=[_INSIDE, *words], timeout=int(_TO_MAKE)
+            container_id=self.id, cmd=[_INSIDE, *words], timeout=int(_CREATE_TIMEOUT)
         )
-        done = self._cri.exec_sync(request, timeout=_TO_MAKE)
-        return Ran(done.exit_code, tuple(done.stdout.decode(errors="replace").splitlines()))
+        done = self._cri.exec_sync(request, timeout=_CREATE_TIMEOUT)
+        return ProcessResult(
+            done.exit_code, tuple(done.stdout.decode(errors="replace").splitlines())
+        )
 
     def stop(self, grace: int) -> None:
-        """Send it SIGTERM, and SIGKILL some seconds later."""
+        """Stop the container with SIGTERM, and SIGKILL after ``grace`` seconds."""
         request = pb.StopContainerRequest(container_id=self.id, timeout=grace)
-        self._cri.stop_container(request, timeout=grace + _TO_MAKE)
+        self._cri.stop_container(request, timeout=grace + _CREATE_TIMEOUT)
 
     def exit_code(self) -> int:
-        """Wait for its end.
+        """Wait until the container has exited and return its exit code.
 
         Raises:
-            NotAsExpected: it does not come.
+            CheckFailed: it does not exit in time.
         """
-        deadline = time.monotonic() + _TO_END
+        deadline = time.monotonic() + _EXIT_TIMEOUT
         while (status := self.status).state != pb.CONTAINER_EXITED:
             if time.monotonic() > deadline:
-                raise NotAsExpected(
-                    "the end of the container",
-                    seen=f"it is {pb.ContainerState.Name(status.state)} after {_TO_END:g} s",
+                raise CheckFailed(
+                    "the container exits",
+                    seen=f"it is {pb.ContainerState.Name(status.state)} after {_EXIT_TIMEOUT:g} s",
                     do="see the engine's log, and `nvshim ps`",
                 )
             time.sleep(_POLL)
@@ -163,28 +165,28 @@ class Container:
 
 
 class Pod:
-    """A pod that runs.
+    """A running pod.
 
     Args:
-        pods: whose it is.
-        id: what the CRI calls it.
-        config: as it was asked for.
+        pods: the object that created it.
+        id: the pod sandbox's id.
+        config: the configuration that the engine got.
     """
 
     def __init__(self, pods: Pods, id: str, config: pb.PodSandboxConfig) -> None:  # noqa: A002
         self.id = id
         self._pods = pods
         self._config = config
-        self._made = 0
+        self._containers = 0
 
     def status(self) -> pb.PodSandboxStatusResponse:
-        """What the engine says of it, in many words."""
+        """Return the pod's verbose status from the engine."""
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=self.id, verbose=True)
         return self._pods.cri.pod_sandbox_status(request)
 
     def stays(self) -> bool:
-        """Whether nobody stops or removes it, who may just be about to."""
-        deadline = time.monotonic() + _TO_GO
+        """Wait a moment and return whether the pod still exists, in case a removal is under way."""
+        deadline = time.monotonic() + _REMOVAL_GRACE
         while self.is_there:
             if time.monotonic() > deadline:
                 return True
@@ -193,7 +195,7 @@ class Pod:
 
     @property
     def is_there(self) -> bool:
-        """Whether nobody has stopped or removed it."""
+        """Whether the pod is ready; False once someone has stopped or removed it."""
         try:
             return self.status().status.state == pb.SANDBOX_READY
         except CriRefused:
@@ -206,65 +208,65 @@ class Pod:
         answer: ContainerAllocateResponse | None = None,
         trusted: bool = False,
     ) -> Container:
-        """Start the program in a container.
+        """Start the probe in a new container.
 
         Args:
-            words: its arguments.
+            words: the probe's arguments.
             env: the environment.
-            answer: what a device plugin has answered for it.
-            trusted: whether it has CAP_SYS_ADMIN, by which a request of its own is believed.
+            answer: a device plugin's answer to apply, as the kubelet does.
+            trusted: add CAP_SYS_ADMIN, so that the shim trusts the request in ``env``.
         """
-        place, self._made = self._pods.place, self._made + 1
-        name = f"verify-{self._made}"
+        settings, self._containers = self._pods.settings, self._containers + 1
+        name = f"verify-{self._containers}"
         security = pb.LinuxContainerSecurityContext(
             namespace_options=self._config.linux.security_context.namespace_options,
             seccomp=pb.SecurityProfile(profile_type=pb.SecurityProfile.Unconfined),
-            run_as_user=pb.Int64Value(value=0),  # the image may have another
+            run_as_user=pb.Int64Value(value=0),  # the image may set another user
             run_as_group=pb.Int64Value(value=0),
         )
         if trusted:
             security.capabilities.add_capabilities.append("SYS_ADMIN")
-        program = pb.Mount(host_path=place.program, container_path=_INSIDE, readonly=True)
+        program = pb.Mount(host_path=settings.program, container_path=_INSIDE, readonly=True)
         config = pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name=name),
-            image=pb.ImageSpec(image=place.image),
+            image=pb.ImageSpec(image=settings.image),
             command=[_INSIDE, *words],
             working_dir="/",
             mounts=[program],
             log_path=f"{name}.log",
             linux=pb.LinuxContainerConfig(security_context=security),
         )
-        _ask(config, env or {}, answer)
+        _add_devices(config, env or {}, answer)
         request = pb.CreateContainerRequest(
             pod_sandbox_id=self.id, config=config, sandbox_config=self._config
         )
-        made = self._pods.cri.create_container(request, timeout=_TO_MAKE).container_id
+        made = self._pods.cri.create_container(request, timeout=_CREATE_TIMEOUT).container_id
         self._pods.cri.start_container(
-            pb.StartContainerRequest(container_id=made), timeout=_TO_MAKE
+            pb.StartContainerRequest(container_id=made), timeout=_CREATE_TIMEOUT
         )
         return Container(
             self._pods.cri, made, os.path.join(self._config.log_directory, config.log_path)
         )
 
-    def run(self, *words: str, **asked: Any) -> Ran:
-        """Start the program in a container and wait for its end, as :meth:`start` is asked."""
+    def run(self, *words: str, **asked: Any) -> ProcessResult:
+        """Start the probe in a new container, as :meth:`start` does, and wait until it exits."""
         container = self.start(*words, **asked)
         code = container.exit_code()
-        return Ran(code, container.looks() if words[0] == "look" else ())
+        return ProcessResult(code, container.looks() if words[0] == "look" else ())
 
 
 class Pods:
-    """Pods, each for one piece of work. As a context none of them is left at the end.
+    """Create a pod for each piece of work; the context removes all pods at the end.
 
     Args:
         cri: the engine.
-        place: what they are made with.
-        interrupts: the signals that may come.
+        settings: the settings that all pods share.
+        interrupts: the handler of terminating signals.
     """
 
-    def __init__(self, cri: Cri, place: Place, interrupts: Interrupts) -> None:
+    def __init__(self, cri: Cri, settings: PodSettings, interrupts: Interrupts) -> None:
         self.cri = cri
-        self.place = place
+        self.settings = settings
         self._interrupts = interrupts
 
     def __enter__(self) -> Self:
@@ -276,45 +278,45 @@ class Pods:
         self.remove_all()
 
     def attempt(self, work: Callable[[Pod], R]) -> R:
-        """Do something with a pod of its own, which is removed after that.
+        """Run ``work`` with a new pod, and remove the pod afterwards.
 
         Args:
-            work: what is done with it. It is done again if somebody removed the pod meanwhile.
+            work: called with the pod; repeated if someone removed the pod meanwhile.
 
         Raises:
-            NotMade: somebody removed it each time.
-            NotAsExpected: as ``work``.
-            CriError: the engine refused something.
+            CheckSkipped: the pod was removed on every attempt.
+            CheckFailed: raised by ``work``.
+            CriError: the engine refused a call.
         """
         for _ in range(_ATTEMPTS):
             pod = self._run()
             try:
                 return work(pod)
-            except (CriRefused, NotAsExpected):
+            except (CriRefused, CheckFailed):
                 if pod.stays():
                     raise
             finally:
                 with contextlib.suppress(CriError):
                     self._remove(pod.id)
-        raise NotMade(
-            f"somebody removed the pod {_ATTEMPTS} times while it was looked at; a kubelet does "
-            "with pods that it does not know: try again, when the node is less busy"
+        raise CheckSkipped(
+            f"the pod was removed {_ATTEMPTS} times during the check, as a kubelet does with pods "
+            "that it does not know; try again when the node is less busy"
         )
 
     def remove_all(self) -> None:
-        """Remove every pod of ours, also of earlier runs.
+        """Remove every pod with the label, also those of earlier runs.
 
         Raises:
-            CriError: the engine does not let it.
+            CriError: the engine refuses the removal.
         """
-        deadline = time.monotonic() + _TO_REMOVE
+        deadline = time.monotonic() + _REMOVE_TIMEOUT
         while ours := self._ours():
             for pod in ours:
                 try:
                     self._remove(pod)
                 except CriRefused:
-                    # Somebody else removes it; or a container of it is being made still, for a
-                    # call that a signal has ended.
+                    # Someone else is removing it, or the engine is still creating a container
+                    # for a call that a signal interrupted.
                     if time.monotonic() > deadline and pod in self._ours():
                         raise
             time.sleep(_POLL)
@@ -322,7 +324,7 @@ class Pods:
     def _ours(self) -> list[str]:
         known = pb.PodSandboxFilter(label_selector={LABEL: _OURS})
         items = self.cri.list_pod_sandbox(pb.ListPodSandboxRequest(filter=known)).items
-        # There are engines that know no filter.
+        # Some engines ignore the filter.
         return [pod.id for pod in items if pod.labels.get(LABEL) == _OURS]
 
     def _run(self) -> Pod:
@@ -330,11 +332,11 @@ class Pods:
         name = f"nvshim-verify-{uid[:8]}"
         namespaces = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)
         config = pb.PodSandboxConfig(
-            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace=self.place.namespace),
-            log_directory=os.path.join(self.place.directory, name),
+            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace=self.settings.namespace),
+            log_directory=os.path.join(self.settings.directory, name),
             labels={LABEL: _OURS},
             linux=pb.LinuxPodSandboxConfig(
-                cgroup_parent=_SLICE if self.place.systemd else _TOP,
+                cgroup_parent=_SLICE if self.settings.systemd else _TOP,
                 security_context=pb.LinuxSandboxSecurityContext(
                     namespace_options=namespaces,
                     seccomp=pb.SecurityProfile(profile_type=pb.SecurityProfile.Unconfined),
@@ -342,30 +344,29 @@ class Pods:
             ),
         )
         os.makedirs(config.log_directory, mode=0o700)
-        request = pb.RunPodSandboxRequest(config=config, runtime_handler=self.place.handler)
+        request = pb.RunPodSandboxRequest(config=config, runtime_handler=self.settings.handler)
         with self._interrupts.postponed():
-            made = self.cri.run_pod_sandbox(request, timeout=_TO_MAKE).pod_sandbox_id
+            made = self.cri.run_pod_sandbox(request, timeout=_CREATE_TIMEOUT).pod_sandbox_id
         return Pod(self, made, config)
 
     def _remove(self, pod: str) -> None:
-        self.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=_TO_MAKE)
+        self.cri.stop_pod_sandbox(
+            pb.StopPodSandboxRequest(pod_sandbox_id=pod), timeout=_CREATE_TIMEOUT
+        )
         self.cri.remove_pod_sandbox(
-            pb.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=_TO_MAKE
+            pb.RemovePodSandboxRequest(pod_sandbox_id=pod), timeout=_CREATE_TIMEOUT
         )
 
 
 def find_image(cri: Cri) -> str:
-    """The image that pods are made of: that of pause containers, or else the smallest.
-
-    Returns:
-        Its id.
+    """Return the id of the image for the pods: the pause image, or else the smallest image.
 
     Raises:
-        ImageMissing: there is none.
+        ImageMissing: the engine has no image.
     """
     images: Sequence[pb.Image] = cri.list_images(pb.ListImagesRequest()).images
     if not images:
-        raise ImageMissing("an image for the containers", found="the engine has none")
+        raise ImageMissing("to find an image for the containers", found="the engine has none")
 
     def order(image: pb.Image) -> tuple[bool, bool, int]:
         names = [tag.rpartition(":")[0] for tag in image.repo_tags]
@@ -374,13 +375,13 @@ def find_image(cri: Cri) -> str:
     return min(images, key=order).id
 
 
-def _ask(
+def _add_devices(
     config: pb.ContainerConfig, env: Mapping[str, str], answer: ContainerAllocateResponse | None
 ) -> None:
-    """Add an environment, and what a kubelet makes of a plugin's answer."""
-    given = dict(env)
+    """Add the environment and a plugin's answer to a container's configuration."""
+    variables = dict(env)
     if answer is not None:
-        given = {**answer.envs, **given}
+        variables = {**answer.envs, **variables}
         config.annotations.update(answer.annotations)
         for mount in answer.mounts:
             config.mounts.add(
@@ -396,5 +397,5 @@ def _ask(
             )
         for name in answer.cdi_devices:
             config.CDI_devices.add(name=name.name)
-    for key, value in given.items():
+    for key, value in variables.items():
         config.envs.add(key=key, value=value.encode())

@@ -1,20 +1,22 @@
-/* What nvshim verify runs in its containers: what a container sees and may open, told from inside.
+/* The program that `nvshim verify` runs in its containers: it reports from inside what a container
+ * sees and can open.
  *
- *   nvshim-probe exit CODE      nothing but the exit code
- *   nvshim-probe echo CODE      "here", and the exit code: for an exec
- *   nvshim-probe look NUMBER... what is there, and whether devices can be opened by their numbers
- *   nvshim-probe hold           what is there; again when it gets SIGTERM, which ends it with 0
- *   nvshim-probe count NUMBER   a line for people: whether it has so many GPUs, and can open them; 0,
- *                               or 1 if not. It is for pods of a cluster, which nobody looks into
+ *   nvshim-probe exit CODE      exit with CODE
+ *   nvshim-probe echo CODE      print "here" and exit with CODE; for an exec
+ *   nvshim-probe look NUMBER... report what is visible, and try to open devices by their numbers
+ *   nvshim-probe hold           report what is visible, wait for SIGTERM, report again, exit with 0
+ *   nvshim-probe count NUMBER   check that NUMBER GPUs are here and open, print the result for an
+ *                               operator, exit with 0 or 1; for the pods of the cluster's test Job
  *
- * `look` and `hold` write a line for each thing, and "end" behind the last:
+ * A report of `look` and `hold` has one item per line, and ends with the line "end":
  *
- *   node PATH MAJOR:MINOR ERRNO   a character device below /dev, and what opening it says; 0: opened
- *   number MAJOR:MINOR ERRNO      the same of a device that is not there, by a node made for that
- *   made MAJOR:MINOR ERRNO        the node could not be made, so nobody can open it that way
- *   mount NAME                    the last part of a place where something is mounted
+ *   node PATH MAJOR:MINOR ERRNO   a character device below /dev, and the errno of opening it; 0: ok
+ *   number MAJOR:MINOR ERRNO      a device without a node here, opened through a temporary node
+ *   made MAJOR:MINOR ERRNO        the temporary node could not be created, so it is unreachable
+ *   mount NAME                    the last component of a mount point
  *
- * It is static and needs no file of the image. integration/verify/program.py reads its lines.
+ * The program is static and needs no file of the image. integration/verify/probe.py parses its
+ * reports.
  */
 
 #define _GNU_SOURCE
@@ -30,17 +32,17 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* The driver's major number is the kernel's own (Documentation/admin-guide/devices.txt); its GPUs'
- * minor numbers are below those of the control nodes. */
+/* The driver's major number is assigned by the kernel (Documentation/admin-guide/devices.txt). The
+ * minor numbers of GPUs are below those of the control nodes. */
 #define NVIDIA 195
 #define CONTROL 254
 
-/* /dev/shm and the like have no devices, and may have much else. */
+/* A limit for trees such as /dev/shm, which have no devices but may have many files. */
 #define DEEPEST 3
 
 static int opened(const char *path)
 {
-    /* O_NONBLOCK: a terminal or a pipe would have it wait. */
+    /* O_NONBLOCK: opening a terminal or a pipe could block. */
     int fd = open(path, O_RDWR | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 
     if (fd < 0)
@@ -73,7 +75,7 @@ static void nodes(const char *directory, int depth)
     closedir(stream);
 }
 
-/* Write the name of each place where something is mounted, or look for one that begins so. */
+/* Print the name of each mount point, or search for a name that starts with `wanted`. */
 static int mounts(const char *wanted)
 {
     char line[3 * PATH_MAX], *place, *end;
@@ -101,7 +103,7 @@ static int mounts(const char *wanted)
     return found;
 }
 
-/* A node of that number would be there if somebody with CAP_MKNOD made it: is it of any use? */
+/* Create a node with this number, as a process with CAP_MKNOD could, and try to open it. */
 static void number(const char *text)
 {
     char path[] = "/dev/.nvshim-probe";
@@ -118,7 +120,7 @@ static void number(const char *text)
     unlink(path);
 }
 
-/* The nodes of the driver in /dev and the GPUs among them; "" or what is wrong with one. */
+/* Count the driver's nodes in /dev and the GPUs among them; set `wrong` if a GPU cannot be opened. */
 static void count(int *all, int *gpus, char wrong[128])
 {
     char path[PATH_MAX];
@@ -136,7 +138,7 @@ static void count(int *all, int *gpus, char wrong[128])
             continue;
         ++*gpus;
         error = opened(path);
-        /* With nothing behind it a node is the container's all the same: a simulated node. */
+        /* On a simulated node no driver is behind the device node, so ENXIO means allowed. */
         if (error && error != ENXIO)
             snprintf(wrong, 128, "%.32s cannot be opened (%s)", path, strerror(error));
     }
@@ -144,19 +146,19 @@ static void count(int *all, int *gpus, char wrong[128])
         closedir(stream);
 }
 
-static int judged(int wanted)
+static int check_count(int wanted)
 {
-    const char *remedy = "nvshim explain NAMESPACE/POD on the node, and kubectl describe pod";
+    const char *remedy = "run nvshim explain NAMESPACE/POD on the node; kubectl describe pod";
     char wrong[128] = "";
     int all = 0, gpus = 0;
 
     count(&all, &gpus, wrong);
     if (gpus != wanted)
-        snprintf(wrong, sizeof wrong, "%d of them", gpus);
+        snprintf(wrong, sizeof wrong, "%d GPU%s", gpus, gpus == 1 ? "" : "s");
     else if (!wanted && all)
         snprintf(wrong, sizeof wrong, "%d control nodes of the driver", all);
     else if ((wanted > 0) != mounts("libcuda.so."))
-        snprintf(wrong, sizeof wrong, wanted ? "no libcuda of the driver" : "the driver's libcuda");
+        snprintf(wrong, sizeof wrong, wanted ? "the driver's libcuda is not mounted" : "the driver's libcuda is mounted");
     if (!*wrong) {
         printf("passed  %d GPU%s, as requested\n", gpus, gpus == 1 ? "" : "s");
         return 0;
@@ -181,7 +183,7 @@ int main(int argc, char **argv)
     sigset_t term;
     int got;
 
-    /* Blocked, so that it is waited for and not missed. */
+    /* Block SIGTERM, so that sigwait() cannot miss it. */
     sigemptyset(&term);
     sigaddset(&term, SIGTERM);
     sigprocmask(SIG_BLOCK, &term, NULL);
@@ -192,7 +194,7 @@ int main(int argc, char **argv)
         return atoi(argv[2]);
     }
     if (argc == 3 && !strcmp(argv[1], "count"))
-        return judged(atoi(argv[2]));
+        return check_count(atoi(argv[2]));
     if (argc >= 2 && !strcmp(argv[1], "look")) {
         look(argv + 2);
         return 0;

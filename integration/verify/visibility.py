@@ -1,13 +1,15 @@
-"""What a container sees of the GPUs, and what is wrong with that. Pure.
+"""Decide whether a container sees the right GPUs. Pure.
 
 Rules
-- A GPU is known by its device number, whatever its node is called.
-- A container with a GPU has the GPU's node and no other GPU's; a MIG device's has its GPU's node
-  and its own capability nodes. Control nodes come with any of them.
-- A node opens as it does on the node itself. So a GPU that fails there is not the container's.
-- What a container was not given it cannot open by a node of its own making either: the kernel
-  refuses with EPERM, which is the device controller's word.
-- It has the driver's libcuda, mounted. A container without a GPU has nothing of the driver.
+- A GPU is identified by its device number, whatever its node is called.
+- A container with a GPU has that GPU's node and no other GPU's. A container with a MIG device has
+  its GPU's node and the device's capability nodes. Control nodes come with either.
+- A node must open as it does on the host. A GPU that fails on the host is not the container's
+  fault.
+- A container cannot open other GPUs through nodes that it creates itself: the device cgroup makes
+  the kernel refuse with EPERM.
+- A container with a GPU has the driver's libcuda mounted. One without has no file or node of the
+  driver.
 """
 
 from __future__ import annotations
@@ -20,25 +22,25 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from hooks.node.inventory import Inventory
-    from integration.verify.program import Number, Report
+    from integration.verify.probe import Number, Report
 
 _LIBRARY: Final = "libcuda.so."
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The device that a container is to have."""
+class ExpectedDevice:
+    """A device that a container should see."""
 
-    name: str  # what people call it
-    request: str  # what it is asked for by
-    nodes: frozenset[str]  # those that the container must have, by their paths in it
-    more: frozenset[str] = frozenset()  # those that it may have besides, of the same GPU
+    name: str  # for messages
+    request: str  # its name in a request: the UUID
+    nodes: frozenset[str]  # the device nodes that the container must have
+    more: frozenset[str] = frozenset()  # further nodes of the same GPU that it may have
 
 
-def wanted_of(inventory: Inventory) -> tuple[Wanted, ...]:
-    """The devices of a node that containers can have: whole GPUs, and MIG devices of the others.
+def expected_devices(inventory: Inventory) -> tuple[ExpectedDevice, ...]:
+    """Return the devices that containers can request: whole GPUs, and MIG devices.
 
-    Those that are excluded, lost, or without a usable node are left out.
+    Devices that are excluded, lost or without a usable node are left out.
     """
     usable, found = inventory.nodes.usable, []
     for gpu in inventory.gpus:
@@ -46,10 +48,10 @@ def wanted_of(inventory: Inventory) -> tuple[Wanted, ...]:
         if gpu.excluded or gpu.lost or gpu.path not in usable or not gpu.uuid:
             continue
         if not gpu.mig:
-            found.append(Wanted(f"GPU {gpu.index}", gpu.uuid, frozenset({gpu.path}), more))
+            found.append(ExpectedDevice(f"GPU {gpu.index}", gpu.uuid, frozenset({gpu.path}), more))
             continue
         found += [
-            Wanted(
+            ExpectedDevice(
                 f"MIG device {gpu.index}:{device.index}",
                 device.uuid,
                 frozenset({gpu.path, *device.paths}),
@@ -62,7 +64,7 @@ def wanted_of(inventory: Inventory) -> tuple[Wanted, ...]:
 
 
 def gpu_numbers(inventory: Inventory) -> dict[Number, str]:
-    """The usable nodes that are one GPU's or MIG device's: the path of each by its number."""
+    """Return the path of each usable node of a GPU or MIG device, by device number."""
     paths = {path for gpu in inventory.gpus for path in (gpu.path, *gpu.drm_paths)}
     paths |= {path for device in inventory.mig_devices for path in device.paths}
     return {
@@ -72,44 +74,44 @@ def gpu_numbers(inventory: Inventory) -> dict[Number, str]:
     }
 
 
-def wrong_with(
-    report: Report, wanted: Wanted, inventory: Inventory, on_node: Mapping[str, int]
+def faults_with_gpu(
+    report: Report, wanted: ExpectedDevice, inventory: Inventory, on_node: Mapping[str, int]
 ) -> list[str]:
-    """What is wrong with a container that is to have a device.
+    """Return what is wrong with a container that should have a device.
 
     Args:
-        report: of the container.
+        report: the container's report.
         wanted: the device.
-        on_node: what opening nodes on the node itself says, as errno.
+        on_node: the errno of opening each node on the host.
 
     Returns:
-        For people; empty if nothing is.
+        A phrase per fault; empty if the container is right.
     """
     known = gpu_numbers(inventory)
     seen = {known[number]: error for number, error in report.nodes.values() if number in known}
-    wrong = [f"no node {path}" for path in sorted(wanted.nodes - seen.keys())]
+    wrong = [f"{path} is missing" for path in sorted(wanted.nodes - seen.keys())]
     others = seen.keys() - wanted.nodes - wanted.more
-    wrong += [f"the node {path} of another device" for path in sorted(others)]
+    wrong += [f"{path} of another device is visible" for path in sorted(others)]
     for path in sorted(wanted.nodes & seen.keys()):
         if seen[path] not in {0, on_node.get(path, 0)}:
-            wrong.append(f"{path} cannot be opened: {_words(seen[path])}")
+            wrong.append(f"{path} cannot be opened: {_error_text(seen[path])}")
     wrong += _reached(report, known, wanted.nodes | wanted.more)
     if not any(name.startswith(_LIBRARY) for name in report.mounts):
-        wrong.append("no libcuda of the driver")
+        wrong.append("the driver's libcuda is not mounted")
     return wrong
 
 
-def wrong_without(report: Report, inventory: Inventory) -> list[str]:
-    """What is wrong with a container that is to have nothing.
+def faults_without_gpu(report: Report, inventory: Inventory) -> list[str]:
+    """Return what is wrong with a container that should have no GPU.
 
     Returns:
-        As :func:`wrong_with`.
+        A phrase per fault; empty if the container is right.
     """
     known = {(node.major, node.minor): path for path, node in inventory.nodes.usable.items()}
     seen = {known[number] for number, _ in report.nodes.values() if number in known}
-    wrong = [f"the node {path}" for path in sorted(seen)]
+    wrong = [f"{path} is visible" for path in sorted(seen)]
     wrong += _reached(report, gpu_numbers(inventory), frozenset())
-    wrong += [name for name in sorted(report.mounts) if name.startswith(_LIBRARY)]
+    wrong += [f"{name} is mounted" for name in sorted(report.mounts) if name.startswith(_LIBRARY)]
     return wrong
 
 
@@ -117,8 +119,8 @@ def _reached(report: Report, known: Mapping[Number, str], allowed: frozenset[str
     for number, error in report.numbers.items():
         path = known.get(number, "")
         if path and path not in allowed and error != errno.EPERM:
-            yield f"{path} can be reached by its number ({_words(error)})"
+            yield f"{path} can be opened by its device number ({_error_text(error)})"
 
 
-def _words(error: int) -> str:
+def _error_text(error: int) -> str:
     return os.strerror(error).lower() if error else "it opens"

@@ -1,8 +1,7 @@
-"""The checks, in the order in which they are made.
+"""The checks, in the order in which they run.
 
-A check is made if those that it needs have not failed: a handler that is missing is one failure,
-and not one of every container. What is not there at all (no kubelet, no agent) a check finds by
-itself.
+A check is skipped if one that it depends on failed, so a missing handler is one failure and not
+one per container. A check skips itself if the node has no kubelet or no agent.
 """
 
 from __future__ import annotations
@@ -19,23 +18,24 @@ from integration.verify.node import Node
 class Check:
     """A row of the table."""
 
-    name: str  # by which it is asked for
-    title: str  # what it checks, in some words
-    # makes it, and returns what was seen. It raises NotAsExpected, NotMade or CriError.
-    make: Callable[[Node], str]
-    needs: tuple[str, ...] = ()  # the names of those without which it says nothing
+    name: str  # for --only and --skip
+    title: str  # what it checks, in a few words
+    # Run the check and return a sentence on success; raise CheckFailed, CheckSkipped or CriError.
+    run: Callable[[Node], str]
+    needs: tuple[str, ...] = ()  # the checks that must not have failed
 
 
 CHECKS: Final = (
-    Check("handler", "the engine runs pods with our handler", containers.handler_answers),
-    Check("exit", "exit codes arrive", containers.exit_code_arrives, ("handler",)),
-    Check("exec", "exec works", containers.exec_arrives, ("exit",)),
-    Check("no-gpu", "no request, no GPU", containers.none_is_given, ("exit",)),
-    Check("gpu", "a request gives exactly its GPU", containers.gpus_are_given, ("no-gpu",)),
+    Check("handler", "the engine runs pods with the shim's handler", containers.handler_is_ours),
+    Check("exit", "exit codes are reported", containers.exit_code_is_reported, ("handler",)),
+    Check("exec", "exec works", containers.exec_works, ("exit",)),
+    Check("no-gpu", "without a request, no GPU", containers.no_gpu_without_request, ("exit",)),
+    Check("gpu", "a request gets exactly its GPU", containers.each_gpu_is_isolated, ("no-gpu",)),
     Check("plugin", "a device plugin is registered", devices.plugin_is_registered),
-    Check("devices", "each GPU can be given", devices.devices_are_given, ("plugin",)),
-    Check("answer", "a plugin's answer gives its GPU", devices.answer_arrives, ("plugin", "gpu")),
-    Check("health", "health goes down and up", agent.health_follows, ("plugin",)),
-    Check("restart", "a restart of the agent loses nothing", agent.restart_loses_nothing,
+    Check("devices", "each GPU can be allocated", devices.devices_are_allocatable, ("plugin",)),
+    Check("answer", "the plugin's answer gives its GPU", devices.allocation_works,
+          ("plugin", "gpu")),
+    Check("health", "a failing GPU is withdrawn and returned", agent.health_follows, ("plugin",)),
+    Check("restart", "an agent restart loses nothing", agent.restart_loses_nothing,
           ("plugin", "gpu")),
 )  # fmt: skip

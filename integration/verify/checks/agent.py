@@ -1,4 +1,4 @@
-"""Checks of the node agent: health on a simulated node, and a restart."""
+"""Checks of the node agent: GPU health on a simulated node, and a restart."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from integration.cri.errors import CriRefused
 from integration.node.device_health.report import read_health
 from integration.node.lock import holds
 from integration.timeouts import PATIENCE
-from integration.verify.checks.containers import gpu_asked_for
-from integration.verify.node import Node, faults_of
-from integration.verify.outcomes import NotAsExpected, NotMade
-from integration.verify.program import parse
-from integration.verify.visibility import Wanted
+from integration.verify.checks.containers import gpu_request
+from integration.verify.node import Node, nvml_faults_path
+from integration.verify.outcomes import CheckFailed, CheckSkipped
+from integration.verify.probe import parse
+from integration.verify.visibility import ExpectedDevice
 from shim.causes.agent import agent_of
 
 if TYPE_CHECKING:
     from integration.verify.pods import Pod
 
-_TO_NOTICE: Final = 60.0 * PATIENCE
-# A kubelet waits longer and longer before it starts a container again.
-_TO_RESTART: Final = 90.0 * PATIENCE
-_TO_END: Final = 10
-_UNSEEN: Final = "the agent's process is not seen from here"
+_HEALTH_TIMEOUT: Final = 60.0 * PATIENCE
+# The kubelet's restart back-off grows with each restart.
+_RESTART_TIMEOUT: Final = 90.0 * PATIENCE
+_STOP_GRACE: Final = 10
+_NOT_VISIBLE: Final = "the agent's process is not visible from here; run the check on the host"
 _POLL: Final = 0.1
 
 
@@ -36,38 +36,38 @@ _POLL: Final = 0.1
 
 
 def health_follows(node: Node) -> str:
-    """A GPU that fails is given to nobody, and is given again once it answers."""
-    path = faults_of(node.config)
+    """Check that a failing GPU is withdrawn, and returned once it answers again."""
+    path = nvml_faults_path(node.config)
     if not path:
-        raise NotMade("a real GPU is not made to fail; this is for a simulated node")
-    if _content(path):
-        raise NotMade(f"somebody has its NVML fail already: {path}")
-    whole = [gpu for gpu in node.inventory.gpus if not gpu.mig and gpu.uuid in _given(node)]
+        raise CheckSkipped("only a simulated node's GPU can be made to fail")
+    if _read_faults(path):
+        raise CheckSkipped(f"NVML faults are already injected on this node: {path}")
+    whole = [gpu for gpu in node.inventory.gpus if not gpu.mig and gpu.uuid in _allocatable(node)]
     if not whole:
-        raise NotMade("no whole GPU that is given to containers now")
-    gpu, before = whole[-1], _given(node)
+        raise CheckSkipped("no whole GPU is allocatable now")
+    gpu, before = whole[-1], _allocatable(node)
     try:
         with open(path, "w", encoding="ascii") as file:
             file.write(f"gpu{gpu.index}=error:15")  # NVML_ERROR_GPU_IS_LOST
-        if not _comes(lambda: _given(node) == before - {gpu.uuid}, _TO_NOTICE):
-            raise NotAsExpected(
-                f"GPU {gpu.index}, which fails, is given no more, and the others are",
-                seen=_difference(before - {gpu.uuid}, _given(node)),
+        if not _eventually(lambda: _allocatable(node) == before - {gpu.uuid}, _HEALTH_TIMEOUT):
+            raise CheckFailed(
+                f"GPU {gpu.index}, which fails, is withdrawn, and the other GPUs stay",
+                seen=_difference(before - {gpu.uuid}, _allocatable(node)),
                 do="see the log of nvshim node",
             )
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    if not _comes(lambda: _given(node) == before, _TO_NOTICE):
-        raise NotAsExpected(
-            f"GPU {gpu.index}, which answers again, is given again",
-            seen=_difference(before, _given(node)),
+    if not _eventually(lambda: _allocatable(node) == before, _HEALTH_TIMEOUT):
+        raise CheckFailed(
+            f"GPU {gpu.index}, which answers again, is returned to service",
+            seen=_difference(before, _allocatable(node)),
             do="see `nvshim list --health`, and health.quiet of the configuration",
         )
-    return f"GPU {gpu.index} failed, and was given no more; it answered, and was given again"
+    return f"GPU {gpu.index} failed and was withdrawn; it answered and was returned to service"
 
 
-def _content(path: str) -> str:
+def _read_faults(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()
@@ -75,65 +75,65 @@ def _content(path: str) -> str:
         return ""
 
 
-def _given(node: Node) -> frozenset[str]:
-    """The UUIDs of what is given to containers: by the kubelet's word, or else the agent's.
+def _allocatable(node: Node) -> frozenset[str]:
+    """Return the UUIDs that can be allocated, from the kubelet, or else from the agent.
 
     Raises:
-        NotMade: neither is there.
+        CheckSkipped: the node has neither.
     """
     if node.kubelet.is_there:
         ids = frozenset().union(*node.kubelet.allocatable().values())
         return frozenset(each.partition("::")[0] for each in ids)
     known = read_health(node.config)
     if known is None:
-        raise NotMade("no node agent that is ready, and no kubelet")
-    return frozenset(uuid for uuid, each in known.items() if each["state"] in _GIVEN)
+        raise CheckSkipped("no node agent is ready, and no kubelet runs")
+    return frozenset(uuid for uuid, each in known.items() if each["state"] in _ALLOCATABLE_STATES)
 
 
-_GIVEN: Final = ("healthy", "suspect")
+_ALLOCATABLE_STATES: Final = ("healthy", "suspect")
 
 
-def _difference(wanted: frozenset[str], found: frozenset[str]) -> str:
-    told = [f"{uuid} is not given" for uuid in sorted(wanted - found)]
-    told += [f"{uuid} is given" for uuid in sorted(found - wanted)]
-    return "; ".join(told) or "it has come too late"
+def _difference(expected: frozenset[str], found: frozenset[str]) -> str:
+    texts = [f"{uuid} is not allocatable" for uuid in sorted(expected - found)]
+    texts += [f"{uuid} is allocatable" for uuid in sorted(found - expected)]
+    return "; ".join(texts) or "it changed only after the time limit"
 
 
 # -- restart -------------------------------------------------------------------------------------
 
 
 def restart_loses_nothing(node: Node) -> str:
-    """The agent ends and is started again; devices, health and containers are as before."""
+    """Restart the agent and check that devices, health and containers are as before."""
     if not node.restart_agent:
-        raise NotMade("give --restart-agent to have the node agent end, and be started again")
+        raise CheckSkipped("use --restart-agent to allow a restart of the node agent")
     if not is_ready(node.config):
-        raise NotMade("no node agent that is ready")
+        raise CheckSkipped("no node agent is ready")
     if not node.devices:
-        raise NotMade("no GPU that can be given")
-    before, states = _given(node), _states(node)
-    watched = node.pods.attempt(lambda pod: _restart_beside(node, pod, node.devices[0]))
-    if not _comes(lambda: _given(node) == before, _TO_NOTICE):
-        raise NotAsExpected(
-            "the same devices are given as before the restart",
-            seen=_difference(before, _given(node)),
+        raise CheckSkipped("no GPU is available to containers")
+    before, states = _allocatable(node), _states(node)
+    watched = node.pods.attempt(lambda pod: _restart_with_container(node, pod, node.devices[0]))
+    if not _eventually(lambda: _allocatable(node) == before, _HEALTH_TIMEOUT):
+        raise CheckFailed(
+            "the same devices are allocatable as before the restart",
+            seen=_difference(before, _allocatable(node)),
             do="see the log of nvshim node",
         )
-    if not _comes(lambda: _states(node) == states, _TO_NOTICE):
-        raise NotAsExpected(
+    if not _eventually(lambda: _states(node) == states, _HEALTH_TIMEOUT):
+        raise CheckFailed(
             "the same health of each device as before the restart",
             seen="; ".join(
-                f"{uuid} was {states.get(uuid)}, and is {state}"
+                f"{uuid} was {states.get(uuid)} and is {state}"
                 for uuid, state in _states(node).items()
                 if states.get(uuid) != state
             ),
             do="see the log of nvshim node, and `nvshim list --health`",
         )
-    return f"a new agent gives the same devices with the same health{watched}"
+    return f"the new agent offers the same devices with the same health{watched}"
 
 
-def _restart_beside(node: Node, pod: Pod, device: Wanted) -> str:
-    """Restart the agent while a container has a GPU; what is to be said of that container."""
-    container = pod.start("hold", env=gpu_asked_for(node, device), trusted=True)
+def _restart_with_container(node: Node, pod: Pod, device: ExpectedDevice) -> str:
+    """Restart the agent while a container holds a GPU, and return a note on that container."""
+    container = pod.start("hold", env=gpu_request(node, device), trusted=True)
     first = parse(container.looks())
     restart_agent(node)
     try:
@@ -141,49 +141,52 @@ def _restart_beside(node: Node, pod: Pod, device: Wanted) -> str:
     except CriRefused:
         is_running = False
     if not is_running and not pod.stays():
-        # A kubelet removed it, which knows nothing of it: that is no fault of the agent's.
-        return "; the container with a GPU did not last so long"
+        # The kubelet removed a pod that it does not know; the agent is not at fault.
+        return "; the kubelet removed the container with a GPU meanwhile"
     if not is_running:
-        raise NotAsExpected(
-            f"the container with {device.name} goes on while the agent restarts",
-            seen="it has ended",
+        raise CheckFailed(
+            f"the container with {device.name} keeps running while the agent restarts",
+            seen="it has exited",
             do="see the engine's log",
         )
-    container.stop(_TO_END)
+    container.stop(_STOP_GRACE)
     second = parse(container.looks(2))
     if first != second:
-        raise NotAsExpected(
+        raise CheckFailed(
             f"the container with {device.name} sees the same after the restart",
-            seen=f"{len(first.nodes)} nodes before, {len(second.nodes)} after, or other errors",
-            do="see the log of nvshim node, and the engine's",
+            seen=f"{len(first.nodes)} device nodes before and {len(second.nodes)} after, or other "
+            "errors when it opens them",
+            do="see the logs of nvshim node and of the engine",
         )
     return "; a container kept its GPU"
 
 
 def restart_agent(node: Node) -> None:
-    """Have the agent end, and wait for whoever starts it again to do so.
+    """Stop the agent and wait until its supervisor has started it again.
 
     Raises:
-        NotMade: it cannot be told which process it is.
-        NotAsExpected: no other one comes.
+        CheckSkipped: the agent's process cannot be identified.
+        CheckFailed: no new agent becomes ready.
     """
     state = node.config.state
     pid = agent_of(state)
     try:
         fd = os.pidfd_open(pid)
     except OSError as error:
-        raise NotMade(_UNSEEN) from error
+        raise CheckSkipped(_NOT_VISIBLE) from error
     try:
-        if not holds(pid, node.config):  # its number may be another's here
-            raise NotMade(_UNSEEN)
+        if not holds(
+            pid, node.config
+        ):  # in another PID namespace the pid may belong to another process
+            raise CheckSkipped(_NOT_VISIBLE)
         signal.pidfd_send_signal(fd, signal.SIGTERM)
     finally:
         os.close(fd)
-    if not _comes(lambda: is_ready(node.config) and agent_of(state) != pid, _TO_RESTART):
-        raise NotAsExpected(
-            f"another node agent within {_TO_RESTART:g} s of the end of the first",
-            seen="none that is ready",
-            do="see `systemctl status nvshim-node`, or `kubectl describe` for its pod",
+    if not _eventually(lambda: is_ready(node.config) and agent_of(state) != pid, _RESTART_TIMEOUT):
+        raise CheckFailed(
+            f"a new node agent within {_RESTART_TIMEOUT:g} s after the first one stopped",
+            seen="none is ready",
+            do="see `systemctl status nvshim-node`, or `kubectl describe` its pod",
         )
 
 
@@ -191,11 +194,11 @@ def _states(node: Node) -> dict[str, str]:
     return {uuid: each["state"] for uuid, each in (read_health(node.config) or {}).items()}
 
 
-def _comes(test: Callable[[], bool], seconds: float) -> bool:
-    """Whether something comes to be so in time; what cannot be asked yet is not so."""
+def _eventually(test: Callable[[], bool], seconds: float) -> bool:
+    """Return whether the test becomes true in time; a query that fails counts as false."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(NotAsExpected, NotMade):
+        with contextlib.suppress(CheckFailed, CheckSkipped):
             if test():
                 return True
         time.sleep(_POLL)

@@ -30,11 +30,10 @@ from integration.verify.checks import CHECKS
 from integration.verify.interrupts import Interrupts
 from integration.verify.kubelet import Kubelet
 from integration.verify.node import Node
-from integration.verify.outcomes import NotAsExpected, NotMade
-from integration.verify.pods import Place as Made
+from integration.verify.outcomes import CheckFailed, CheckSkipped
 from integration.verify.pods import Pods as VerifyPods
-from integration.verify.pods import find_image
-from integration.verify.program import find_program
+from integration.verify.pods import PodSettings, find_image
+from integration.verify.probe import find_program
 from shim import PROGRAM
 from tests.conftest import PARTS
 from tests.harness.kubelet_plugins import KubeletPlugins
@@ -164,7 +163,7 @@ class Place:
         """What a check is given, to make one here."""
         config = load_config(self.node.config_path)
         os.makedirs(f"{self.node.state}/verify", exist_ok=True)
-        made = Made(
+        made = PodSettings(
             handler="nvidia", namespace="tests", image=find_image(self.pods.cri),
             program=find_program(), directory=f"{self.node.state}/verify",
         )  # fmt: skip
@@ -260,11 +259,11 @@ def test_the_report_can_be_pasted(place: Place) -> None:
 @pytest.mark.parametrize(
     ("fault", "words", "red", "seen"),
     [
-        ("drop", "--only gpu --only no-gpu", "gpu", "no node /dev/nvidia0"),
-        ("add", "--only gpu --only no-gpu", "no-gpu", "the node /dev/nvidia1"),
+        ("drop", "--only gpu --only no-gpu", "gpu", "/dev/nvidia0 is missing"),
+        ("add", "--only gpu --only no-gpu", "no-gpu", "/dev/nvidia1 is visible"),
         (
             "allow", "--only gpu --only no-gpu",
-            "no-gpu", "/dev/nvidia0 can be reached by its number",
+            "no-gpu", "/dev/nvidia0 can be opened by its device number",
         ),
     ],
 )  # fmt: skip
@@ -314,7 +313,7 @@ def test_a_device_that_the_kubelet_cannot_give_is_named(place: Place) -> None:
     finally:
         place.breaks_nvml("")
     assert check["name"] == "devices"
-    assert check["seen"].startswith("it cannot give GPU 1: ")
+    assert check["seen"].startswith("it cannot allocate GPU 1: ")
     place.kubelet.wait_for(GPU, 2)
 
 
@@ -430,7 +429,7 @@ def test_a_container_that_is_killed_just_before_its_pod_is_stopped_says_nothing(
         stopping.append(threading.Timer(0.5, place.pods.cri.stop_pod_sandbox, (stop,)))
         stopping[0].start()
         code = container.exit_code()
-        raise NotAsExpected("an exit code of its own", seen=f"exit code {code}", do="nothing")
+        raise CheckFailed("an exit code of its own", seen=f"exit code {code}", do="nothing")
 
     with place.verified() as node:
         node.pods.attempt(work)
@@ -442,7 +441,7 @@ def test_a_kubelet_that_removes_each_pod_keeps_it_from_being_checked(place: Plac
         place.pods.cri.stop_pod_sandbox(pb.StopPodSandboxRequest(pod_sandbox_id=pod.id))
         pod.run("exit", "7")
 
-    with place.verified() as node, pytest.raises(NotMade, match="a kubelet does"):
+    with place.verified() as node, pytest.raises(CheckSkipped, match="as a kubelet does"):
         node.pods.attempt(work)
 
 
@@ -466,7 +465,7 @@ def test_where_no_request_is_believed_pods_are_of_a_trusted_namespace(place: Pla
 
 
 # A node that is well is checked GPU by GPU on the same road; what a container sees of MIG devices
-# is in tests/unit/verify/test_sight.py.
+# is in tests/unit/verify/test_visibility.py.
 @pytest.mark.thorough
 def test_mig_devices_are_checked_one_by_one_on_a_node_without_a_kubelet(
     place: Place, tmp_path: Path
@@ -479,7 +478,7 @@ def test_mig_devices_are_checked_one_by_one_on_a_node_without_a_kubelet(
         found = inventory_of(load_config(node.config_path)).mig_devices
         Path(node.state, "nvml-faults").write_text("gpu0=error:15", encoding="ascii")
         check = place.red("--only", "devices")
-    assert check["seen"].startswith("it cannot give GPU 0: ")
+    assert check["seen"].startswith("it cannot allocate GPU 0: ")
     assert code == 0, document
     assert len(found) > 1
     for device in found:

@@ -80,10 +80,10 @@ def test_pods_of_users_say_whether_they_have_what_they_requested(
                  (names[0], ",".join(names)))  # fmt: skip
     for job, answer, code, line in (
         ("verify-gpu", one, 0, "passed  1 GPU, as requested"),
-        ("verify-gpu", both, 1, "seen: 2 of them"),
-        ("verify-gpu", None, 1, "seen: 0 of them"),
+        ("verify-gpu", both, 1, "seen: 2 GPUs"),
+        ("verify-gpu", None, 1, "seen: 0 GPUs"),
         ("verify-no-gpu", None, 0, "passed  0 GPUs, as requested"),
-        ("verify-no-gpu", one, 1, "seen: 1 of them"),
+        ("verify-no-gpu", one, 1, "seen: 1 GPU"),
     ):
         _, pod = kubelet.run_daemon_set(jobs[job], image=IMAGE, answer=answer)
         assert pod.exit_code() == code, pod.log()

@@ -12,7 +12,7 @@ from integration.cri.client import Cri
 from integration.cri.errors import CriRefused
 from integration.verify import pods
 from integration.verify.interrupts import Interrupts
-from integration.verify.pods import LABEL, Place, Pods
+from integration.verify.pods import LABEL, Pods, PodSettings
 from tests.harness.grpc_server import serve
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def engine(tmp_path: Path) -> Iterator[tuple[Engine, Pods]]:
         },
     )  # fmt: skip
     with Cri(path) as cri:
-        yield it, Pods(cri, Place("", "", "", "", str(tmp_path)), Interrupts())
+        yield it, Pods(cri, PodSettings("", "", "", "", str(tmp_path)), Interrupts())
     server.stop(None).wait()
 
 
@@ -71,7 +71,7 @@ def test_a_pod_that_the_engine_keeps_is_an_error(
     engine: tuple[Engine, Pods], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it, ours = engine
-    monkeypatch.setattr(pods, "_TO_REMOVE", 0.0)
+    monkeypatch.setattr(pods, "_REMOVE_TIMEOUT", 0.0)
     it.refusals = 1_000
     with pytest.raises(CriRefused, match="in starting state"):
         ours.remove_all()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from integration.verify.program import END, find_program, parse
+from integration.verify.probe import END, find_program, parse
 from tests.harness.waiting import eventually
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def test_a_pod_of_a_cluster_is_judged_by_how_many_it_has(count: str, status: int
     """None here: this machine has no GPU of its own, and no driver mounted."""
     done = probe("count", count)
     assert done.returncode == status
-    told = "passed  0 GPUs, as requested\n" if status == 0 else "seen: 0 of them\n"
+    told = "passed  0 GPUs, as requested\n" if status == 0 else "seen: 0 GPUs\n"
     assert told in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 

@@ -1,4 +1,4 @@
-"""Verifying a node: what is needed for it, the checks in their order, and the outcome of each."""
+"""Run the checks in order on this node and collect their results."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from integration.verify.errors import EngineMissing, NothingVerified, VerifyRunn
 from integration.verify.interrupts import Interrupts
 from integration.verify.kubelet import Kubelet
 from integration.verify.node import Node
-from integration.verify.outcomes import NotAsExpected, NotMade, Outcome, Result
-from integration.verify.pods import Place, Pods, find_image
-from integration.verify.program import find_program
+from integration.verify.outcomes import CheckFailed, CheckSkipped, Outcome, Result
+from integration.verify.pods import Pods, PodSettings, find_image
+from integration.verify.probe import find_program
 from shim import VERSION
 
 _NAMESPACE: Final = "nvshim-verify"
@@ -33,116 +33,120 @@ _SYSTEMD: Final = "SystemdCgroup"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How a node is verified."""
+class VerifyOptions:
+    """The options of a verification."""
 
-    handler: str  # the engine's
-    cri_socket: str = ""  # where it serves the CRI; "" for the first place that has one
-    checks: Sequence[Check] = CHECKS  # which, in their order
-    restart_agent: bool = False  # whether the node agent may be restarted
+    handler: str  # the engine's runtime handler
+    cri_socket: str = ""  # the engine's CRI socket; "" for the first known one that exists
+    checks: Sequence[Check] = CHECKS  # the checks to run, in order
+    restart_agent: bool = False  # whether a check may restart the node agent
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of it."""
+    """The results of a verification."""
 
-    node: dict[str, Any]  # which node it is, as values that JSON has
-    results: tuple[Result, ...]  # one for each check
-    seconds: float  # that it took
+    node: dict[str, Any]  # a description of the node, as JSON values
+    results: tuple[Result, ...]  # one per check
+    seconds: float  # duration
 
     def count(self, outcome: Outcome) -> int:
-        """How many checks ended so."""
+        """Return how many checks had this outcome."""
         return sum(result.outcome is outcome for result in self.results)
 
 
-def verify(config: Config, asked: Asked, say: Callable[[str], None]) -> Verification:
-    """Verify this node. Nothing of it is left, however it ends.
+def verify(
+    config: Config, options: VerifyOptions, report_progress: Callable[[str], None]
+) -> Verification:
+    """Verify this node and leave nothing behind, also after a failure.
 
     Args:
-        config: of the shim.
-        asked: how.
-        say: told in some words what is being done.
+        config: the shim's configuration.
+        options: which checks to run, and how.
+        report_progress: called with a short text for each step.
 
     Raises:
-        VerifyError: it cannot be done here.
-        CriError: the engine does not answer, or does not let its pods be removed.
+        VerifyError: the node cannot be verified.
+        CriError: the engine does not answer, or refuses to remove the pods.
         NvshimError: the node has no driver.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     program = find_program()
     inventory = inventory_of(config, anew=True)
     with (
         Interrupts() as interrupts,
         _directory(config) as directory,
-        Cri(_socket(asked.cri_socket)) as cri,
+        Cri(_socket(options.cri_socket)) as cri,
     ):
-        say("asking the engine")
+        report_progress("querying the engine")
         engine = cri.engine()
-        place = Place(
-            handler=asked.handler,
+        settings = PodSettings(
+            handler=options.handler,
             namespace=_namespace(config),
             image=find_image(cri),
             program=program,
             directory=directory,
-            systemd=_is_systemd(cri, engine, asked.handler),
+            systemd=_is_systemd(cri, engine, options.handler),
         )
-        with Pods(cri, place, interrupts) as pods:
+        with Pods(cri, settings, interrupts) as pods:
             node = Node(
                 config, inventory, engine, pods, Kubelet(config),
-                restart_agent=asked.restart_agent,
+                restart_agent=options.restart_agent,
             )  # fmt: skip
-            results = tuple(_results(node, asked.checks, say))
+            results = tuple(_results(node, options.checks, report_progress))
     if all(result.outcome is Outcome.SKIPPED for result in results):
         raise NothingVerified(
             "to verify this node",
             found="; ".join(f"{result.name}: {result.told}" for result in results)
-            or "no check was asked for",
-            do="ask for others, with --only or without",
+            or "no check was selected",
+            do="select other checks with --only, or run all of them",
         )
-    return Verification(_described(node), results, round(time.monotonic() - began, 1))
+    return Verification(_described(node), results, round(time.monotonic() - started, 1))
 
 
-def _results(node: Node, checks: Sequence[Check], say: Callable[[str], None]) -> Iterator[Result]:
-    """Make the checks; one is left out whose needs have failed, or were left out for that."""
-    unfit: set[str] = set()
+def _results(
+    node: Node, checks: Sequence[Check], report_progress: Callable[[str], None]
+) -> Iterator[Result]:
+    """Run the checks; skip those that depend on a failed check or on one skipped for this."""
+    unmet: set[str] = set()
     for check in checks:
-        say(f"{check.name}: {check.title}")
-        lacking = [name for name in check.needs if name in unfit]
+        report_progress(f"{check.name}: {check.title}")
+        lacking = [name for name in check.needs if name in unmet]
         if lacking:
             result = Result(
-                check.name, check.title, Outcome.SKIPPED, told=f"it needs: {', '.join(lacking)}"
+                check.name, check.title, Outcome.SKIPPED, told=f"depends on: {', '.join(lacking)}"
             )
         else:
-            result = _made(check, node)
+            result = _result(check, node)
         if lacking or result.outcome is Outcome.FAILED:
-            unfit.add(check.name)
+            unmet.add(check.name)
         yield result
-    say("")
+    report_progress("")
 
 
-def _made(check: Check, node: Node) -> Result:
-    began = time.monotonic()
+def _result(check: Check, node: Node) -> Result:
+    started = time.monotonic()
 
     def result(outcome: Outcome, **texts: str) -> Result:
-        seconds = round(time.monotonic() - began, 1)
+        seconds = round(time.monotonic() - started, 1)
         return Result(check.name, check.title, outcome, seconds=seconds, **texts)
 
-    def failed(error: NotAsExpected) -> Result:
+    def failed(error: CheckFailed) -> Result:
         return result(Outcome.FAILED, expected=error.expected, seen=error.seen, do=error.do)
 
     try:
-        return result(Outcome.PASSED, told=check.make(node))
-    except NotMade as error:
+        return result(Outcome.PASSED, told=check.run(node))
+    except CheckSkipped as error:
         return result(Outcome.SKIPPED, told=error.why)
-    except NotAsExpected as error:
+    except CheckFailed as error:
         return failed(error)
     except CriError as error:
-        do = error.do or "see the engine's log, and `nvshim doctor`"
-        return failed(NotAsExpected(check.title, seen=f"{error.asked}: {error.found}", do=do))
+        do = error.do or "see the engine's log, and run `nvshim doctor`"
+        return failed(CheckFailed(check.title, seen=f"{error.asked}: {error.found}", do=do))
 
 
 def _described(node: Node) -> dict[str, Any]:
-    """Which node it is, without what tells it from others of its kind."""
+    """Describe the node without anything that identifies it, such as host names or UUIDs."""
     driver = node.inventory.driver
     return {
         "version": VERSION,
@@ -160,27 +164,29 @@ def _described(node: Node) -> dict[str, Any]:
 
 
 def _socket(named: str) -> str:
-    """Where the engine serves the CRI.
+    """Return the engine's CRI socket.
 
     Raises:
-        EngineMissing: nowhere.
+        EngineMissing: no known socket exists.
     """
     places = (named.removeprefix("unix://"),) if named else CRI_SOCKETS
     for path in places:
         if os.path.exists(path):
             return path
-    raise EngineMissing("an engine that runs pods", found=f"no socket {' or '.join(places)}")
+    raise EngineMissing(
+        "to find an engine that runs pods", found=f"no socket {' or '.join(places)} exists"
+    )
 
 
 def _namespace(config: Config) -> str:
-    """Of the pods; where no request of a privileged container is believed, one that is trusted."""
+    """Return the pods' namespace; in strict mode a trusted one, so that requests are granted."""
     trusted = config.trusted_namespaces
     return trusted[0] if config.mode == Mode.STRICT and trusted else _NAMESPACE
 
 
 def _is_systemd(cri: Cri, engine: Engine, handler: str) -> bool:
-    """Whether cgroups of the handler are systemd's: their names are of another kind."""
-    with contextlib.suppress(CriError):  # containerd 1 does not know the call
+    """Return whether the handler uses the systemd cgroup driver, whose parents are slices."""
+    with contextlib.suppress(CriError):  # containerd 1 does not support the call
         driver = cri.runtime_config(pb.RuntimeConfigRequest()).linux.cgroup_driver
         return driver == pb.SYSTEMD
     options = engine.handler(handler).get("options")
@@ -189,11 +195,11 @@ def _is_systemd(cri: Cri, engine: Engine, handler: str) -> bool:
 
 @contextlib.contextmanager
 def _directory(config: Config) -> Iterator[str]:
-    """A directory for the logs of pods, which is removed at the end. Who has it is alone.
+    """Lock and yield a directory for the pods' logs, and remove it at the end.
 
     Raises:
-        VerifyUnusable: it cannot be made.
-        VerifyRunning: somebody else has it.
+        VerifyUnusable: the directory cannot be created.
+        VerifyRunning: another verification holds the lock.
     """
     path = os.path.join(config.state, _DIRECTORY)
     try:
@@ -206,8 +212,10 @@ def _directory(config: Config) -> Iterator[str]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise VerifyRunning("to verify this node", found="somebody does already") from None
-        for name in os.listdir(path):  # of a run that was killed
+            raise VerifyRunning(
+                "to verify this node", found="another verification is running"
+            ) from None
+        for name in os.listdir(path):  # left by a run that was killed
             shutil.rmtree(os.path.join(path, name), ignore_errors=True)
         try:
             yield path

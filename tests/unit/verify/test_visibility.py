@@ -11,14 +11,19 @@ import pytest
 from hooks.config import load_config
 from integration.nvml.inventory import inventory_of
 from integration.simulated import Scenario, SimulatedNode
-from integration.verify.program import Report, parse
-from integration.verify.visibility import gpu_numbers, wanted_of, wrong_with, wrong_without
+from integration.verify.probe import Report, parse
+from integration.verify.visibility import (
+    expected_devices,
+    faults_with_gpu,
+    faults_without_gpu,
+    gpu_numbers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hooks.node.inventory import Inventory
-    from integration.verify.visibility import Wanted
+    from integration.verify.visibility import ExpectedDevice
 
 LIBRARY: Final = frozenset({"libcuda.so.535.309.01", "hosts"})
 
@@ -43,20 +48,20 @@ def seen(
     return Report(nodes, numbers, LIBRARY)
 
 
-def wanted(node: Inventory, name: str) -> Wanted:
-    (found,) = [device for device in wanted_of(node) if device.name == name]
+def wanted(node: Inventory, name: str) -> ExpectedDevice:
+    (found,) = [device for device in expected_devices(node) if device.name == name]
     return found
 
 
 def test_what_containers_can_have_is_each_whole_gpu_and_each_mig_device(node: Inventory) -> None:
-    names = [device.name for device in wanted_of(node)]
+    names = [device.name for device in expected_devices(node)]
     assert names == ["GPU 0", "GPU 1", "MIG device 2:0", "MIG device 2:1"]
-    assert [len(device.nodes) for device in wanted_of(node)] == [1, 1, 3, 3]
+    assert [len(device.nodes) for device in expected_devices(node)] == [1, 1, 3, 3]
     lost, excluded, cut = node.gpus
     fewer = replace(
         node, gpus=(replace(lost, lost="off the bus"), replace(excluded, excluded=True), cut)
     )
-    assert [device.name for device in wanted_of(fewer)] == names[2:]
+    assert [device.name for device in expected_devices(fewer)] == names[2:]
 
 
 @pytest.mark.parametrize("name", ["GPU 0", "MIG device 2:1"])
@@ -64,26 +69,26 @@ def test_a_container_with_its_device_and_no_other_is_right(node: Inventory, name
     device = wanted(node, name)
     control = {"/dev/nvidiactl", "/dev/nvidia-uvm"}
     report = seen(node, {*device.nodes, *device.more, *control})
-    assert wrong_with(report, device, node, {}) == []
+    assert faults_with_gpu(report, device, node, {}) == []
 
 
 def test_a_node_under_another_name_is_known_by_its_number(node: Inventory) -> None:
     device = wanted(node, "GPU 0")
     report = seen(node, ["/dev/nvidia0"])
-    assert wrong_with(
+    assert faults_with_gpu(
         replace(report, nodes={"/dev/renamed": report.nodes["/dev/nvidia0"]}), device, node, {}
     ) == []  # fmt: skip
     other = seen(node, ["/dev/nvidia1"]).nodes["/dev/nvidia1"]
-    assert wrong_with(replace(report, nodes={"/dev/nvidia0": other}), device, node, {}) == [
-        "no node /dev/nvidia0", "the node /dev/nvidia1 of another device",
+    assert faults_with_gpu(replace(report, nodes={"/dev/nvidia0": other}), device, node, {}) == [
+        "/dev/nvidia0 is missing", "/dev/nvidia1 of another device is visible",
     ]  # fmt: skip
 
 
 def test_of_a_mig_device_another_ones_capability_is_too_much(node: Inventory) -> None:
     first, second = wanted(node, "MIG device 2:0"), wanted(node, "MIG device 2:1")
-    wrong = wrong_with(seen(node, first.nodes | second.nodes), first, node, {})
+    wrong = faults_with_gpu(seen(node, first.nodes | second.nodes), first, node, {})
     assert wrong == [
-        f"the node {path} of another device" for path in sorted(second.nodes - first.nodes)
+        f"{path} of another device is visible" for path in sorted(second.nodes - first.nodes)
     ]
 
 
@@ -101,7 +106,7 @@ def test_a_node_opens_as_on_the_node_itself(
 ) -> None:
     report = seen(node, ["/dev/nvidia0"], error=inside)
     on_node = {"/dev/nvidia0": outside}
-    assert wrong_with(report, wanted(node, "GPU 0"), node, on_node) == wrong
+    assert faults_with_gpu(report, wanted(node, "GPU 0"), node, on_node) == wrong
 
 
 @pytest.mark.parametrize(
@@ -111,24 +116,28 @@ def test_another_device_that_a_node_of_ones_own_making_opens_is_told(
     node: Inventory, error: int, words: str
 ) -> None:
     report = seen(node, ["/dev/nvidia0"], closed=error)
-    wrong = wrong_with(report, wanted(node, "GPU 0"), node, {})
-    assert f"/dev/nvidia1 can be reached by its number ({words})" in wrong
+    wrong = faults_with_gpu(report, wanted(node, "GPU 0"), node, {})
+    assert f"/dev/nvidia1 can be opened by its device number ({words})" in wrong
     assert not any("/dev/nvidia0" in each for each in wrong)
-    assert f"/dev/nvidia0 can be reached by its number ({words})" in wrong_without(
+    assert f"/dev/nvidia0 can be opened by its device number ({words})" in faults_without_gpu(
         seen(node, [], closed=error), node
     )
 
 
 def test_without_the_drivers_library_a_gpu_is_of_no_use(node: Inventory) -> None:
     report = replace(seen(node, ["/dev/nvidia0"]), mounts=frozenset({"hosts"}))
-    assert wrong_with(report, wanted(node, "GPU 0"), node, {}) == ["no libcuda of the driver"]
+    assert faults_with_gpu(report, wanted(node, "GPU 0"), node, {}) == [
+        "the driver's libcuda is not mounted"
+    ]
 
 
 def test_a_container_without_a_request_has_nothing_of_the_driver(node: Inventory) -> None:
     nothing = replace(seen(node, []), mounts=frozenset())
-    assert wrong_without(nothing, node) == []
+    assert faults_without_gpu(nothing, node) == []
     much = seen(node, ["/dev/nvidiactl"])
-    assert wrong_without(much, node) == ["the node /dev/nvidiactl", "libcuda.so.535.309.01"]
+    assert faults_without_gpu(much, node) == [
+        "/dev/nvidiactl is visible", "libcuda.so.535.309.01 is mounted",
+    ]  # fmt: skip
 
 
 def test_what_the_program_says_is_read_and_other_words_are_not() -> None:

@@ -1,4 +1,4 @@
-"""The program that runs in the containers: where it is, and what it says (``probe.c``)."""
+"""Find the probe (``probe.c``), which runs in the containers, and parse its reports."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from integration.tree import PROBE, own_tree, probe_of
 from integration.verify.errors import ProbeMissing
 
 END: Final = "end"
-"""Its last line of a look."""
+"""The last line of a report."""
 
 Number = tuple[int, int]
-"""The major and the minor number of a device."""
+"""A device's major and minor number."""
 
 _CHECKOUT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a container sees."""
+    """The devices and mounts that a container sees."""
 
-    # the character devices below its /dev: number and errno of an attempt to open it, 0 for
-    # success, by path
+    # by path, each character device below /dev: its number, and the errno of opening it (0: ok)
     nodes: dict[str, tuple[Number, int]] = field(default_factory=dict)
-    # the errno of opening a device by its number alone. What is not here could not even be made.
+    # by number, the errno of opening a device through a node that the probe created; numbers
+    # whose node could not be created are missing
     numbers: dict[Number, int] = field(default_factory=dict)
-    mounts: frozenset[str] = frozenset()  # the names of what is mounted, without their directories
+    mounts: frozenset[str] = frozenset()  # the last components of the mount points
 
 
 def find_program() -> str:
-    """Where the program is.
+    """Return the probe's path on the host.
 
     Raises:
-        ProbeMissing: it is not there.
+        ProbeMissing: the probe is not installed.
     """
     tree = own_tree()
     path = probe_of(tree) if tree else f"{_CHECKOUT}/.cache/bin/{PROBE}"
     if not os.access(path, os.X_OK):
-        raise ProbeMissing("the program for the containers", found=f"no {path}")
+        raise ProbeMissing("to find the probe program", found=f"{path} does not exist")
     return path
 
 
 def parse(lines: Iterable[str]) -> Report:
-    """What it has said; lines of other kinds are left out.
+    """Parse the lines of a report; skip lines of unknown kinds.
 
     Raises:
-        ValueError: a line is not as the program writes it.
+        ValueError: a line is malformed.
     """
     nodes: dict[str, tuple[Number, int]] = {}
     numbers: dict[Number, int] = {}
