@@ -1,4 +1,4 @@
-"""``nvshim node-installer``: what the installer's DaemonSet runs on a node."""
+"""``nvshim node-installer``: install on a Kubernetes node, from the installer's DaemonSet."""
 
 from __future__ import annotations
 
@@ -12,49 +12,57 @@ import click
 from integration.cli.options import with_output
 from integration.cli.output import Output
 from integration.kubernetes.environment import ignored, settings_from
-from integration.kubernetes.status import Log, check
+from integration.kubernetes.status import Log
+from integration.kubernetes.status import probe as answer_probe
 
 
 @click.command("node-installer")
-@click.option("--host", metavar="DIR", help="Where the node's root is mounted.")
-@click.option("--tree", metavar="DIR", help="The tree to install; by default the program's own.")
-@click.option("--wait-for-driver", is_flag=True, default=None, help="Await driver-ready.")
-@click.option("--toolkit-ready", is_flag=True, default=None, help="Write toolkit-ready.")
+@click.option("--host", metavar="DIR", help="The mount point of the node's root.")
+@click.option("--tree", metavar="DIR", help="Install this tree; by default the image's own.")
 @click.option(
-    "--remove-on-exit", is_flag=True, default=None, help="Take everything back at the end."
-)
-@click.option("--once", is_flag=True, default=None, help="End when everything is done.")
+    "--wait-for-driver", is_flag=True, default=None,
+    help="Wait for the GPU operator's driver-ready file.",
+)  # fmt: skip
+@click.option(
+    "--toolkit-ready", is_flag=True, default=None,
+    help="Write the GPU operator's toolkit-ready file when the node is ready.",
+)  # fmt: skip
+@click.option("--remove-on-exit", is_flag=True, default=None, help="Uninstall on exit.")
+@click.option(
+    "--once", is_flag=True, default=None,
+    help="Exit when the installation is complete, instead of watching the node.",
+)  # fmt: skip
 @click.option(
     "--restart", type=click.Choice(["none", "signal", "systemd"]), default=None,
-    help="How the engine is restarted if it has to be.",
+    help="How to restart the engine when it needs a restart.",
 )  # fmt: skip
 @click.option(
     "--probe",
     type=click.Choice(["alive", "ready"]),
-    help="Ask the installer of this container how it is, and end.",
+    help="Check whether this container's installer is alive or ready, and exit.",
 )
 @with_output
-def command(output: Output, probe: str | None, **given: Any) -> None:
-    """Install on a Kubernetes node, configure its engine, and keep both so.
+def command(output: Output, probe: str | None, **options: Any) -> None:
+    """Install the shim on a Kubernetes node, configure its engine, and keep it that way.
 
-    Runs in a container that has the node's root mounted. Is told by variables, those of NVIDIA's
-    installer among them; an option has the last word. Ends with status 0 when it is told to (see
-    --remove-on-exit), or with --once when everything is done.
+    Runs in a container with the node's root mounted. Environment variables configure it, including
+    those of NVIDIA's installer; options override them. It exits with status 0 on SIGTERM (see
+    --remove-on-exit), or with --once when the installation is complete.
     """
     settings = settings_from(os.environ)
-    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
+    settings = replace(settings, **{k: v for k, v in options.items() if v is not None})
     if probe:
-        status = check(probe, settings.local, time.monotonic())
+        status = answer_probe(probe, settings.local, time.monotonic())
         output.text(f"state  {status.state}", {"state": status.state, "message": status.message})
         return
-    # A probe needs none of it.
+    # Imported here, because a probe does not need them.
     from integration.kubernetes.host import Host  # noqa: PLC0415
     from integration.kubernetes.installer import Installer  # noqa: PLC0415
-    from integration.kubernetes.stopping import heed_signals  # noqa: PLC0415
+    from integration.kubernetes.stop_signals import raise_on_stop_signals  # noqa: PLC0415
 
     log = Log()
     for name, why in ignored(os.environ).items():
-        log.info("a variable that means nothing here", variable=name, why=why)
-    heed_signals()
+        log.info("ignoring a variable that has no effect here", variable=name, why=why)
+    raise_on_stop_signals()
     with Host(settings.host) as host:
         Installer(settings, host, log).run()

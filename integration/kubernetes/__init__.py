@@ -1,34 +1,36 @@
-"""This project on the nodes of a Kubernetes cluster.
+"""Install and run the shim on the nodes of a Kubernetes cluster.
 
-``nvshim node-installer`` is what the installer's DaemonSet runs on each node, in place of NVIDIA's
-nvidia-ctk-installer. Its image holds nothing but the tree that ``make dist`` makes. It takes the
-node's lock, copies the tree below the node's prefix, and from there on does what a person would do:
-it runs the node's own copy in the node's root, for ``nvshim install`` and ``nvshim configure``. So
-these two only ever see a system's ordinary paths, and what an installer does can be done by hand.
+The installer's DaemonSet runs ``nvshim node-installer`` on each node, in place of NVIDIA's
+nvidia-ctk-installer. Its image holds only the tree that ``make dist`` builds. The installer takes
+the node's lock, copies the tree below the prefix on the node, and then runs the node's own copy in
+the node's root: ``nvshim install`` and ``nvshim configure``. These two commands therefore see
+ordinary host paths, and an operator can repeat by hand what the installer does.
 
 Rules
-- One installer at a time works on a node, and it says so to NVIDIA's: both lock the same file.
-- It may be killed at any step, and started again: each step is whole or not there, and finds out by
-  itself whether it has still something to do.
-- It restarts nothing unless it was told to. Whether the engine has yet to be restarted is told by
-  asking the engine, so that a restart by anybody is noticed.
-- What another tool takes away is put back, later each time, so that it never fights.
-- When it is told to end it leaves the node as it is: an update of a DaemonSet ends each installer
-  once. Only if it was asked to clean up, everything is taken back.
-- What is in the image, the node's files and the cluster's variables are data; nothing of it is
-  given to a shell.
+- One installer works on a node at a time. It locks the same file as NVIDIA's installer.
+- It may be killed at any step and started again. Each step is atomic and detects by itself
+  whether it has work to do.
+- It restarts nothing unless configured to. It asks the engine whether a restart is outstanding, so
+  it notices a restart by anyone.
+- It restores what another tool removed, with a growing delay, so the two never fight.
+- On SIGTERM it leaves the node as it is, because each DaemonSet update stops every installer once.
+  It uninstalls only with NVSHIM_REMOVE_ON_EXIT.
+- Image contents, host files and variables are data; none of it is passed to a shell.
 
 ================= ==============================================================================
-``environment``  the variables, NVIDIA's among them, and what becomes of each → settings
-``settings``     what an installer is asked to do
-``host``         the node's root: its files, and programs that run in it
-``validations``  the files by which the GPU operator's parts wait for each other
-``status``       what the installer is doing, for probes, people and programs; its log
-``handlers``     which handlers the engine has, asked through the CRI
-``backoff``      when to put back what another tool took away
-``entering``     a program of the node, in the place of the container's
-``installer``    the steps, in their order
-``manifests/``   what is given to ``kubectl apply -k``
+``environment``   parses the variables, NVIDIA's among them, to settings
+``settings``      the installer's settings
+``host``          the node's root: its files, and commands that run in it
+``validations``   the ready files with which the GPU operator's components wait for each other
+``status``        the installer's status file for probes and programs, and its log
+``engine_query``  asks the engine over the CRI which handlers it runs with
+``gpu_detection`` detects whether the node has an NVIDIA GPU
+``backoff``       when to restore what another tool removed
+``host_exec``     replaces the container's process by a program in the node's root
+``stop_signals``  turns termination signals into an exception
+``installer``     the steps, in order
+``manifests/``    for ``kubectl apply -k``
+``chart/``        the Helm chart
 ================= ==============================================================================
 
 Source: nvidia-container-toolkit cmd/nvidia-ctk-installer; gpu-operator assets/.

@@ -1,8 +1,8 @@
-"""When to put back what another tool took away: at once, then later each time.
+"""Delay before restoring what another tool removed: none at first, then growing.
 
-Two tools that both insist would rewrite a file, and restart an engine, for ever. So the first time
-nothing is waited; each further time within :data:`CALM` twice as long as before, up to
-:data:`LONGEST`; and after a calm time it begins anew.
+Two tools that both insist would rewrite a file and restart the engine forever. The first
+restoration is immediate. Each further one within :data:`CALM` seconds waits twice as long as the
+one before, up to :data:`LONGEST`. After a calm period the delay is reset.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ CALM: Final = 3600.0
 
 
 class Backoff:
-    """How long to wait before the next time. Times are seconds of a clock that never goes back."""
+    """Compute the earliest time of the next restoration, in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._last: float | None = None
         self._wait = 0.0
 
     def is_calm(self, now: float) -> bool:
-        """Whether nothing of the kind was done for long."""
+        """Return whether the last restoration is long ago."""
         return self._last is None or now - self._last >= CALM
 
     def due(self, now: float) -> float:
-        """When it may be done: ``now``, or later."""
+        """Return the earliest time of the next restoration: ``now`` or later."""
         if self._last is None or self.is_calm(now):
             return now
         return max(now, self._last + self._wait)
 
     def done(self, now: float) -> None:
-        """It was done."""
+        """Record a restoration."""
         self._wait = FIRST if self.is_calm(now) else min(LONGEST, self._wait * 2)
         self._last = now

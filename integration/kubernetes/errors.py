@@ -1,4 +1,4 @@
-"""What can go wrong while a node of a cluster is set up: E266x to E268x."""
+"""Errors of setting up a cluster's node: E266x to E268x."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from integration.errors import IntegrationError
 
 
 class KubernetesError(IntegrationError):
-    """Base of everything that :mod:`integration.kubernetes` raises on purpose."""
+    """Base of the errors of :mod:`integration.kubernetes`."""
 
 
 class InstallerRunning(KubernetesError, code="NVSHIM-E2660", status=Status.ALREADY_EXISTS):
-    """Another installer, ours or NVIDIA's, holds the node's lock. Nothing was touched."""
+    """Another installer, ours or NVIDIA's, holds the node's lock. Nothing was changed."""
 
 
 class VariableUnusable(KubernetesError, code="NVSHIM-E2661", status=Status.INVALID_ARGUMENT):
-    """A variable of the installer's environment has a value that means nothing, or not here."""
+    """A variable of the installer has a value that is invalid, or invalid on this node."""
 
 
 class HostUnusable(KubernetesError, code="NVSHIM-E2662", status=Status.FAILED_PRECONDITION):
-    """The node's root is not mounted where it should be, or cannot be entered or written."""
+    """The node's root is not mounted where expected, or cannot be entered or written."""
 
 
 class ImageTreeMissing(KubernetesError, code="NVSHIM-E2663", status=Status.FAILED_PRECONDITION):
-    """The installer does not run from a tree that it could put on the node."""
+    """The installer does not run from a tree that it could copy to the node."""
 
 
 class HostCommandFailed(KubernetesError, code="NVSHIM-E2664", status=Status.ABORTED):
-    """A command that was run in the node's root failed; the message quotes it."""
+    """A command in the node's root failed; the message quotes it."""
 
-    remedy = "do what the command's message says; the installer tries again"
+    remedy = "follow the command's message; the installer retries"
 
 
 class DriverNotReady(KubernetesError, code="NVSHIM-E2665", status=Status.DEADLINE_EXCEEDED):
-    """The driver was to be awaited, and is not ready within the time that was given."""
+    """The driver was not ready within the configured time."""
 
 
 class ValidationFileMalformed(KubernetesError, code="NVSHIM-E2666", status=Status.INVALID_ARGUMENT):
-    """A file of the operator's validator says something that cannot be followed."""
+    """A file of the operator's validator has an unusable value."""
 
 
 class NodeWithoutGpu(KubernetesError, code="NVSHIM-E2667", status=Status.FAILED_PRECONDITION):
-    """The node has no NVIDIA GPU, so the installer has put nothing on it."""
+    """The node has no NVIDIA GPU, so the installer has installed nothing."""
 
-    remedy = "run it on a node with a GPU; NVSHIM_EVERY_NODE has the installer set up every node"
+    remedy = "run it on a node with a GPU, or set NVSHIM_EVERY_NODE to set up every node"
 
 
 class InstallerUnwell(KubernetesError, code="NVSHIM-E2668", status=Status.UNAVAILABLE):
-    """A probe: the installer is not ready, or has not been heard of for too long."""
+    """A probe failed: the installer is not ready, or has not written its status for too long."""
 
     remedy = "see the log of the installer's pod"

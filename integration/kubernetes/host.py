@@ -1,15 +1,15 @@
-"""The node's root: its files, and programs that are run in it.
+"""The node's root: access its files and run commands in it.
 
-The root is mounted in the container, and its links mean places in it. So every path is resolved
-by the kernel with that directory as "/", and nothing of it is looked up from the container's own
-root. A program of the node runs with that root as its own: it sees what a person would see.
+The root is mounted in the container, and its symbolic links refer to host paths. The kernel
+therefore resolves every path with that directory as "/", and never from the container's root. A
+host command runs with the node's root as its own, so it sees what an operator sees.
 
 Rules
-- A file is replaced whole: written beside its place, and renamed. What is written here is below
-  /run, which is gone after a crash anyway; what has to be on the disk is ``nvshim install``'s.
-- A file of ours is never a link: whoever put one there is not followed.
-- A program gets a fixed environment, no input, and a limit of time; what it has started is ended
-  with it.
+- A file is replaced atomically: written next to its target and renamed. Files written here are
+  below /run, which does not survive a crash, so nothing is synced; ``nvshim install`` syncs the
+  rest.
+- A file of ours is never a link; a link at its place is not followed.
+- A command gets a fixed environment, no input and a time limit. Its children are killed with it.
 
 Source: openat2(2) RESOLVE_IN_ROOT; chroot(2).
 """
@@ -36,37 +36,37 @@ ENVIRONMENT: Final = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
     "LANG": "C.UTF-8",
-    # Of all that is not read-only, what is surely there.
+    # A writable directory that always exists.
     "TMPDIR": STATE,
-    # Else systemctl does nothing in a root that is not the one of process 1.
+    # Otherwise systemctl does nothing in a root other than that of process 1.
     "SYSTEMD_IGNORE_CHROOT": "1",
 }
 _LONGEST_PID: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a program of the node ended."""
+class CommandResult:
+    """The result of a host command."""
 
-    code: int  # its exit status; negative for a signal
-    stdout: str  # what it wrote there
-    stderr: str  # likewise
+    code: int  # the exit status; negative for a signal
+    stdout: str
+    stderr: str
 
     @property
-    def last_words(self) -> str:
-        """The last line that it wrote."""
+    def last_line(self) -> str:
+        """The last line of its output, preferably of stderr."""
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
 
 class Host:
-    """A node's root. As a context it is closed at the end.
+    """A node's root; the context closes it.
 
-    A ``path`` is one on the node, whose links are followed on it. What the node does not let us do
-    is a HostUnusable, unless a method says otherwise.
+    Each ``path`` is a host path, and its links are followed on the host. Failures raise
+    HostUnusable unless a method documents otherwise.
 
     Args:
-        root: where it is; a directory.
+        root: the directory where the node's root is mounted.
     """
 
     def __init__(self, root: str) -> None:
@@ -75,9 +75,9 @@ class Host:
             self._fd = os.open(root, _DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise HostUnusable(
-                f"the node's root at {root}",
+                f"to open the node's root at {root}",
                 found=error.strerror or str(error),
-                do="mount the node's / there, or name another place in HOST_ROOT_MOUNT",
+                do="mount the node's / there, or set HOST_ROOT_MOUNT to its mount point",
             ) from error
 
     def __enter__(self) -> Self:
@@ -88,13 +88,13 @@ class Host:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the root that this process has."""
+        """Whether it is this process's own root."""
         return os.path.samestat(os.fstat(self._fd), os.stat("/"))
 
     def read(self, path: str) -> bytes | None:
-        """A file's content; None if there is none."""
+        """Return a file's content; None if it does not exist."""
         with (
-            _usable(f"to read {path}"),
+            _host_errors(f"to read {path}"),
             suppress(FileNotFoundError),
             open(open_in_root(self._fd, path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file,
         ):
@@ -102,11 +102,11 @@ class Host:
         return None
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Write a file, whole or not at all. Directories on the way are made."""
+        """Write a file atomically, and create its parent directories."""
         name = os.path.basename(path)
         new = f".{name}.new"
         asked = f"to write {path}"
-        with _usable(asked), self.directory(os.path.dirname(path), make=True) as directory:
+        with _host_errors(asked), self.directory(os.path.dirname(path), make=True) as directory:
             with suppress(FileNotFoundError):
                 os.unlink(new, dir_fd=directory)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -115,13 +115,13 @@ class Host:
             os.rename(new, name, src_dir_fd=directory, dst_dir_fd=directory)
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there; of a link, not what it leads to."""
+        """Remove a file if it exists; of a link, not its target."""
         nothing, parent = suppress(FileNotFoundError), self.directory(os.path.dirname(path))
-        with _usable(f"to remove {path}"), nothing, parent as directory:
+        with _host_errors(f"to remove {path}"), nothing, parent as directory:
             os.unlink(os.path.basename(path), dir_fd=directory)
 
     def identity(self, path: str) -> tuple[int, ...] | None:
-        """What differs once a file or directory was changed or replaced; None if there is none."""
+        """Return a value that changes when the file is changed or replaced; None if missing."""
         try:
             fd = open_in_root(self._fd, path, os.O_PATH)
         except OSError:
@@ -133,7 +133,7 @@ class Host:
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def files(self, path: str) -> list[str]:
-        """The paths of a directory and of what is in it; its own if it is not there."""
+        """Return a directory's path and its entries' paths; only its own if it is missing."""
         try:
             fd = open_in_root(self._fd, path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -145,13 +145,13 @@ class Host:
 
     @contextmanager
     def directory(self, path: str, *, make: bool = False) -> Iterator[int]:
-        """A directory, as a descriptor that is closed at the end.
+        """Open a directory and yield its descriptor.
 
         Args:
-            make: whether it is made, with those on the way.
+            make: create the directory and its parents.
 
         Raises:
-            OSError: there is none, or it cannot be made.
+            OSError: the directory does not exist, or cannot be created.
         """
         fd = self._open_directory(path, make=make)
         try:
@@ -174,13 +174,13 @@ class Host:
         return open_in_root(self._fd, path, _DIRECTORY)
 
     def lock(self, path: str) -> int:
-        """Take a lock that another installer would take too, and say in the file who has it.
+        """Lock the file that all installers lock, and write our pid into it.
 
         Returns:
             A descriptor; the lock is held as long as it is open.
 
         Raises:
-            InstallerRunning: somebody else has it.
+            InstallerRunning: another installer holds the lock.
         """
         fd = -1
         try:
@@ -195,53 +195,53 @@ class Host:
             if fd >= 0:
                 os.close(fd)
             if error.errno not in {errno.EAGAIN, errno.EACCES} or fd < 0:
-                raise _unusable(f"the lock {path}", error) from error
+                raise _unusable(f"to lock {path}", error) from error
             raise InstallerRunning(
-                f"the lock {path}",
-                found=f"another installer has it, process {holder.strip() or 'unknown'}",
-                do="let one installer work on a node: remove the other DaemonSet, or turn the GPU "
-                "operator's toolkit off",
+                f"to lock {path}",
+                found=f"another installer holds the lock (process {holder.strip() or 'unknown'})",
+                do="run one installer per node: remove the other DaemonSet, or disable the GPU "
+                "operator's toolkit",
             ) from None
         return fd
 
     def copy_tree(self, source: str, path: str) -> None:
-        """Copy a directory of the container to the node; what is there is removed first."""
+        """Copy a directory from the container to the node, and replace an existing one."""
         self.remove_tree(path)
         asked = f"to copy {source} to {path}"
-        with _usable(asked), self.directory(os.path.dirname(path), make=True) as directory:
-            # The way through the descriptor leads nowhere else, whatever is renamed meanwhile.
-            place = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
-            shutil.copytree(source, place, symlinks=True)
+        with _host_errors(asked), self.directory(os.path.dirname(path), make=True) as directory:
+            # A path through the descriptor cannot be redirected by a rename.
+            target = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+            shutil.copytree(source, target, symlinks=True)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all that is in it, if it is there."""
+        """Remove a directory tree if it exists."""
         nothing, parent = suppress(FileNotFoundError), self.directory(os.path.dirname(path))
-        with _usable(f"to remove {path}"), nothing, parent as directory:
+        with _host_errors(f"to remove {path}"), nothing, parent as directory:
             shutil.rmtree(os.path.basename(path), dir_fd=directory)
 
     def remove_if_empty(self, path: str) -> None:
-        """Remove a directory if it is there and nothing is in it."""
+        """Remove a directory if it exists and is empty."""
         with suppress(OSError), self.directory(os.path.dirname(path)) as directory:
             os.rmdir(os.path.basename(path), dir_fd=directory)
 
     def run(
         self, argv: Sequence[str], *, timeout: float, environment: Mapping[str, str] | None = None
-    ) -> Ended:
-        """Run a program of the node in the node's root, to its end.
+    ) -> CommandResult:
+        """Run a host command in the node's root and wait for it.
 
         Args:
-            argv: the program by its path on the node, and its arguments.
-            timeout: seconds it may take.
-            environment: more variables than the usual ones.
+            argv: the program's path on the node, and its arguments.
+            timeout: the time limit in seconds.
+            environment: variables to add to the fixed environment.
 
         Raises:
-            HostUnusable: the root cannot be entered, or the program is not there.
-            HostCommandFailed: it took too long. It is ended, with what it has started.
+            HostUnusable: the root cannot be entered, or the program cannot be executed.
+            HostCommandFailed: the time limit passed; the command and its children were killed.
         """
         asked = " ".join(argv)
         is_own = self.is_own
         process = None
-        # Who is told to end just now has to know by then what ends with it.
+        # A stop signal must not arrive between the fork and the assignment of ``process``.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
         def prepare() -> None:
@@ -255,30 +255,30 @@ class Host:
                     argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                     env={**ENVIRONMENT, **(environment or {})}, start_new_session=True,
                     cwd="/" if is_own else None,
-                    preexec_fn=prepare,  # noqa: PLW1509 - there is one thread
+                    preexec_fn=prepare,  # noqa: PLW1509 - there is only one thread
                 )  # fmt: skip
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             stdout, stderr = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise HostCommandFailed(asked, found=f"no end within {timeout:g} s") from None
+            raise HostCommandFailed(asked, found=f"did not finish within {timeout:g} s") from None
         except (OSError, subprocess.SubprocessError) as error:
             raise HostUnusable(
                 asked,
-                found=f"it cannot be run in {self.root}: {error}",
-                do="the installer needs the capability SYS_CHROOT, and the node's root",
+                found=f"cannot be run in {self.root}: {error}",
+                do="give the installer the capability SYS_CHROOT and mount the node's root",
             ) from error
         finally:
             if process is not None:
-                # Also if we are told to end meanwhile. Nothing of it is to go on by itself.
+                # Also after a stop signal: no child of the command may outlive it.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 with process:
                     pass
-        return Ended(process.returncode, _text(stdout), _text(stderr))
+        return CommandResult(process.returncode, _text(stdout), _text(stderr))
 
     def enter(self) -> None:
-        """Make the node's root that of this process, which has one thread."""
+        """Change this single-threaded process's root to the node's root."""
         os.fchdir(self._fd)
         os.chroot(".")
 
@@ -288,8 +288,8 @@ def _text(output: bytes) -> str:
 
 
 @contextmanager
-def _usable(asked: str) -> Iterator[None]:
-    """What fails meanwhile is what the node does not let us do."""
+def _host_errors(asked: str) -> Iterator[None]:
+    """Turn an OSError into HostUnusable."""
     try:
         yield
     except OSError as error:
@@ -298,6 +298,4 @@ def _usable(asked: str) -> Iterator[None]:
 
 def _unusable(asked: str, error: Exception) -> HostUnusable:
     found = getattr(error, "strerror", None) or str(error)
-    return HostUnusable(
-        asked, found=found, do="mount that directory of the node, and not read-only"
-    )
+    return HostUnusable(asked, found=found, do="mount that directory of the node, writable")

@@ -1,8 +1,8 @@
-"""The installer: the node's lock, the tree, the engine's configuration; then it watches.
+"""The installer: lock the node, install the tree, configure the engine, then watch the node.
 
-Each step finds out by itself whether there is something to do, so an installer that was killed
-anywhere is simply started again. What decides how a thing is done is not here: ``nvshim install``,
-``nvshim configure`` and ``nvshim config`` are run on the node, from the tree that is put there.
+Each step detects by itself whether it has work to do, so an installer that was killed is simply
+started again. ``nvshim install``, ``nvshim configure`` and ``nvshim config`` do the actual work;
+they run on the node, from the tree that the installer copied there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from integration.errors import TreeError, fields_of
 from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 from integration.json_documents import parse_json
 from integration.kubernetes.backoff import Backoff
+from integration.kubernetes.engine_query import query_engine
 from integration.kubernetes.errors import DriverNotReady, HostCommandFailed, ImageTreeMissing
-from integration.kubernetes.gpus import has_gpu
-from integration.kubernetes.handlers import ask_engine
+from integration.kubernetes.gpu_detection import has_gpu
 from integration.kubernetes.settings import Settings
 from integration.kubernetes.status import Log, Reporter, State
-from integration.kubernetes.stopping import Stopped
+from integration.kubernetes.stop_signals import Stopped
 from integration.kubernetes.validations import (
     DRIVER_READY,
     TOOLKIT_READY,
@@ -37,23 +37,23 @@ from shim import VERSION
 if TYPE_CHECKING:
     from integration.kubernetes.host import Host
 
-    _Seen = dict[str, tuple[int, ...] | None]
+    _Identities = dict[str, tuple[int, ...] | None]
 
 SHIM: Final = "containerd-shim-nvidia-v1"
 STAGING: Final = ".node-installer"
-"""Below the prefix: where the image's tree is until it is installed."""
+"""The directory below the prefix that holds the image's tree until it is installed."""
 
-# An installation copies and verifies thousands of files, on whatever disk a node has.
+# An installation copies and verifies thousands of files, perhaps on a slow disk.
 _INSTALL_TIMEOUT: Final = 300.0
 _COMMAND_TIMEOUT: Final = 120.0
-# Nobody needs to know of a restart sooner, and each question is a process.
-_ASK_EVERY: Final = 15.0
-_WAIT: Final = 1.0
-# An engine that has been started answers within seconds.
-_ASK_AGAIN: Final = 2.0
+# Each query starts a process, and a restart need not be noticed sooner.
+_QUERY_INTERVAL: Final = 15.0
+_POLL: Final = 1.0
+# A starting engine answers within seconds.
+_RETRY_DELAY: Final = 2.0
 
 _ALL: Final = "1000"
-_TOLD: Final = (
+_LOGGED: Final = (
     "changed", "complete", "tested", "current", "previous", "collected", "unseen_shims", "left",
     "restart", "notes", "mentioned_in",
 )  # fmt: skip
@@ -64,15 +64,15 @@ _CONFIGS: Final = {
     "crio": "/etc/crio/crio.conf",
     "docker": "/etc/docker/daemon.json",
 }
-# Beside the configuration; whatever is put there is looked at.
+# Next to the configuration; every file in these directories is watched.
 _DROP_INS: Final = {"containerd": "{}/conf.d", "crio": "{}/crio.conf.d"}
 _ALWAYS_CDI: Final = frozenset({"crio"})
 _SOCKETS: Final = {engine: SOCKETS[engine] for engine in ("containerd", "crio")}
-"""Where those that serve the CRI do; dockerd does not."""
+"""The CRI sockets of engines that have one; dockerd has none."""
 
 
 class Installer:
-    """What the DaemonSet runs."""
+    """Installs on one node and keeps it installed."""
 
     def __init__(self, settings: Settings, host: Host, log: Log) -> None:
         self._settings = settings
@@ -81,63 +81,63 @@ class Installer:
         self._tree = settings.tree or own_tree()
         self._report = Reporter(host, settings.state, settings.local, VERSION)
         self._backoff = Backoff()
-        self._ask_at = 0.0
-        self._has_to_ask = False
+        self._next_query = 0.0
+        self._must_query = False
         self._has_seen_socket = False
-        # What the engine has to run with, by its files; until those are written, the handler.
+        # The settings that the engine must run with; the handler alone until its files are written.
         kind = settings.runtime_type or RUNTIME_TYPE
         self._wanted: dict[str, Any] = {
             "containerd": {"runtimes": {settings.runtime_name: {"runtime_type": kind}}}
         }
 
     def run(self) -> None:
-        """Do everything; then watch, until it is told to end.
+        """Install and configure, then watch the node until a stop signal arrives.
 
         Raises:
-            InstallerRunning: another one works on this node. Nothing was touched.
-            KubernetesError: a step failed. What was in effect before still is.
+            InstallerRunning: another installer works on this node; nothing was changed.
+            KubernetesError: a step failed; the previous installation stays in effect.
         """
         lock = self._host.lock(self._settings.pid_file)
         try:
             self._work()
         except Stopped as stopped:
-            self._log.info("told to end", signal=str(stopped))
+            self._log.info("stopping", signal=str(stopped))
             if self._settings.remove_on_exit and self._report.status.state != State.NO_GPU:
                 self._remove()
-            self._report.say(state=State.ENDED, message=f"told to end by {stopped}")
+            self._report.update(state=State.ENDED, message=f"stopped by {stopped}")
         except NvshimError as error:
-            self._report.say(state=State.FAILED, message=str(error))
+            self._report.update(state=State.FAILED, message=str(error))
             raise
         finally:
-            # The file stays: who has opened it already would hold a lock on nothing.
+            # Keep the file: an installer that has already opened it must lock the same one.
             os.ftruncate(lock, 0)
             os.close(lock)
 
     def _work(self) -> None:
-        self._report.say(state=State.STARTING)
+        self._report.update(state=State.STARTING)
         if not self._await_gpu():
             return
         root = self._driver_root()
-        # What changes from here on is looked at again: it may not all have been our doing.
-        seen = self._look(self._watched)
+        # Taken before our own changes, so that a change by another tool meanwhile is not missed.
+        seen = self._identities(self._watched)
         self._install()
         self._configure(root)
-        self._ask(time.monotonic())
+        self._check_engine(time.monotonic())
         if not self._settings.once:
             self._watch(seen)
-        # Perhaps it was we who have just restarted it.
+        # The engine may still be starting because we have just restarted it.
         deadline = time.monotonic() + _COMMAND_TIMEOUT
         while self._report.status.state == State.ENGINE and time.monotonic() < deadline:
-            self._pause(_WAIT)
-            self._ask(time.monotonic())
+            self._pause(_POLL)
+            self._check_engine(time.monotonic())
 
     # -- the steps ------------------------------------------------------------------------
 
     def _await_gpu(self) -> bool:
-        """Wait for a GPU, unless the node has been set up already.
+        """Wait for a GPU, unless the node is already set up.
 
         Returns:
-            Whether the node is to be set up; False if it has none and nobody is to wait.
+            Whether to set up the node; False if it has no GPU and the installer runs only once.
         """
         settings = self._settings
         while not (
@@ -146,66 +146,66 @@ class Installer:
             or has_gpu(self._host)
         ):
             if self._report.status.state != State.NO_GPU:
-                self._log.info("no NVIDIA GPU on this node; nothing is done")
-            self._report.say(state=State.NO_GPU, message="no NVIDIA GPU on this node")
+                self._log.info("no NVIDIA GPU on this node; nothing to do")
+            self._report.update(state=State.NO_GPU, message="no NVIDIA GPU on this node")
             if settings.once:
                 return False
-            self._report.alive(time.monotonic())
+            self._report.heartbeat(time.monotonic())
             self._pause(settings.interval)
         return True
 
     def _driver_root(self) -> str:
-        """Wait for the driver if that is asked, and say where it is; empty if nobody said."""
+        """Wait for the driver if configured; return its root, or "" if it is not configured."""
         settings = self._settings
         if not settings.wait_for_driver:
             return settings.driver_root
         path = os.path.join(settings.validations, DRIVER_READY)
         deadline = time.monotonic() + settings.driver_timeout
         while (content := self._host.read(path)) is None:
-            self._report.say(state=State.WAITING, message=f"{path} is not there yet")
+            self._report.update(state=State.WAITING, message=f"waiting for {path}")
             now = time.monotonic()
-            self._report.alive(now)
+            self._report.heartbeat(now)
             if settings.driver_timeout and now > deadline:
                 raise DriverNotReady(
-                    "the node's driver",
-                    found=f"no {path} within {settings.driver_timeout:g} s",
-                    do="see what the operator's validator and driver say",
+                    "to wait for the node's driver",
+                    found=f"{path} did not appear within {settings.driver_timeout:g} s",
+                    do="see the logs of the operator's validator and driver pods",
                 )
-            self._pause(_WAIT)
+            self._pause(_POLL)
         ready: DriverReady = read_driver_ready(content, path)
         root = settings.driver_root or ready.driver_root
         self._log.info("the driver is ready", root=root, of_host=ready.is_host_driver)
         return root
 
     def _install(self) -> dict[str, Any]:
-        """Have the image's tree installed, by its own program; returns its answer."""
-        self._report.say(state=State.INSTALLING, message="")
+        """Run ``nvshim install`` from the image's tree and return its answer."""
+        self._report.update(state=State.INSTALLING, message="")
         settings = self._settings
         staging = self._staging
-        self._host.remove_tree(staging)  # of one that was killed
+        self._host.remove_tree(staging)  # left by an installer that was killed
         if not self._tree:
             raise ImageTreeMissing(
-                "what is to be installed",
-                found="this program is not of a tree",
-                do="run it from the tree that `make dist` makes, or name one in NVSHIM_TREE",
+                "to find the tree to install",
+                found="this program does not run from a tree",
+                do="run it from the tree that `make dist` builds, or set NVSHIM_TREE",
             )
         tree = read_tree(self._tree)
-        source = self._current if self._has_whole(tree.digest) else self._copy()
+        source = self._current if self._is_intact(tree.digest) else self._copy()
         words = ["install", "--prefix", settings.prefix, "--bindir", settings.bindir]
         try:
-            self._try_out(source)
+            self._smoke_test(source)
             if not settings.self_test:
-                # Who may start no container may not look into the node's shims either; so which
-                # trees they use is not known, and none is collected.
+                # Without the privileges for a self-test the installer cannot see which trees the
+                # node's shims use, so it keeps all of them.
                 words += ["--no-self-test", "--keep", _ALL]
             answer = self._nvshim(source, *words, timeout=_INSTALL_TIMEOUT)
         finally:
             self._host.remove_tree(staging)
-        self._log.info("installed", tree=tree.name, **_told(answer))
+        self._log.info("installed", tree=tree.name, **_log_fields(answer))
         return answer
 
-    def _has_whole(self, digest: str = "") -> bool:
-        """Whether the tree in effect can be used: the wanted one, to the last file."""
+    def _is_intact(self, digest: str = "") -> bool:
+        """Return whether the installed tree is intact, and the one with this digest if given."""
         try:
             with self._host.directory(self._current) as directory:
                 path = f"/proc/self/fd/{directory}"
@@ -220,40 +220,40 @@ class Installer:
         return False
 
     def _copy(self) -> str:
-        """Copy the image's tree to the node, beside what is installed; returns its place."""
+        """Copy the image's tree to the staging directory on the node and return its path."""
         self._log.info("copying", tree=self._tree, to=self._staging)
         self._host.copy_tree(self._tree, self._staging)
         return self._staging
 
-    def _try_out(self, tree: str) -> None:
-        """See that the shim runs on this node at all, before anything leads to it."""
+    def _smoke_test(self, tree: str) -> None:
+        """Check that the shim can run on this node before it is activated."""
         argv = [os.path.join(tree, "bin", SHIM), "-v"]
-        ended = self._host.run(argv, timeout=_COMMAND_TIMEOUT)
-        if ended.code != 0:
+        result = self._host.run(argv, timeout=_COMMAND_TIMEOUT)
+        if result.code != 0:
             raise HostCommandFailed(
-                f"to run {SHIM} on this node", found=f"status {ended.code}: {ended.last_words}"
+                f"to run {SHIM} on this node", found=f"status {result.code}: {result.last_line}"
             )
 
     def _configure(self, driver_root: str) -> None:
-        """Have the shim and the engine configured, by the installed program."""
-        self._report.say(state=State.CONFIGURING, driver_root=driver_root)
+        """Configure the shim and the engine with the installed program."""
+        self._report.update(state=State.CONFIGURING, driver_root=driver_root)
         if driver_root:
             self._nvshim(self._current, "config", "set", "node.driver-root", driver_root)
-            self._log.info("the driver's root is set", root=driver_root)
+            self._log.info("the driver root is set", root=driver_root)
         if self._settings.engine:
             answer = self._configure_engine(self._settings.restart)
-            self._log.info("configured", engine=self._settings.engine, **_told(answer))
+            self._log.info("configured", engine=self._settings.engine, **_log_fields(answer))
 
     def _configure_engine(self, restart: str) -> dict[str, Any]:
         settings = self._settings
-        options = _wish("set-default", settings.set_default)
+        options = _switch("set-default", settings.set_default)
         options += ["--replace"] if settings.replace else []
         if settings.runtime_type and settings.engine == "containerd":
             options += ["--runtime-type", settings.runtime_type]
             if settings.runtime_type == RUNC_TYPE:
                 options += ["--shim", os.path.join(settings.bindir, SHIM)]
         if settings.engine not in _ALWAYS_CDI:
-            options += _wish("enable-cdi", settings.enable_cdi)
+            options += _switch("enable-cdi", settings.enable_cdi)
         answer = self._nvshim(self._current, *self._engine_words(restart), *options)
         self._wanted = answer.get("in_force") or self._wanted
         return answer
@@ -267,22 +267,22 @@ class Installer:
         words += ["--socket", settings.socket] if settings.socket else []
         return [*words, "--restart", restart]
 
-    def _ask(self, now: float) -> None:
-        """Find out whether a pod of the handler gets its GPUs, and say so."""
+    def _check_engine(self, now: float) -> None:
+        """Ask the engine whether it runs with the handler, and update the status."""
         try:
-            lacking = self._lacking()
+            missing = self._missing_settings()
         except ConnectionError:
-            self._ask_at, self._has_to_ask = now + _ASK_AGAIN, True
+            self._next_query, self._must_query = now + _RETRY_DELAY, True
             if self._report.status.state not in {State.READY, State.RESTART}:
-                what = f"{self._settings.engine} does not answer at {self._socket}"
-                self._report.say(state=State.ENGINE, message=what)
+                what = f"{self._settings.engine} does not answer on {self._socket}"
+                self._report.update(state=State.ENGINE, message=what)
             return
-        self._ask_at, self._has_to_ask = now + _ASK_EVERY, bool(lacking)
-        if lacking:
-            what = f"{self._settings.engine} has to be restarted: it runs without {lacking[0]}"
+        self._next_query, self._must_query = now + _QUERY_INTERVAL, bool(missing)
+        if missing:
+            what = f"restart {self._settings.engine}: it runs without {missing[0]}"
             if self._report.status.message != what:
-                self._log.warning(what, handler=self._settings.runtime_name, lacks=lacking)
-            self._report.say(state=State.RESTART, restart_outstanding=True, message=what)
+                self._log.warning(what, handler=self._settings.runtime_name, lacks=missing)
+            self._report.update(state=State.RESTART, restart_outstanding=True, message=what)
             return
         if self._settings.toolkit_ready:
             path = os.path.join(self._settings.validations, TOOLKIT_READY)
@@ -290,25 +290,25 @@ class Installer:
                 self._host.write(path, _mark())
                 self._log.info("toolkit-ready is written", path=path)
         if self._report.status.state != State.READY:
-            self._log.info("ready", handler=self._settings.runtime_name, asked=lacking is not None)
-        known = None if lacking is None else False
-        self._report.say(state=State.READY, restart_outstanding=known, message="")
+            self._log.info("ready", handler=self._settings.runtime_name, asked=missing is not None)
+        known = None if missing is None else False
+        self._report.update(state=State.READY, restart_outstanding=known, message="")
 
-    def _lacking(self) -> list[str] | None:
-        """What the engine's files have and it does not run with; None if that is not known.
+    def _missing_settings(self) -> list[str] | None:
+        """Return the configured settings that the engine does not run with; None if unknown.
 
         Raises:
-            ConnectionError: it does not answer.
+            ConnectionError: the engine does not answer.
         """
         socket = self._socket
         if not socket:
             return None
         self._has_seen_socket |= self._host.identity(socket) is not None
         if not self._has_seen_socket:
-            return None  # it may be anywhere
+            return None  # the engine may use another socket
         try:
             with self._host.directory(os.path.dirname(socket)) as directory:
-                engine = ask_engine(f"/proc/self/fd/{directory}/{os.path.basename(socket)}")
+                engine = query_engine(f"/proc/self/fd/{directory}/{os.path.basename(socket)}")
         except ConnectionError:
             raise
         except OSError as error:
@@ -316,8 +316,8 @@ class Installer:
         return None if engine is None else engine.lacks(self._wanted)
 
     def _remove(self) -> None:
-        """Take everything back. A step that fails does not keep the next one from being done."""
-        self._report.say(state=State.REMOVING, message="")
+        """Uninstall everything; if a step fails, continue with the next one."""
+        self._report.update(state=State.REMOVING, message="")
         settings = self._settings
         self._host.remove_tree(self._staging)
         ready = os.path.join(settings.validations, TOOLKIT_READY)
@@ -332,14 +332,14 @@ class Installer:
             except NvshimError as error:
                 self._log.error("not removed", **fields_of(error))
             else:
-                self._log.info("removed", step=words[0], **_told(answer))
+                self._log.info("removed", step=words[0], **_log_fields(answer))
         if source == self._staging:
             self._host.remove_tree(source)
             self._host.remove_if_empty(settings.prefix)
 
     def _remover(self) -> str:
-        """The tree whose nvshim removes everything. A damaged one cannot do that."""
-        if self._tree and not self._has_whole():
+        """Return the tree whose nvshim uninstalls: the installed one, or a copy if damaged."""
+        if self._tree and not self._is_intact():
             try:
                 return self._copy()
             except NvshimError as error:
@@ -348,43 +348,45 @@ class Installer:
 
     # -- watching -------------------------------------------------------------------------
 
-    def _watch(self, seen: _Seen) -> None:
-        """Look at the node now and then; put back what another tool took away."""
-        socket = self._look((self._socket,))
+    def _watch(self, seen: _Identities) -> None:
+        """Check the node periodically and restore what another tool changed."""
+        socket = self._identities((self._socket,))
         waiting = False
         while True:
             self._pause(self._settings.interval)
             now = time.monotonic()
-            self._report.alive(now)
-            current = self._look(self._watched)
+            self._report.heartbeat(now)
+            current = self._identities(self._watched)
             due = self._backoff.due(now)
             if current != seen and now >= due:
-                self._assert_again(now)
+                self._reassert(now)
                 seen, waiting = current, False
             elif current != seen and not waiting:
-                self._log.info("changed; looked at again", seconds=round(due - now))
+                self._log.info(
+                    "the node changed; the next check is delayed", seconds=round(due - now)
+                )
                 waiting = True
-            restarted = self._look((self._socket,))
-            if restarted != socket or (self._has_to_ask and now >= self._ask_at):
+            restarted = self._identities((self._socket,))
+            if restarted != socket or (self._must_query and now >= self._next_query):
                 socket = restarted
-                self._ask(now)
+                self._check_engine(now)
 
-    def _assert_again(self, now: float) -> None:
-        """Install and configure again, which changes nothing if nothing is amiss."""
-        # Two tools that both restart the engine would never end.
+    def _reassert(self, now: float) -> None:
+        """Install and configure again; this changes nothing on an intact node."""
+        # Restart the engine only after a calm time, or two tools could restart it forever.
         restart = self._settings.restart if self._backoff.is_calm(now) else "none"
         answers = [self._install()]
         if self._settings.engine:
             answers.append(self._configure_engine(restart))
         if any(answer.get("changed") for answer in answers):
             self._backoff.done(now)
-            self._report.say(reasserted=self._report.status.reasserted + 1)
+            self._report.update(reasserted=self._report.status.reasserted + 1)
             self._log.warning(
-                "put back what another tool had changed", times=self._report.status.reasserted
+                "restored what another tool had changed", times=self._report.status.reasserted
             )
-        self._ask(time.monotonic())
+        self._check_engine(time.monotonic())
 
-    def _look(self, paths: Iterable[str]) -> _Seen:
+    def _identities(self, paths: Iterable[str]) -> _Identities:
         return {path: self._host.identity(path) for path in paths if path}
 
     @property
@@ -414,17 +416,17 @@ class Installer:
         return self._settings.socket or _SOCKETS.get(self._settings.engine, "")
 
     def _nvshim(self, tree: str, *words: str, timeout: float = _COMMAND_TIMEOUT) -> dict[str, Any]:
-        """Run a command of the node's own copy, and return its answer."""
+        """Run a command of the tree's nvshim in the node's root and return its answer."""
         argv = [os.path.join(tree, "bin", "nvshim"), *words, "--output", "json"]
-        ended = self._host.run(argv, timeout=timeout)
-        self._report.alive(time.monotonic())
+        result = self._host.run(argv, timeout=timeout)
+        self._report.heartbeat(time.monotonic())
         _reap()
-        if ended.code not in {exits.OK, exits.FOUND}:
+        if result.code not in {exits.OK, exits.FOUND}:
             raise HostCommandFailed(
-                "nvshim " + " ".join(words), found=_why(ended.stderr) or ended.last_words
+                "nvshim " + " ".join(words), found=_error_line(result.stderr) or result.last_line
             )
         try:
-            answer = parse_json(ended.stdout)
+            answer = parse_json(result.stdout)
         except ValueError:
             return {}
         return answer if isinstance(answer, dict) else {}
@@ -434,27 +436,27 @@ class Installer:
         time.sleep(seconds)
 
 
-def _wish(option: str, wanted: bool | None) -> list[str]:  # noqa: FBT001 - a setting
-    """An option that is given, or denied; None leaves it as somebody has set it on the node."""
+def _switch(option: str, wanted: bool | None) -> list[str]:  # noqa: FBT001 - a setting
+    """Return an on/off option; none for None, which keeps the node's setting."""
     return [] if wanted is None else [f"--{option}" if wanted else f"--no-{option}"]
 
 
 def _mark() -> bytes:
-    """What toolkit-ready holds; others look only whether it is there."""
+    """Return the content of toolkit-ready; other components only check that the file exists."""
     return f"containerd-shim-nvidia {VERSION}\n".encode()
 
 
-def _told(answer: dict[str, Any]) -> dict[str, Any]:
-    """What of a command's answer is told in the log: no differences, no lists of steps."""
-    told = {key: answer[key] for key in _TOLD if answer.get(key) not in (None, [], {})}
+def _log_fields(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a command's answer for the log, without diffs and lists of steps."""
+    fields = {key: answer[key] for key in _LOGGED if answer.get(key) not in (None, [], {})}
     files = answer.get("files")
     if isinstance(files, list) and files:
-        told["files"] = [file.get("path") for file in files if isinstance(file, dict)]
-    return told
+        fields["files"] = [file.get("path") for file in files if isinstance(file, dict)]
+    return fields
 
 
-def _why(stderr: str) -> str:
-    """The one line of a failure, out of its document."""
+def _error_line(stderr: str) -> str:
+    """Return the error line of a command's JSON error document; "" if it has none."""
     try:
         error = parse_json(stderr)["error"]
         return f"{error['code']} {error['name']}: {error['message']}"
@@ -463,7 +465,7 @@ def _why(stderr: str) -> str:
 
 
 def _reap() -> None:
-    """Take the exit of what others have left to us: in a container this is process 1."""
+    """Reap orphans: in a container this process is process 1."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""What an installer is asked to do, as one value."""
+"""The installer's settings."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ ENGINES: Final = ("containerd", "crio", "docker")
 RESTARTS: Final = ("none", "signal", "systemd")
 
 PID_FILE: Final = "/run/nvidia/toolkit/toolkit.pid"
-"""NVIDIA's installer locks this one, so that neither works on a node beside the other."""
+"""The lock file that NVIDIA's installer uses too, so that only one of them works on a node."""
 VALIDATIONS: Final = "/run/nvidia/validations"
 STATE: Final = "/run/containerd-shim-nvidia"
 LOCAL: Final = "/run/nvshim"
-"""Where the probes look: of the container, and not of the node."""
+"""The status directory for probes, in the container and not on the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an installer is asked to do. All paths but ``host`` and ``local`` are the node's."""
+    """The installer's settings. All paths except ``host`` and ``local`` are host paths."""
 
-    # where the node's root is mounted; "/" for a node that is worked on from within
+    # where the node's root is mounted; "/" if the installer runs on the node itself
     host: str = "/host"
-    tree: str = ""  # what is to be installed; empty for the tree that this program is of
-    prefix: str = "/opt/containerd-shim-nvidia"  # where trees are put
-    bindir: str = "/usr/local/bin"  # where the programs are linked
-    engine: str = "containerd"  # whose configuration is changed, of ENGINES; empty for none
-    config: str = ""  # the engine's configuration; empty for its usual place
-    drop_in: str = ""  # the file that is added to it; likewise
-    socket: str = ""  # where the engine serves the CRI; empty for its usual place
-    runtime_name: str = "nvidia"  # the handler's
-    runtime_type: str = ""  # its type, in containerd; empty for what was configured on the node
-    # whether the handler takes the place of one of that name, such as NVIDIA's
+    tree: str = ""  # the tree to install; empty for the one that this program runs from
+    prefix: str = "/opt/containerd-shim-nvidia"  # directory of the installed trees
+    bindir: str = "/usr/local/bin"  # directory of the links to the programs
+    engine: str = "containerd"  # the engine to configure, of ENGINES; empty for none
+    config: str = ""  # the engine's configuration file; empty for the default
+    drop_in: str = ""  # the drop-in file to write; empty for the default
+    socket: str = ""  # the engine's CRI socket; empty for the default
+    runtime_name: str = "nvidia"  # the handler's name
+    runtime_type: str = ""  # the handler's type in containerd; empty to keep the node's setting
+    # replace an existing handler of the same name, such as NVIDIA's
     replace: bool = False
-    # whether pods that name no handler get this one; None for what was configured on the node
+    # make the handler the default for pods without one; None to keep the node's setting
     set_default: bool | None = None
-    enable_cdi: bool | None = None  # whether the engine is told to know CDI; likewise
-    restart: str = "none"  # how the engine is restarted if it has to be, of RESTARTS
-    driver_root: str = ""  # where the driver is, for config.toml; empty to let it be found
-    # whether the operator's driver-ready is awaited, and its roots are taken
+    enable_cdi: bool | None = None  # enable CDI in the engine; None to keep the node's setting
+    restart: str = "none"  # how to restart the engine if needed, of RESTARTS
+    driver_root: str = ""  # the driver root for config.toml; empty to detect it
+    # wait for the operator's driver-ready file and use its driver root
     wait_for_driver: bool = False
-    driver_timeout: float = 0.0  # seconds it may take; 0 for as long as it takes
-    # whether toolkit-ready is written once a container could have a GPU
+    driver_timeout: float = 0.0  # seconds to wait for the driver; 0 for no limit
+    # write toolkit-ready once a container can get a GPU
     toolkit_ready: bool = False
-    validations: str = VALIDATIONS  # where these files are
-    pid_file: str = PID_FILE  # the lock
-    state: str = STATE  # where programs on the node see what the installer is doing
-    local: str = LOCAL  # where its probes see it; empty for nowhere
-    # whether a new tree has to start a container first, which takes a privileged installer that
-    # sees the node's processes
+    validations: str = VALIDATIONS  # directory of the ready files
+    pid_file: str = PID_FILE  # the lock file
+    state: str = STATE  # directory of the status file for programs on the node
+    local: str = LOCAL  # directory of the status file for probes; empty for none
+    # start a test container with a new tree first; needs a privileged installer that sees the
+    # node's processes
     self_test: bool = False
-    # whether a node is set up though it has no GPU that can be seen
+    # set up nodes without a visible GPU too
     every_node: bool = False
-    once: bool = False  # whether it ends when everything is done, and does not stay to watch
-    remove_on_exit: bool = False  # whether it takes everything back when it is told to end
-    interval: float = 5.0  # seconds between two looks
+    once: bool = False  # exit when the installation is complete, instead of watching the node
+    remove_on_exit: bool = False  # uninstall everything on a stop signal
+    interval: float = 5.0  # seconds between two checks

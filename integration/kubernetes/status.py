@@ -1,9 +1,9 @@
-"""What the installer is doing: a file for probes and programs, lines for people.
+"""The installer's status file for probes and programs, and its log.
 
-The file is one JSON object with the keys of :class:`Status`, at two places: on the node, where
-``nvshim`` and others see it; and in the container, where the probes look. A probe asks two things:
-whether the node is ready, and whether the installer still lives; for that, it says from time to
-time that it does.
+The file is one JSON object with the keys of :class:`Status`. One copy is on the node for
+``nvshim`` and other programs, one in the container for probes. A probe asks whether the node is
+ready, or whether the installer is alive; for the latter the installer rewrites the file
+periodically.
 
 The log is one JSON object per line, on stderr.
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 FILE: Final = "node-installer.json"
 
-# A step may take as long as the slowest of the commands that are run.
+# Above the time limit of the slowest command.
 SILENCE: Final = 600.0
-"""Seconds without a word after which an installer counts as hung."""
+"""Seconds without a heartbeat after which an installer counts as hung."""
 
 
 class State:
-    """The words of ``state``."""
+    """The values of ``state``."""
 
     STARTING: Final = "starting"
     NO_GPU: Final = "no-gpu"
@@ -48,50 +48,49 @@ class State:
     ENDED: Final = "ended"
     FAILED: Final = "failed"
 
-    # Of a node without a GPU nothing more is wanted.
+    # On a node without a GPU there is nothing to do.
     ALL_DONE: Final = frozenset({READY, NO_GPU})
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the installer is doing."""
+    """The installer's status; its fields are the keys of the JSON file."""
 
     state: str = State.STARTING  # of State
-    version: str = ""  # of this project
-    message: str = ""  # for people
-    # whether the engine has yet to be restarted before a pod can have the handler; None if that is
-    # not known
+    version: str = ""  # the installer's version
+    message: str = ""  # a sentence for the operator
+    # whether the engine must be restarted before pods can use the handler; None if unknown
     restart_outstanding: bool | None = None
-    driver_root: str = ""  # that was set; empty if it is found by looking
-    reasserted: int = 0  # how often the configuration was put back
-    since: int = 0  # when this state began, in seconds since the epoch
-    # when the installer was last heard of, in seconds since the machine has started
+    driver_root: str = ""  # the configured driver root; empty if it is detected
+    reasserted: int = 0  # how often the configuration was restored
+    since: int = 0  # start of this state, in seconds since the epoch
+    # the last heartbeat, in seconds since boot
     heard: float = 0.0
 
 
 class Log:
-    """Writes lines, each a JSON object with ``time``, ``level`` and ``event``.
+    """Write log lines: JSON objects with ``time``, ``level`` and ``event``.
 
     Args:
-        stream: by default stderr.
+        stream: stderr by default.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
 
     def info(self, event: str, **fields: Any) -> None:
-        """Something that happened and is all right."""
-        self._say("info", event, fields)
+        """Log a normal event."""
+        self._write("info", event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Something that should not be so; the installer goes on."""
-        self._say("warning", event, fields)
+        """Log a problem; the installer continues."""
+        self._write("warning", event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        """Something that failed."""
-        self._say("error", event, fields)
+        """Log a failure."""
+        self._write("error", event, fields)
 
-    def _say(self, level: str, event: str, fields: Mapping[str, Any]) -> None:
+    def _write(self, level: str, event: str, fields: Mapping[str, Any]) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = {"time": now, "level": level, "event": event}
         line |= {k: one_line(v) if isinstance(v, str) else v for k, v in fields.items()}
@@ -101,78 +100,76 @@ class Log:
 
 
 class Reporter:
-    """Keeps the file as it should be.
+    """Keep the status file up to date.
 
     Args:
         host: the node.
         state: the directory on the node.
         local: the directory in the container; empty for none.
-        version: of this project.
+        version: the installer's version.
     """
 
     def __init__(self, host: Host, state: str, local: str, version: str) -> None:
         self._host = host
         self._path = os.path.join(state, FILE)
         self._local = local
-        self._said = float("-inf")
+        self._written = float("-inf")
         self.status = Status(version=version)
 
-    def say(self, **changes: Any) -> None:
-        """Change what the file says.
+    def update(self, **changes: Any) -> None:
+        """Change fields of the status and write the file.
 
         Args:
             changes: fields of :class:`Status`.
         """
         new = replace(self.status, **changes)
-        # The first word always: what is there may be of one that was killed.
+        # Write the first status in any case: an old file may be from an installer that was killed.
         if new != self.status or not self.status.since:
             self._write(replace(new, since=int(time.time())))
 
-    def alive(self, now: float, *, every: float = 30.0) -> None:
-        """Say that the installer lives, if it has not done so for a while.
+    def heartbeat(self, now: float, *, every: float = 30.0) -> None:
+        """Rewrite the file if the last write is ``every`` seconds ago.
 
         Args:
-            now: seconds of the clock of :func:`time.monotonic`.
-            every: seconds between two words.
+            now: the time of :func:`time.monotonic`.
+            every: the interval in seconds.
         """
-        if now - self._said >= every:
+        if now - self._written >= every:
             self._write(self.status)
 
     def _write(self, status: Status) -> None:
-        self._said = time.monotonic()
-        self.status = replace(status, heard=self._said)
+        self._written = time.monotonic()
+        self.status = replace(status, heard=self._written)
         content = (json.dumps(asdict(self.status)) + "\n").encode()
         self._host.write(self._path, content)
         if self._local:
             replace_file(os.path.join(self._local, FILE), content, durable=False)
 
 
-def check(question: str, local: str, now: float) -> Status:
+def probe(question: str, local: str, now: float) -> Status:
     """Answer a probe.
 
     Args:
         question: "alive" or "ready".
         local: the directory in the container.
-        now: seconds of the clock of :func:`time.monotonic`.
+        now: the time of :func:`time.monotonic`.
 
     Returns:
-        What the installer is doing.
+        The installer's status.
 
     Raises:
-        InstallerUnwell: it is not so.
+        InstallerUnwell: the installer is not alive, or not ready.
     """
     path = os.path.join(local, FILE)
     try:
         with open(path, "rb") as file:
             status = Status(**parse_json(file.read()))
     except (OSError, ValueError, TypeError) as error:
-        raise InstallerUnwell(
-            f"whether the installer is {question}", found=f"nothing to be read from {path}: {error}"
-        ) from error
+        raise InstallerUnwell(f"probe {question}", found=f"cannot read {path}: {error}") from error
     silent = now - status.heard
     if silent > SILENCE or (question == "ready" and status.state not in State.ALL_DONE):
         raise InstallerUnwell(
-            f"whether the installer is {question}",
-            found=f"{status.state}: {status.message or '-'}; last heard of {silent:.0f} s ago",
+            f"probe {question}",
+            found=f"{status.state}: {status.message or '-'}; last heartbeat {silent:.0f} s ago",
         )
     return status

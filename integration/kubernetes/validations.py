@@ -1,8 +1,8 @@
-"""The files by which the parts of NVIDIA's GPU operator wait for each other.
+"""The ready files with which the components of NVIDIA's GPU operator wait for each other.
 
-``driver-ready`` is written by the operator's validator when the driver can be used. Others source
-it as a shell would; here it is read as what it is, a list of names and values, and nothing of it is
-executed. ``toolkit-ready`` is awaited by the operator's device plugin and others.
+The operator's validator writes ``driver-ready`` when the driver is usable. Other components source
+it in a shell; this module parses it as names and values and executes nothing. The operator's device
+plugin and others wait for ``toolkit-ready``.
 
 Source: gpu-operator cmd/nvidia-validator (driver.go, createStatusFile), assets/state-device-plugin.
 """
@@ -24,22 +24,22 @@ _ROOT: Final = "NVIDIA_DRIVER_ROOT"
 
 @dataclass(frozen=True, slots=True)
 class DriverReady:
-    """What the validator found."""
+    """The validator's findings."""
 
-    # the directory that is "/" for the driver's files; empty if it is not said
+    # the driver root; empty if the file has none
     driver_root: str = ""
-    is_host_driver: bool = False  # whether the driver is the node's own, and not a container's
+    is_host_driver: bool = False  # installed on the node, not in a driver container
 
 
 def read_driver_ready(content: bytes, path: str) -> DriverReady:
-    """What the file says.
+    """Parse ``driver-ready``.
 
     Args:
-        content: the file's. Older validators write an empty one.
-        path: its name, for messages.
+        content: the file's content. Older validators write an empty file.
+        path: the file's path, for messages.
 
     Raises:
-        ValidationFileMalformed: the root that it names is none.
+        ValidationFileMalformed: the driver root is not an absolute path.
     """
     values = {}
     for line in content.decode(errors="replace").splitlines():
@@ -52,9 +52,9 @@ def read_driver_ready(content: bytes, path: str) -> DriverReady:
     root = values.get(_ROOT, "")
     if root and not os.path.isabs(root):
         raise ValidationFileMalformed(
-            f"the driver's root from {path}",
-            found=f"{_ROOT}={root}",
-            do="it has to be an absolute path; or set NVIDIA_DRIVER_ROOT for the installer",
+            f"to read the driver root from {path}",
+            found=f"{_ROOT}={root} is not an absolute path",
+            do="correct the validator's setting, or set NVIDIA_DRIVER_ROOT for the installer",
         )
     host = values.get("IS_HOST_DRIVER", "").lower() == "true"
     return DriverReady(os.path.normpath(root) if root else "", host)

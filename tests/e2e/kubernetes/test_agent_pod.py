@@ -15,7 +15,7 @@ import yaml
 
 from api.proto import cri_pb2 as pb
 from api.proto import deviceplugin_pb2
-from integration.kubernetes.gpus import has_gpu
+from integration.kubernetes.gpu_detection import has_gpu
 from integration.kubernetes.host import Host
 from integration.node.refresh import MARK, MARK_OF_UNIT
 from integration.simulated import SimulatedNode

@@ -28,7 +28,7 @@ from integration.kubernetes.errors import HostUnusable, InstallerRunning
 from integration.kubernetes.host import Host
 from integration.kubernetes.installer import STAGING, Installer
 from integration.kubernetes.settings import Settings
-from integration.kubernetes.status import FILE, Log, State, check
+from integration.kubernetes.status import FILE, Log, State, probe
 from integration.tree import read_tree
 from shim import PROGRAM, RUNTIME_NAME, VERSION
 from tests.harness.launcher import REPOSITORY
@@ -227,7 +227,7 @@ def test_a_node_without_a_gpu_is_left_alone_until_it_has_one(node: Node, running
     before = sorted(os.listdir(node.path("/opt")))
     running(RUNTIME="containerd")
     eventually(lambda: node.status["state"] == State.NO_GPU, "it says that there is none")
-    assert check("ready", str(node.local), time.monotonic()).message == "no NVIDIA GPU on this node"
+    assert probe("ready", str(node.local), time.monotonic()).message == "no NVIDIA GPU on this node"
     assert node.asked == []
     assert sorted(os.listdir(node.path("/opt"))) == before
     node.plug("0000:18:00.0", "0x10de", "0x030000")
@@ -523,8 +523,8 @@ def test_an_engine_that_does_not_answer_yet_is_asked_again_before_anybody_is_tol
             return None
         return Engine("cri-o", "1.30.0", handlers=("nvidia",) if answer else ("runc",))
 
-    monkeypatch.setattr(installer, "ask_engine", ask)
-    monkeypatch.setattr(installer, "_WAIT", 0.01)
+    monkeypatch.setattr(installer, "query_engine", ask)
+    monkeypatch.setattr(installer, "_POLL", 0.01)
     node.run(toolkit_ready=True)
     waiting = [(State.ENGINE, False)] * (len(answers) - 1)
     assert states == [(State.CONFIGURING, False), *waiting]

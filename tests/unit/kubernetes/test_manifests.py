@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from integration.cli.app import COMMANDS, nvshim
-from integration.kubernetes.entering import HANDED_ON
 from integration.kubernetes.environment import VARIABLES, settings_from
+from integration.kubernetes.host_exec import PASSED_THROUGH
 from integration.kubernetes.settings import LOCAL, Settings
 from integration.node.options import DRA_DRIVER, Options
 from integration.node.services import node_condition
@@ -437,7 +437,7 @@ def test_every_variable_of_the_agent_is_handed_on_to_it() -> None:
         names = parameter.envvar or ()
         known |= {names} if isinstance(names, str) else set(names)
     # Where our own configuration is, the node says itself.
-    assert known - {"NVSHIM_CONFIG"} == HANDED_ON
+    assert known - {"NVSHIM_CONFIG"} == PASSED_THROUGH
 
 
 def test_every_overlay_says_what_its_name_says(rendered: Rendered) -> None:

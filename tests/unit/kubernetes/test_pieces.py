@@ -21,7 +21,7 @@ from integration.kubernetes.errors import (
     InstallerUnwell,
     ValidationFileMalformed,
 )
-from integration.kubernetes.status import FILE, SILENCE, Log, State, Status, check
+from integration.kubernetes.status import FILE, SILENCE, Log, State, Status, probe
 from integration.kubernetes.validations import DriverReady, read_driver_ready
 from integration.simulated.errors import ImageBuildFailed
 from shim import RUNTIME_NAME
@@ -103,19 +103,19 @@ def test_a_probe_asks_whether_it_lives_and_whether_the_node_is_ready(
     local = _said(tmp_path, Status(state=state, heard=5000 - silent))
     for question, well in (("alive", alive), ("ready", ready)):
         if well:
-            assert check(question, local, 5000).state == state
+            assert probe(question, local, 5000).state == state
         else:
             with pytest.raises(InstallerUnwell):
-                check(question, local, 5000)
+                probe(question, local, 5000)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"other": 1}', "null"])
 def test_a_file_that_makes_no_sense_is_no_sign_of_life(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
     with pytest.raises(InstallerUnwell):
-        check("alive", str(tmp_path), 0)
+        probe("alive", str(tmp_path), 0)
     with pytest.raises(InstallerUnwell):
-        check("alive", str(tmp_path / "missing"), 0)
+        probe("alive", str(tmp_path / "missing"), 0)
 
 
 def test_a_line_of_the_log_is_an_object_whatever_is_said() -> None:
@@ -222,8 +222,8 @@ def test_an_engine_that_does_not_answer_is_not_one_that_does_not_tell(tmp_path: 
         listener.bind(str(path))
     # By itself: a child of a process that has used gRPC before would hang, until it is given up.
     for dead in (path, tmp_path / "missing"):
-        ask = f"ask_engine({str(dead)!r})"
-        program = f"from integration.kubernetes.handlers import ask_engine; {ask}"
+        ask = f"query_engine({str(dead)!r})"
+        program = f"from integration.kubernetes.engine_query import query_engine; {ask}"
         argv = [sys.executable, "-c", program]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)
         assert done.stderr.splitlines()[-1] == f"ConnectionError: {dead}"

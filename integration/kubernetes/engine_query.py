@@ -1,6 +1,7 @@
-"""What the engine was started with, and not what its files say (:mod:`integration.cri.engine`).
+"""Ask the engine what it runs with, which may differ from its configuration files.
 
-gRPC is imported in a child that ends with the answer: it starts threads, and the installer stays.
+gRPC starts threads and uses memory, and the installer runs for long. So a child process imports
+gRPC and exits after the answer.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from api.errors import Status
 from integration.cri.engine import Engine, engine_of
 
 _TIMEOUT: Final = 10.0
-_AT_ONCE: Final = 1 << 16
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_CHUNK: Final = 1 << 16
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def ask_engine(socket: str) -> Engine | None:
-    """Ask an engine what it was started with.
+def query_engine(socket: str) -> Engine | None:
+    """Ask an engine what it runs with.
 
     Returns:
-        None if it serves none.
+        None if the socket does not serve the CRI.
 
     Raises:
-        ConnectionError: it does not answer, or not yet: it has only just been started.
+        ConnectionError: the engine does not answer, or not yet because it is starting.
     """
     reader, writer = os.pipe()
     child = 0
-    # The child ends by a signal that comes before it has put our handlers aside.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    # Block signals until the child has reset our handlers, so a signal still terminates it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         child = os.fork()
         if child == 0:
@@ -51,14 +52,14 @@ def ask_engine(socket: str) -> Engine | None:
             os.waitpid(child, 0)
     if not answer:
         raise ConnectionError(socket)
-    told = json.loads(answer)
-    return None if told is None else Engine(**{**told, "handlers": tuple(told["handlers"])})
+    fields = json.loads(answer)
+    return None if fields is None else Engine(**{**fields, "handlers": tuple(fields["handlers"])})
 
 
 def _answer(socket: str, writer: int, mask: Iterable[int]) -> NoReturn:
-    """Be the child. It has no handlers, and this mask."""
+    """Run in the child: reset the handlers and the mask, query, write the answer, exit."""
     try:
-        for number in _ENDING:
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with contextlib.suppress(ConnectionError):
@@ -70,11 +71,11 @@ def _answer(socket: str, writer: int, mask: Iterable[int]) -> NoReturn:
 
 
 def _read(reader: int) -> bytes:
-    """All that is written; nothing if that takes too long."""
+    """Read everything the child writes; return nothing on a timeout."""
     deadline = time.monotonic() + _TIMEOUT
     answer = b""
     while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        more = os.read(reader, _AT_ONCE)
+        more = os.read(reader, _CHUNK)
         if not more:
             return answer
         answer += more
@@ -93,7 +94,7 @@ def _ask(socket: str) -> Engine | None:
     except CriRefused as error:
         if error.status == Status.UNIMPLEMENTED:
             return None
-        # containerd's CRI refuses everything until it has started.
+        # containerd's CRI refuses all calls while it is starting.
         raise ConnectionError(socket) from error
     except CriError as error:
         raise ConnectionError(socket) from error

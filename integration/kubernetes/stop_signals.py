@@ -1,4 +1,4 @@
-"""How a DaemonSet's program ends: process 1 is ended by no signal that it does not heed."""
+"""Turn termination signals into an exception: process 1 ignores signals without a handler."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Stopped(BaseException):
-    """This program was told to end, wherever it was. Raised by the handler of signals."""
+    """A termination signal arrived. Raised by the signal handler, wherever the program is."""
 
 
-def heed_signals() -> None:
-    """Have the signals that end an installer raise :class:`Stopped`, once."""
+def raise_on_stop_signals() -> None:
+    """Raise :class:`Stopped` on the first termination signal."""
 
     def stop(number: int, _: object) -> None:
         for one in _SIGNALS:
-            # What has to be done now is done once. Not SIG_IGN, which programs would inherit.
+            # Ignore further signals during the cleanup. Not SIG_IGN, which children inherit.
             signal.signal(one, lambda *_: None)
         raise Stopped(signal.Signals(number).name)
 

@@ -1,13 +1,13 @@
-"""Whether a node has an NVIDIA GPU, before anything is installed on it.
+"""Detect whether a node has an NVIDIA GPU, before anything is installed on it.
 
-No label says so in every cluster: ``nvidia.com/gpu.present`` is the GPU operator's, the ``pci-…``
-ones are node feature discovery's. So the DaemonSets run on every node, and do nothing on those
-without a GPU.
+No node label is present in every cluster: ``nvidia.com/gpu.present`` comes from the GPU operator,
+the ``pci-…`` labels come from node feature discovery. The DaemonSets therefore run on every node
+and do nothing on nodes without a GPU.
 
 Rules
-- A GPU is a display controller of NVIDIA's on the PCI bus, whatever driver it is bound to.
-- Without one: WSL2 has its GPU behind ``/dev/dxg``, a Jetson is told by its own files, and what a
-  loaded driver lists is there wherever it is.
+- A GPU is an NVIDIA display controller on the PCI bus, whatever driver it is bound to.
+- Without a PCI device, these count too: ``/dev/dxg`` (WSL2), the files of a Jetson, and a loaded
+  driver.
 
 Source: PCI class codes; go-nvlib pkg/nvlib/info for the files of Tegra and WSL2.
 """
@@ -47,5 +47,5 @@ def _is_gpu(host: Host, device: str) -> bool:
 def _read(host: Host, path: str) -> bytes:
     try:
         return (host.read(path) or b"").strip()
-    except HostUnusable:  # it was unplugged meanwhile
+    except HostUnusable:  # unplugged meanwhile
         return b""
