@@ -131,7 +131,7 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "CONTAINERD_RUNTIME_CLASS": _shared("runtime_name", "the handler's name", _name),
     "NVIDIA_RUNTIME_NAME": _shared("runtime_name", "the handler's name", _name),
     "CONTAINERD_SET_AS_DEFAULT": _shared(
-        "set_default", "older name of RUNTIME_RESTART_MODE", _boolean
+        "set_default", "older name of NVIDIA_RUNTIME_SET_AS_DEFAULT", _boolean
     ),
     "NVIDIA_RUNTIME_SET_AS_DEFAULT": _shared(
         "set_default",

@@ -338,8 +338,8 @@ def test_an_alert_names_what_it_is_of(promtool: Promtool, tmp_path: Path) -> Non
                 "exp_labels": {**labels, "state": "unhealthy", "severity": "critical"},
                 "exp_annotations": {
                     "summary": "A device of GPU 0 of n is unhealthy.",
-                    "description": "MIG-a is not given to containers any more; `nvshim list` on "
-                    "the node says why.",
+                    "description": "MIG-a is no longer allocated to containers; `nvshim list "
+                    "--health` on the node shows why.",
                     "runbook": "docs/metrics.md#nvshimdeviceunhealthy",
                 },
             }],
