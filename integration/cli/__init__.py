@@ -1,25 +1,25 @@
-"""``nvshim``: what people and scripts ask of this project on a node.
+"""``nvshim``: the command line of this project, for operators and scripts on a node.
 
-One program with a command per question. Each command is a module here that is imported when
-it is asked for, so that ``nvshim list`` pays for nothing that ``nvshim configure`` needs::
+One program with many commands. Each command is a module of this room that is imported on use, so
+``nvshim list`` does not pay for the imports of ``nvshim configure``::
 
-    app.py       the table of commands, and how a failure ends the program
-    lazy.py      a group of commands that are imported when they are asked for
-    output.py    one answer as a table, as names, as JSON or as YAML
-    tables.py    rows as lines that are no wider than the terminal
-    kinds.py     of which kind each command's document is
-    exits.py     the exit statuses
-    options.py   the options that many commands have
+    app.py       the table of commands, and error handling
+    lazy.py      a group whose commands are imported on use
+    output.py    output as a table, as names, as JSON or as YAML
+    progress.py  progress messages on stderr
+    tables.py    tables that fit the terminal
+    kinds.py     the kind of each command's document
+    options.py   options that several commands share
 
 Rules
-- A command decides nothing: it asks a room (:mod:`hooks`, ``integration.engines``, …) and
-  hands the answer to :class:`~integration.cli.output.Output`. What can be tested without a
-  command line is not here.
-- The answer goes to stdout, everything else to stderr, so that ``nvshim … -o json | jq`` works.
+- A command decides nothing: it calls another room (:mod:`hooks`, ``integration.engines``, …) and
+  passes the result to :class:`~integration.cli.output.Output`. Logic that can be tested without a
+  command line belongs elsewhere.
+- Results go to stdout, everything else to stderr, so that ``nvshim … -o json | jq`` works.
 - A failure is one line with its code (:mod:`api.errors`) and status 1; with ``-o json`` or
-  ``-o yaml`` the same as a document, on stderr.
-- A table fits the terminal, or 80 columns where there is none. A document is an object with
-  ``apiVersion`` and ``kind``, and has the keys of docs/reference/nvshim.schema.json.
-- Colours and progress appear on a terminal only, and never if ``NO_COLOR`` is set.
-- The shim imports nothing of this (a contract of the linter): click and rich belong to people.
+  ``-o yaml`` it is a document on stderr.
+- A table fits the terminal, or 80 columns without one. A document is an object with
+  ``apiVersion`` and ``kind``; docs/reference/nvshim.schema.json has its keys.
+- Colours and live progress appear only on a terminal, and no colours if ``NO_COLOR`` is set.
+- The shim imports nothing of this room (a contract of the linter): it needs neither click nor rich.
 """

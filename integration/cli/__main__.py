@@ -1,4 +1,4 @@
-"""Where ``nvshim`` begins: in a tree, and as ``python -m integration.cli`` in a checkout."""
+"""The entry point of ``nvshim``: in an installed tree, and as ``python -m integration.cli``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ _PROBE: Final = ["node", "--ready"]
 
 
 def main() -> int:
-    """Run the command line of this process; returns the exit status."""
+    """Run this process's command line and return the exit status."""
     if sys.argv[1:] == _PROBE and (status := _readiness()) is not None:
         return status
-    from integration.cli.app import main as run  # noqa: PLC0415 - a probe does without
+    from integration.cli.app import main as run  # noqa: PLC0415 - slow, and a probe does not need it
 
     return run()
 
 
 def _readiness() -> int | None:
-    """What ``nvshim node --ready`` answers; None if that has to be said with more words.
+    """Answer ``nvshim node --ready``; return None if the full command must report an error.
 
-    Kubelets ask three times a minute. To make all options of the command takes longer than this.
+    Kubelets probe three times a minute. Building all options of the command takes longer than this
+    check.
     """
-    from api.errors import NvshimError  # noqa: PLC0415 - who does not ask does without
-    from hooks.config import load_config  # noqa: PLC0415 - likewise
-    from integration import exits  # noqa: PLC0415 - likewise
-    from integration.agent_status import is_ready  # noqa: PLC0415 - likewise
+    from api.errors import NvshimError  # noqa: PLC0415 - only a probe needs it here
+    from hooks.config import load_config  # noqa: PLC0415 - as above
+    from integration import exits  # noqa: PLC0415 - as above
+    from integration.agent_status import is_ready  # noqa: PLC0415 - as above
 
     pod = os.environ.get("POD_UID", "")
     if pod and not (pod.isascii() and pod.replace("-", "").isalnum()):

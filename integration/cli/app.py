@@ -1,4 +1,4 @@
-"""The table of commands, and how ``nvshim`` ends."""
+"""The table of commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -16,69 +16,69 @@ from integration import exits
 from integration.cli.errors import AnswerUnwritten
 from integration.cli.lazy import LazyGroup
 from integration.cli.options import version_option
-from integration.cli.output import Format, tell_error
+from integration.cli.output import Format, print_error
 from integration.compat import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMPLETION_VARIABLE: Final = "_NVSHIM_COMPLETE"
-"""Set by the shell's completion, which runs the program to ask what may follow."""
+"""Set by the shell's completion script, which runs the program to get completions."""
 
 EVERYTHING: Final = "nvshim.everything"
-"""In the context's ``meta``: the help lists the hidden group as well."""
+"""Key in the context's ``meta``: the help lists the hidden group as well."""
 
 GROUPS: Final = {
     "Look": {
-        "list": "List GPUs and MIG devices, and what holds them",
-        "ps": "List running shims, and which containers hold GPUs",
-        "top": "Show live what containers use of the GPUs",
-        "info": "Show the driver, where it was found, and what is installed",
+        "list": "List GPUs and MIG devices, and the containers that hold them",
+        "ps": "List running shims, or the containers that hold GPUs",
+        "top": "Show the GPU usage of containers, live",
+        "info": "Show the driver, the devices and what is installed",
         "version": "Show the version",
         "help": "Show the help of a command",
     },
     "Debug": {
-        "explain": "Explain what a container got, and error codes",
-        "doctor": "Find what is wrong with this node, and say what to do",
-        "verify": "Try out whether pods on this node get their GPUs",
+        "explain": "Explain a container's GPUs, or an error code",
+        "doctor": "Diagnose this node: find problems and their remedies",
+        "verify": "Run test pods and check that they get their GPUs",
         "ledger": "Find GPUs held by mistake, and release dead claims",
-        "simulate": "Make a simulated GPU node to try things on",
+        "simulate": "Create simulated GPU nodes for tests",
     },
     "Set up": {
         "install": "Install a version, or switch to another",
-        "uninstall": "Remove what is installed",
+        "uninstall": "Remove the installation",
         "configure": "Configure containerd, Docker or CRI-O for the shim",
         "config": "Show, check and change the configuration",
-        "completion": "Print what makes a shell complete nvshim",
+        "completion": "Print a shell's completion script",
     },
     "Node": {
         "node": "Run the node agent",
         "drain": "Take a GPU, or the driver, out of service",
-        "undrain": "Return it to service",
-        "reset": "Reset a GPU that nobody holds",
-        "health": "Put back a device that failed",
-        "devices": "Make device nodes and /dev/char links",
-        "cdi": "Write, list, check and move CDI specs",
+        "undrain": "Return a device to service",
+        "reset": "Reset a GPU that no process holds",
+        "health": "Clear a failed device's health state",
+        "devices": "Create device nodes and /dev/char links",
+        "cdi": "Write, list, check and transform CDI specs",
     },
     "Internal": {
         "status": "Show the installed versions; part of info",
         "compat": "Act as nvidia-ctk or nvidia-container-cli",
-        "node-installer": "Install on a Kubernetes node, and keep it so",
-        "node-exec": "Become the node's own nvshim, in the node's root",
+        "node-installer": "Install on a Kubernetes node and keep it installed",
+        "node-exec": "Run the node's own nvshim in the node's root",
     },
 }
-"""One line of what each command does, in the order of the help; its module has its name."""
+"""A line for each command, in the order of the help; the command's module has its name."""
 
 HIDDEN: Final = "Internal"
 """The group that only ``nvshim help --all`` lists."""
 
-COMMANDS: Final = {name: told for group in GROUPS.values() for name, told in group.items()}
+COMMANDS: Final = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 _MODULES: Final = {name: f"integration.cli.{name.replace('-', '_')}" for name in COMMANDS}
 
 
 class _Program(LazyGroup):
-    """The program, whose help needs none of its commands."""
+    """The program; its help imports no command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -89,7 +89,7 @@ class _Program(LazyGroup):
 
 
 def _version() -> str:
-    from shim import VERSION  # noqa: PLC0415 - one question in a hundred
+    from shim import VERSION  # noqa: PLC0415 - rarely needed
 
     return f"nvshim {VERSION}"
 
@@ -100,9 +100,9 @@ def _version() -> str:
     unlisted=tuple(GROUPS[HIDDEN]),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@version_option("--version", tell=_version)
+@version_option("--version", text=_version)
 def nvshim() -> None:
-    """GPUs for containers, without a hook: look at a node, configure it, find what is wrong."""
+    """Inspect, configure and debug a node that gives GPUs to containers without a hook."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,12 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return shell_complete(nvshim, {}, "nvshim", COMPLETION_VARIABLE, instruction)
     meta: dict[str, Any] = {}
     try:
-        with nvshim.make_context("nvshim", _given(arguments)) as context:
+        with nvshim.make_context("nvshim", _command_line(arguments)) as context:
             meta = context.meta
             nvshim.invoke(context)
             sys.stdout.flush()
     except NvshimError as error:
-        tell_error(error, meta.get("nvshim.format", Format.TABLE))
+        print_error(error, meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     except click.exceptions.Exit as ended:
         return ended.exit_code
@@ -137,11 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _silence()
         return exits.BROKEN_PIPE
     except OSError as error:
-        # A file that cannot be written has a name, and is some command's to tell of.
+        # An error with a file name is a command's own; only stdout's errors are reported here.
         if error.filename is not None or error.errno not in _UNWRITTEN:
             raise
         _silence()
-        tell_error(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
+        print_error(_unwritten(error), meta.get("nvshim.format", Format.TABLE))
         return exits.FAILED
     return exits.OK
 
@@ -150,38 +150,38 @@ _UNWRITTEN: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EI
 
 
 def _prepare_streams() -> None:
-    """Whoever closed stdout wants no answer; and no file that is opened may come to be stdout."""
+    """Open closed standard streams on /dev/null, so that no other file becomes stdout."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the process's own
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - likewise
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as above
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # A terminal of another encoding lacks some of our characters, and of those of others.
+        # A terminal's encoding may lack some characters; escape them.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _silence() -> None:
-    """Nor may the interpreter complain of stdout when it flushes it at its end."""
+    """Redirect stdout to /dev/null, so that the interpreter's final flush cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unwritten(error: OSError) -> NvshimError:
     return AnswerUnwritten(
-        "to write the answer to stdout",
+        "to write the output to stdout",
         found=os.strerror(error.errno or 0).lower(),
-        do="make room there, and see by another command whether what was asked has been done",
+        do="free disk space there, and check whether the command took effect",
     )
 
 
-def _given(arguments: Sequence[str] | None) -> list[str]:
+def _command_line(arguments: Sequence[str] | None) -> list[str]:
     if arguments is not None:
         return list(arguments)
     called, *words = sys.argv
     name = os.path.basename(called)
-    # A link of that name acts for the program whose place it takes.
+    # A link with this name acts as NVIDIA's program.
     return ["compat", name, *words] if name in NAMES else words

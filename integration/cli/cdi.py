@@ -1,4 +1,4 @@
-"""``nvshim cdi``: CDI specs, written, listed, checked and moved to another root."""
+"""``nvshim cdi``: write, list, check and transform CDI specs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from integration.nvml.inventory import inventory_of
 
 @click.group("cdi")
 def command() -> None:
-    """Write CDI specs of this node's GPUs; list, check and move specs of any vendor."""
+    """Write CDI specs for this node's GPUs; list, check and transform specs of any vendor."""
 
 
 def _absolute(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     del ctx
     for path in value if isinstance(value, tuple) else (value,):
         if path is not None and not path.startswith("/"):
-            raise click.BadParameter(f"{path!r} is no absolute path", param=param)
+            raise click.BadParameter(f"{path!r} is not an absolute path", param=param)
     if isinstance(value, tuple):
         return tuple(map(os.path.normpath, value))
     return None if value is None else os.path.normpath(value)
@@ -44,15 +44,15 @@ def _pairs(
     del ctx
     for pair in value:
         if "=" not in pair:
-            raise click.BadParameter(f"{pair!r} is not of the form KEY=VALUE", param=param)
+            raise click.BadParameter(f"{pair!r} is not KEY=VALUE", param=param)
     return tuple((key, text) for key, _, text in (pair.partition("=") for pair in value))
 
 
-def _written(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that makes a spec ``-o yaml|json`` and ``--to FILE``."""
+def _with_form(function: Callable[..., None]) -> Callable[..., None]:
+    """Add ``-o yaml|json`` to a command that writes a spec."""
     form = click.option(
         "-o", "--output", "form", type=click.Choice(["yaml", "json"]),
-        help="How to write the spec; by default by the file's name, else YAML.",
+        help="The spec's format; by default from the file's name, else YAML.",
     )  # fmt: skip
     return form(function)
 
@@ -67,71 +67,71 @@ def _write(spec: SpecFile, form: str | None, to: str | None) -> None:
     sys.stderr.write(f"{to}: {devices} of {spec.kind}, CDI {spec.version}\n")
 
 
-def _tell_errors_as(form: str | None) -> None:
-    """A failure is a document if the answer was to be one."""
+def _report_errors_as(form: str | None) -> None:
+    """Report errors in the spec's format if the user chose one."""
     if form is not None:
         click.get_current_context().find_root().meta["nvshim.format"] = Format(form)
 
 
 @command.command("generate")
 @configured
-@_written
+@_with_form
 @click.option("-f", "--file", "--to", "to", metavar="FILE",
-              help="The file to write, in one step; by default stdout.")  # fmt: skip
+              help="Write this file atomically; by default stdout.")  # fmt: skip
 @click.option("--kind", type=click.Choice([str(kind) for kind in generating.KINDS]),
-              default="gpu", show_default=True, help="What to describe.")  # fmt: skip
-@click.option("--vendor", default="", help="In place of nvidia.com.")
-@click.option("--class", "class_", default="", help="In place of the kind's own.")
+              default="gpu", show_default=True, help="Describe devices of this kind.")  # fmt: skip
+@click.option("--vendor", default="", help="Use this vendor instead of nvidia.com.")
+@click.option("--class", "class_", default="", help="Use this class instead of the kind's default.")
 @click.option("--device-name-strategy", "strategies", multiple=True,
-              type=click.Choice(generating.STRATEGIES), help="How GPUs are named; "
-              "may be repeated; by default index and uuid.")  # fmt: skip
+              type=click.Choice(generating.STRATEGIES), help="Identify devices by this name; "
+              "repeatable.  [default: index and uuid]")  # fmt: skip
 @click.option("--device", "devices", multiple=True, metavar="ID",
-              help="Only this GPU or MIG device: an index, a UUID, a PCI address, GPU:MIG; "
-              "may be repeated.")  # fmt: skip
+              help="Include only this GPU or MIG device, by index, UUID, PCI address or GPU:MIG; "
+              "repeatable.")  # fmt: skip
 @click.option("--all-device/--no-all-device", default=True,
-              help="Whether there is a device all, with whatever the others have.")  # fmt: skip
+              help="Add a device named all with everything of the other devices.")  # fmt: skip
 @click.option("--groups/--no-groups", default=None,
-              help="Give a process the groups of nodes that are not everybody's, or not; by "
-              "default yes, unless this node has a Podman before 5.1, which refuses such a "
-              "spec.")  # fmt: skip
+              help="Add the groups of device nodes that are not accessible to all users. On by "
+              "default, unless this node has a Podman before 5.1, which rejects such "
+              "specs.")  # fmt: skip
 @click.option("--capability", "capabilities", multiple=True,
-              type=click.Choice(sorted(CAPABILITIES)), help="Which of the driver's files; "
-              "may be repeated; by default all but compat32.")  # fmt: skip
+              type=click.Choice(sorted(CAPABILITIES)), help="Include the driver files of "
+              "this capability; repeatable.  [default: all but compat32]")  # fmt: skip
 @click.option("--library-directory", "directories", multiple=True, callback=_absolute,
-              metavar="PATH", help="Where libraries go; may be repeated; by default where loaders "
-              "of common images search.")  # fmt: skip
+              metavar="PATH", help="Mount libraries into this directory; repeatable.  [default: "
+              "the search paths of common images]")  # fmt: skip
 @click.option("--annotation", "annotations", multiple=True, metavar="KEY=VALUE", callback=_pairs,
-              help="Of the spec; may be repeated.")  # fmt: skip
+              help="Add this annotation to the spec; repeatable.")  # fmt: skip
 @click.option("--driver-root", metavar="PATH", callback=_absolute,
-              help="Where the driver's files are, in place of the configuration's.")  # fmt: skip
+              help="Use this driver root instead of the configuration's.")  # fmt: skip
 @click.option("--dev-root", metavar="PATH", callback=_absolute,
-              help="The directory whose dev has the device nodes, in place of the "
+              help="Use the device nodes in dev below this directory instead of the "
               "configuration's.")  # fmt: skip
-def generate(config: Config, form: str | None, to: str | None, **wish: Any) -> None:
-    """Write a spec of this node's NVIDIA devices, without hooks."""
-    _tell_errors_as(form)
+def generate(config: Config, form: str | None, to: str | None, **options: Any) -> None:
+    """Write a CDI spec for this node's NVIDIA devices, without hooks."""
+    _report_errors_as(form)
 
-    if root := wish.pop("driver_root"):
+    if root := options.pop("driver_root"):
         config = replace(config, driver_root=root)
-    if root := wish.pop("dev_root"):
+    if root := options.pop("dev_root"):
         config = replace(config, dev=os.path.join(root, "dev"))
-    strategies = tuple(dict.fromkeys(wish.pop("strategies"))) or ("index", "uuid")
-    capabilities = frozenset(wish.pop("capabilities")) or generating.DEFAULT_CAPABILITIES
-    groups = wish.pop("groups")
+    strategies = tuple(dict.fromkeys(options.pop("strategies"))) or ("index", "uuid")
+    capabilities = frozenset(options.pop("capabilities")) or generating.DEFAULT_CAPABILITIES
+    groups = options.pop("groups")
     if groups is None:
         old = podman.too_old()
         groups = not old
         if old:
-            sys.stderr.write(f"{podman.note_on(old)} (--groups: write them all the same)\n")
-    devices = [part.strip() for each in wish.pop("devices") for part in each.split(",")]
-    wanted = generating.SpecOptions(
+            sys.stderr.write(f"{podman.note_on(old)} (use --groups to add them anyway)\n")
+    devices = [part.strip() for each in options.pop("devices") for part in each.split(",")]
+    request = generating.Wish(
         strategies=strategies,
         capabilities=capabilities,
         devices=tuple(filter(None, devices)),
         groups=groups,
-        **wish,
+        **options,
     )
-    _write(generating.generate(wanted, inventory_of(config), config), form, to)
+    _write(generating.generate(request, inventory_of(config), config), form, to)
 
 
 def _registry(directories: tuple[str, ...], config: Config) -> Registry:
@@ -140,7 +140,8 @@ def _registry(directories: tuple[str, ...], config: Config) -> Registry:
 
 _SPEC_DIR: Final = click.option(
     "--spec-dir", "directories", multiple=True, callback=_absolute, metavar="PATH",
-    help="A directory of specs, in place of the configuration's; may be repeated, the later wins.",
+    help="Read specs from this directory instead of the configuration's; repeatable, the last "
+    "wins.",
 )  # fmt: skip
 
 
@@ -149,7 +150,7 @@ _SPEC_DIR: Final = click.option(
 @configured
 @_SPEC_DIR
 def list_(output: Output, config: Config, directories: tuple[str, ...]) -> None:
-    """Name the devices of all spec files, and which file counts for each."""
+    """List the devices of all spec files, and the file that each one comes from."""
     registry = _registry(directories, config)
     rows, faults = listing.list_devices(registry), listing.list_faults(registry)
     columns = [Column("DEVICE", "name"), Column("STATE", "state"), Column("FILE", "file")]
@@ -166,29 +167,29 @@ def list_(output: Output, config: Config, directories: tuple[str, ...]) -> None:
 def validate(
     output: Output, config: Config, directories: tuple[str, ...], files: tuple[str, ...]
 ) -> None:
-    """Say what is wrong with FILES, or with all spec files, and what of the host is gone.
+    """Check FILES, or all spec files, for errors and for host files that do not exist.
 
-    Ends with 3 if there is anything but warnings.
+    The exit status is 3 if there are findings other than warnings.
     """
     if files and directories:
-        raise click.UsageError("name files or --spec-dir, not both")
+        raise click.UsageError("Name files or use --spec-dir, not both.")
     if files:
         checked = checking.check_files(files, config)
     else:
         checked = checking.check_registry(_registry(directories, config), config)
     output.text(
-        "".join(_told(each) for each in checked),
+        "".join(_check_text(each) for each in checked),
         {"items": [_document(each) for each in checked]},
     )
     found_if(not all(each.is_good for each in checked))
 
 
-def _told(checked: Any) -> str:
+def _check_text(checked: Any) -> str:
     good = f"valid, {counted(checked.devices, 'device')} of {checked.kind}, CDI {checked.version}"
     head = good if checked.is_good else counted(len(checked.findings), "finding")
     lines = [f"{checked.path}: {head}"]
     for finding in checked.findings:
-        whose = f" (of {finding.device})" if finding.device not in {"", finding.subject} else ""
+        whose = f" (device {finding.device})" if finding.device not in {"", finding.subject} else ""
         subject = "" if finding.subject == checked.path else f"{finding.subject}: "
         text = f"{finding.weight}: {finding.what}: {subject}{finding.found}{whose}"
         lines.append(f"  {one_line(text)}")
@@ -217,25 +218,25 @@ def _document(checked: Any) -> dict[str, Any]:
 
 @command.group("transform")
 def transform() -> None:
-    """Make another spec of one."""
+    """Change a spec."""
 
 
 @transform.command("root")
-@_written
+@_with_form
 @click.option("--input", "source", metavar="FILE", default="-", show_default=True,
-              help="The spec; - for stdin.")  # fmt: skip
+              help="Read this spec; - for stdin.")  # fmt: skip
 @click.option("-f", "--file", "--into", "into", metavar="FILE",
-              help="The file to write, in one step; by default stdout. It may be that of "
+              help="Write this file atomically; by default stdout. It may be the same as "
               "--input.")  # fmt: skip
 @click.option("--from", "old", metavar="ROOT", required=True, callback=_absolute,
-              help="What paths begin with.")  # fmt: skip
+              help="Replace this root at the start of paths.")  # fmt: skip
 @click.option("--to", "new", metavar="ROOT", default="/", show_default=True, callback=_absolute,
-              help="What they are to begin with.")  # fmt: skip
+              help="The new root.")  # fmt: skip
 @click.option("--relative-to", type=click.Choice(["host", "container"]), default="host",
-              show_default=True, help="Whose paths are meant.")  # fmt: skip
+              show_default=True, help="Change host paths or container paths.")  # fmt: skip
 def root(form: str | None, source: str, into: str | None, **roots: str) -> None:
-    """Let paths begin with another root."""
-    _tell_errors_as(form)
+    """Replace the root of a spec's paths."""
+    _report_errors_as(form)
 
     spec = transforming.read_spec(source)
     _write(transforming.transform_root(spec, **roots), form, into)

@@ -1,4 +1,4 @@
-"""``nvshim compat``: NVIDIA's commands, for the scripts that call them."""
+"""``nvshim compat``: NVIDIA's commands, for scripts that call them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMMANDS = {
 
 @click.group("compat", cls=LazyGroup, modules=_COMMANDS)
 def command() -> None:
-    """Act as nvidia-ctk or nvidia-container-cli, with their flags and their output.
+    """Act as nvidia-ctk or nvidia-container-cli, with their flags and output.
 
-    nvshim does so as well if it is called by a link with that name.
+    A link to nvshim with one of these names does the same.
     """

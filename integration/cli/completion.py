@@ -1,4 +1,4 @@
-"""``nvshim completion SHELL``: what a shell needs to complete ``nvshim``."""
+"""``nvshim completion SHELL``: print the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from click.shell_completion import get_completion_class
 
 from integration.cli.app import COMPLETION_VARIABLE, nvshim
 
-_HELP: Final = """Print what makes SHELL complete nvshim; put it where SHELL reads such things.
+_HELP: Final = """Print the completion script for SHELL; save it where SHELL loads completions.
 
 \b
 bash:  nvshim completion bash >/etc/bash_completion.d/nvshim

@@ -1,4 +1,4 @@
-"""``nvshim config``: the configuration, shown, checked and changed."""
+"""``nvshim config``: show, check and change the configuration."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NAMES: Final = {"file": "file", "nvidia": "NVIDIA's file", "default": "default"
 
 @click.group("config")
 def command() -> None:
-    """Show, check and change the configuration of this node."""
+    """Show, check and change this node's configuration."""
 
 
 @completing
 def _values(given: Mapping[str, Any]) -> list[str]:
-    """The words that a key can have, as far as they are words."""
+    """Return the values that a key can have, if they are an enumeration."""
     table, _, key = (given.get("key") or "").partition(".")
     _, _, wanted = TABLES.get(table, {}).get(key, ("", None, ""))
     if table == "doctor":
-        from integration.doctor.checks import CHECKS  # noqa: PLC0415 - only a shell asks
+        from integration.doctor.checks import CHECKS  # noqa: PLC0415 - only for completion
 
         return [check.code.removeprefix("NVSHIM-") for check in CHECKS]
     return re.findall(r'"([a-z-]+)"', wanted) + re.findall(r"\btrue\b|\bfalse\b", wanted)
@@ -40,7 +40,7 @@ def _values(given: Mapping[str, Any]) -> list[str]:
 
 _file = click.option(
     "--config", "file", metavar="FILE", type=click.Path(dir_okay=False),
-    help="The configuration; by default that of this node.",
+    help="Use this configuration file instead of the node's.",
 )  # fmt: skip
 _key = click.argument("key", shell_complete=completing(lambda _: setting_names()))
 
@@ -49,7 +49,7 @@ _key = click.argument("key", shell_complete=completing(lambda _: setting_names()
 @with_listing
 @_file
 def show(output: Output, file: str | None) -> None:
-    """Show every value that holds, and where it comes from."""
+    """Show every effective value and where it comes from."""
     source = settings.find_source(file)
     found, notes = settings.read_settings(source)
     in_use = None if source.kind == settings.DEFAULT else source.path
@@ -63,7 +63,7 @@ def show(output: Output, file: str | None) -> None:
             }
         )
         return
-    for line in (f"in use: {in_use or 'no file; the defaults hold'}", *notes):
+    for line in (f"in use: {in_use or 'no file, only the defaults'}", *notes):
         click.echo(printable(line), err=True)
     columns = (
         Column("KEY", "key"),
@@ -78,7 +78,7 @@ def show(output: Output, file: str | None) -> None:
 @_file
 @_key
 def get(output: Output, file: str | None, key: str) -> None:
-    """Print the value of KEY; a list as one line for each of its entries."""
+    """Print the value of KEY; of a list, one entry per line."""
     source = settings.find_source(file)
     found = settings.read_setting(source, key)
     value = found.value
@@ -95,10 +95,10 @@ _changing = stacked(
     _file,
     click.option(
         "--dry-run", is_flag=True,
-        help=f"Show the difference and change nothing; status {exits.FOUND} if there is one.",
+        help=f"Show the difference and change nothing; exit with {exits.FOUND} if there is one.",
     ),
 )  # fmt: skip
-"""What the commands that change a file have in common."""
+"""The options of the commands that change a file."""
 
 
 def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
@@ -128,10 +128,10 @@ def _apply(output: Output, change: Change, *, dry_run: bool) -> None:
 def set_value(
     output: Output, file: str | None, key: str, value: tuple[str, ...], *, dry_run: bool
 ) -> None:
-    r"""Give KEY a VALUE in our configuration file; a list as several VALUEs, or as TOML writes it.
+    r"""Set KEY to VALUE in the shim's configuration file; a list as several VALUEs or as TOML.
 
-    Comments, order, owner and mode of the file stay. If NVIDIA's configuration is in use, what it
-    says is taken over first. A file that would not be valid is not written.
+    The file's comments, order, owner and mode stay. If NVIDIA's configuration is in use, its
+    settings are copied first. An invalid result is not written.
 
     \b
     nvshim config set policy.mode strict
@@ -146,7 +146,7 @@ def set_value(
 @_changing
 @_key
 def unset(output: Output, file: str | None, key: str, *, dry_run: bool) -> None:
-    """Take KEY out of our configuration file, so that its default holds."""
+    """Remove KEY from the shim's configuration file, so that its default applies."""
     _apply(output, settings.remove_setting(settings.find_source(file), key), dry_run=dry_run)
 
 
@@ -154,7 +154,7 @@ def unset(output: Output, file: str | None, key: str, *, dry_run: bool) -> None:
 @with_output
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 def validate(output: Output, file: str | None) -> None:
-    """Check FILE, of ours or of NVIDIA's toolkit, as the shim would; by default the one in use.
+    """Check a configuration FILE of the shim or of NVIDIA's toolkit; by default the one in use.
 
     The exit status is 3 if it is not valid.
     """
@@ -167,7 +167,7 @@ def validate(output: Output, file: str | None) -> None:
         except ConfigError as error:
             wrong = error
     in_use = None if source.kind == settings.DEFAULT else source.path
-    lines = [f"{in_use or 'no file; the defaults hold'}: {'not valid' if wrong else 'valid'}"]
+    lines = [f"{in_use or 'no file, only the defaults'}: {'not valid' if wrong else 'valid'}"]
     lines += [str(wrong)] if wrong else list(notes)
     document = {
         "file": in_use,

@@ -1,4 +1,4 @@
-"""``nvshim configure containerd|docker|crio``: tell an engine of the shim, or take that back."""
+"""``nvshim configure containerd|docker|crio``: add the shim to an engine, or remove it."""
 
 from __future__ import annotations
 
@@ -23,145 +23,144 @@ from integration.handlers import RUNC_TYPE, RUNTIME_TYPE
 if TYPE_CHECKING:
     Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-# Options that name files, which are written down and read by others from elsewhere.
+# Options with paths. They are made absolute, because other processes read them from the records.
 _PATHS: Final = {"config", "drop_in", "handler_options", "hook_directory", "records", "shim"}
 
 
 @click.group("configure")
 def command() -> None:
-    """Tell an engine of the shim, or take that back (--remove).
+    """Add the shim to an engine's configuration, or remove it (--remove).
 
-    Only our own part is added, what others wrote stays as it is, and the engine itself checks the
-    result before it is put in place. Nothing is restarted unless --restart asks for it.
+    Only the shim's own part is changed. The engine itself checks the result before it is written.
+    Nothing is restarted without --restart.
     """
 
 
-def _path(names: str, told: str, default: str | None = None, metavar: str = "PATH") -> Decorator:
-    """An option that names a file or a directory, by its flag and perhaps another name."""
+def _path(names: str, text: str, default: str | None = None, metavar: str = "PATH") -> Decorator:
+    """Return an option for a file or directory; ``names`` is its flag, and its parameter if any."""
     return click.option(
         *names.split(), metavar=metavar, default=default, show_default=default is not None,
-        type=click.Path(), help=told,
+        type=click.Path(), help=text,
     )  # fmt: skip
 
 
-def _switch(names: str, told: str) -> Decorator:
-    """An option that is given, denied, or neither: then all stays as it is."""
-    told = f"{told}; not said, it stays as it was configured."
-    return click.option(names, default=None, help=told)
+def _switch(names: str, text: str) -> Decorator:
+    """Return an on/off option that keeps the current setting if it is not given."""
+    return click.option(names, default=None, help=f"{text}; by default the current setting stays.")
 
 
-def _patterns(flag: str, name: str, told: str) -> Decorator:
-    return click.option(flag, name, multiple=True, metavar="PATTERN", help=told)
+def _patterns(flag: str, name: str, text: str) -> Decorator:
+    return click.option(flag, name, multiple=True, metavar="PATTERN", help=text)
 
 
 _common = stacked(
     click.option("--runtime-name", default="nvidia", show_default=True, metavar="NAME",
-                 help="The runtime's name, as a RuntimeClass or --runtime says it."),
-    _switch("--set-default/--no-set-default", "Give it to who names no runtime"),
-    _path("--shim", "The shim; by default the one on the engine's PATH."),
+                 help="The runtime's name in a RuntimeClass or for --runtime."),
+    _switch("--set-default/--no-set-default", "Make it the default runtime"),
+    _path("--shim", "The shim's path; by default the one in the engine's PATH."),
     click.option("--dry-run", is_flag=True,
-                 help=f"Show the change and do nothing; status {exits.FOUND} if there is one."),
-    click.option("--remove", is_flag=True, help="Take out what was configured."),
+                 help=f"Show the change and do nothing; exit with {exits.FOUND} if there is one."),
+    click.option("--remove", is_flag=True, help="Remove the shim from the configuration."),
     click.option("--replace", is_flag=True, default=None,
-                 help="Take the place of a runtime of that name, such as that of NVIDIA's "
-                 "toolkit; --remove puts it back."),
-    click.option("--force", is_flag=True, help="Overwrite what was changed by hand."),
-    _path("--records", "Where to note what was there before.", RECORDS, "DIRECTORY"),
+                 help="Replace an existing runtime of this name, such as that of NVIDIA's "
+                 "toolkit; --remove restores it."),
+    click.option("--force", is_flag=True, help="Overwrite manual changes."),
+    _path("--records", "Record the previous settings in this directory.", RECORDS, "DIRECTORY"),
     click.option("--restart", "mode", default=Mode.NONE.value, show_default=True,
                  type=click.Choice([mode.value for mode in Mode]),
-                 help="How to tell the engine, if it needs to be told."),
-    _path("--socket", "Where the engine listens: for --restart, and to ask which one runs."),
-    click.option("--unit", metavar="NAME", help="Its name in systemd, for --restart."),
+                 help="How to restart or reload the engine if the change needs it."),
+    _path("--socket", "The engine's socket: for --restart, and to find the running engine."),
+    click.option("--unit", metavar="NAME", help="The engine's systemd unit, for --restart."),
 )  # fmt: skip
 """The options that every engine has."""
 
 
 @command.command("containerd")
 @_common
-@_path("--config", "containerd's configuration.", DEFAULT_CONFIG)
-@_path("--drop-in", "Where to write the drop-in; by default where the root file imports one from.")
+@_path("--config", "containerd's configuration file.", DEFAULT_CONFIG)
+@_path("--drop-in", "Write this drop-in; by default one that the root file imports.")
 @click.option(
     "--systemd-cgroup", type=click.Choice(["auto", "yes", "no"]), default="auto",
     show_default=True,
-    help="Whether systemd makes the cgroups; auto: as for runc, or by their names alone.",
+    help="Use the systemd cgroup driver; auto: as runc's handler does, or by the cgroups' names.",
 )  # fmt: skip
 @click.option(
     "--runtime-type", type=click.Choice([RUNTIME_TYPE, RUNC_TYPE]),
-    help="The handler's type. runc's, with the path of the shim, is for a containerd that asks no "
-    "other what it can do (2.0 to 2.2.6, 2.3.0 to 2.3.3): there, pods with hostUsers: false need "
-    "it. Not said, it stays as it was configured: at first, ours.",
+    help="The handler's type. Use runc's type, with the shim's path, for a containerd that queries "
+    "the features of no other type (2.0 to 2.2.6, 2.3.0 to 2.3.3); pods with hostUsers: false need "
+    "it there. By default the current setting stays, at first the shim's type.",
 )  # fmt: skip
-@_switch("--enable-cdi/--no-enable-cdi", "Let containerd apply CDI specs too (1.7)")
+@_switch("--enable-cdi/--no-enable-cdi", "Enable CDI in containerd (1.7)")
 @_patterns(
     "--container-annotation", "container_annotations",
-    "Annotations that containerd hands on; by default those that name devices.",
+    "Pass these container annotations to the shim; by default those that name devices.",
 )  # fmt: skip
 @_patterns(
     "--pod-annotation", "pod_annotations",
-    "Likewise of the pod; not said, it stays as it was configured: at first, none.",
+    "Pass these pod annotations to the shim; by default the current setting stays, at first none.",
 )  # fmt: skip
 @_path(
     "--containerd program",
-    "The program that checks the result; by default the one that runs, or is installed.",
+    "Check the result with this containerd; by default the running or installed one.",
 )
 @_path(
-    "--handler-options", "Where containerd 1.6 finds the handler's options.",
+    "--handler-options", "Where containerd 1.6 reads the handler's options.",
     "/etc/containerd-shim-nvidia/handlers", "DIRECTORY",
 )  # fmt: skip
 @with_output
-def containerd(output: Output, systemd_cgroup: str, **given: Any) -> None:
-    """Give containerd's CRI plugin a runtime handler.
+def containerd(output: Output, systemd_cgroup: str, **options: Any) -> None:
+    """Add a runtime handler to containerd's CRI plugin.
 
-    With containerd 2 it is a drop-in, in the version of the root file, and the root file gets an
-    import if none covers it. With containerd 1, where a drop-in would replace what the root file
-    says of the CRI plugin, it is a block at the end of the file itself.
+    With containerd 2 the handler goes into a drop-in of the root file's version; an import is added
+    to the root file if none covers the drop-in. With containerd 1 a drop-in would replace the root
+    file's CRI section, so the handler goes into a block at the end of the root file.
     """
-    if not given["container_annotations"]:
+    if not options["container_annotations"]:
         prefixes = load_config(None).annotation_prefixes
-        given["container_annotations"] = tuple(f"{prefix}*" for prefix in prefixes)
-    given["pod_annotations"] = given["pod_annotations"] or None
-    given["systemd_cgroup"] = {"auto": None, "yes": True, "no": False}[systemd_cgroup]
-    _configure(output, ContainerdOptions, given)
+        options["container_annotations"] = tuple(f"{prefix}*" for prefix in prefixes)
+    options["pod_annotations"] = options["pod_annotations"] or None
+    options["systemd_cgroup"] = {"auto": None, "yes": True, "no": False}[systemd_cgroup]
+    _configure(output, ContainerdOptions, options)
 
 
 @command.command("docker")
 @_common
-@_path("--config", "Docker's configuration.", docker_.DEFAULT_CONFIG)
-@_switch("--enable-cdi/--no-enable-cdi", "Let Docker apply CDI specs too (before 28.2)")
+@_path("--config", "Docker's configuration file.", docker_.DEFAULT_CONFIG)
+@_switch("--enable-cdi/--no-enable-cdi", "Enable CDI in Docker (before 28.2)")
 @_path(
-    "--hook-directory", "Where to leave what --gpus looks for, if there is none.",
+    "--hook-directory", "Install the program that --gpus needs here, if it is missing.",
     "/usr/local/bin", "DIRECTORY",
 )  # fmt: skip
-@_path("--dockerd program", "The program that checks the result; by default the installed one.")
+@_path("--dockerd program", "Check the result with this dockerd; by default the installed one.")
 @with_output
-def docker(output: Output, **given: Any) -> None:
-    """Give Docker a runtime, and make --gpus known to it."""
-    _configure(output, docker_.Options, given)
+def docker(output: Output, **options: Any) -> None:
+    """Add a runtime to Docker, and make docker run --gpus work."""
+    _configure(output, docker_.Options, options)
 
 
 @command.command("crio")
 @_common
-@_path("--config", "CRI-O's own configuration.", crio_.DEFAULT_CONFIG)
-@_path("--drop-in", "Where to write the handler.", crio_.DEFAULT_DROP_IN)
-@_path("--crio program", "The program that checks the result, if it is installed.")
+@_path("--config", "CRI-O's configuration file.", crio_.DEFAULT_CONFIG)
+@_path("--drop-in", "Write the handler to this drop-in.", crio_.DEFAULT_DROP_IN)
+@_path("--crio program", "Check the result with this program, if it is installed.")
 @with_output
-def crio(output: Output, **given: Any) -> None:
-    """Give CRI-O a runtime handler of the type vm (not tried with a CRI-O yet)."""
-    _configure(output, crio_.Options, given)
+def crio(output: Output, **options: Any) -> None:
+    """Add a runtime handler of the type vm to CRI-O (not yet tested with CRI-O)."""
+    _configure(output, crio_.Options, options)
 
 
-def _configure(output: Output, kind: Callable[..., Options], given: dict[str, Any]) -> None:
-    dry_run, remove = given.pop("dry_run"), given.pop("remove")
-    mode, address, unit = Mode(given.pop("mode")), given.pop("socket"), given.pop("unit")
-    for key in _PATHS & given.keys():
-        if given[key] is not None:
-            given[key] = os.path.abspath(given[key])
-    if kind is ContainerdOptions and (address or given["config"] == DEFAULT_CONFIG):
-        # Of the containerd that has another configuration it is not known where it listens.
-        given["socket"] = address or SOCKETS["containerd"]
-    given["replace"] = given["replace"] or None
-    options = kind(**given)
-    change = plan_removal(options) if remove else plan(options)
+def _configure(output: Output, kind: Callable[..., Options], options: dict[str, Any]) -> None:
+    dry_run, remove = options.pop("dry_run"), options.pop("remove")
+    mode, address, unit = Mode(options.pop("mode")), options.pop("socket"), options.pop("unit")
+    for key in _PATHS & options.keys():
+        if options[key] is not None:
+            options[key] = os.path.abspath(options[key])
+    if kind is ContainerdOptions and (address or options["config"] == DEFAULT_CONFIG):
+        # The socket of a containerd with another configuration is unknown.
+        options["socket"] = address or SOCKETS["containerd"]
+    options["replace"] = options["replace"] or None
+    wanted = kind(**options)
+    change = plan_removal(wanted) if remove else plan(wanted)
     done = Mode.NONE
     if not dry_run:
         apply(change)
@@ -170,7 +169,7 @@ def _configure(output: Output, kind: Callable[..., Options], given: dict[str, An
             address, unit = address or SOCKETS[change.engine], unit or UNITS[change.engine]
             done = restart(change, mode, address=address, unit=unit)
     finally:
-        # The files are in place, whatever became of the engine.
+        # The files are written even if the restart failed.
         _show(output, change, done, dry_run=dry_run)
     found_if(dry_run and change.files)
 
@@ -192,6 +191,6 @@ def _show(output: Output, change: Change, done: str, *, dry_run: bool) -> None:
     else:
         lines = [f"{file.action} {file.path}\n" for file in change.files]
     lines += [f"{note}\n" for note in change.notes]
-    told = {"signal": "told by a signal", "systemd": "restarted by systemd"}.get(str(done))
-    lines.append(f"{change.engine} was {told}" if told else change.why)
+    how = {"signal": "notified by a signal", "systemd": "restarted by systemd"}.get(str(done))
+    lines.append(f"{change.engine} was {how}" if how else change.why)
     output.text("".join(lines), document)

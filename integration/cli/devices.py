@@ -1,4 +1,4 @@
-"""``nvshim devices``: nodes of NVIDIA's driver, and their links in /dev/char."""
+"""``nvshim devices``: create the driver's device nodes and their links in /dev/char."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ _COLUMNS: Final = (
 
 @click.group("devices")
 def command() -> None:
-    """Make the driver's device nodes and /dev/char links that are missing."""
+    """Create missing device nodes of the driver, and missing links in /dev/char."""
 
 
 @command.command("create")
 @with_listing
 @configured
 @click.option("--control", "control_only", is_flag=True,
-              help="Only nodes that belong to no GPU and no capability.")  # fmt: skip
-@click.option("--nodes/--no-nodes", default=True, help="Whether nodes are made.")
-@click.option("--links/--no-links", default=True, help="Whether links in dev/char are made.")
+              help="Create only control nodes, not those of GPUs and capabilities.")  # fmt: skip
+@click.option("--nodes/--no-nodes", default=True, help="Create device nodes.")
+@click.option("--links/--no-links", default=True, help="Create links in dev/char.")
 @click.option("--load-kernel-modules", "modules", is_flag=True,
               help="Load nvidia, nvidia-uvm and nvidia-modeset first.")  # fmt: skip
 @click.option("--dev-root", metavar="PATH", type=click.Path(exists=True, file_okay=False),
-              help="The directory whose dev has the nodes, in place of the "
+              help="Create the nodes in dev below this directory instead of the "
               "configuration's.")  # fmt: skip
 @click.option("--driver-root", metavar="PATH", type=click.Path(exists=True, file_okay=False),
-              help="Where kernel modules are looked for, in place of the "
+              help="Search kernel modules below this directory instead of the "
               "configuration's.")  # fmt: skip
 @click.option("--dry-run", is_flag=True,
-              help="Change nothing; end with 3 if there would be something to make.")  # fmt: skip
+              help="Change nothing; exit with 3 if something is missing.")  # fmt: skip
 def create(
-    output: Output, config: Config, dev_root: str | None, driver_root: str | None, **wish: Any
+    output: Output, config: Config, dev_root: str | None, driver_root: str | None, **options: Any
 ) -> None:
-    """Make what is missing; what is there stays as it is."""
+    """Create missing device nodes and links; existing ones stay as they are."""
     if dev_root is not None:
         config = replace(config, dev=os.path.join(os.path.abspath(dev_root), "dev"))
     if driver_root is not None:
         config = replace(config, driver_root=os.path.abspath(driver_root))
-    steps = make(config, Wish(**wish))
+    steps = make(config, Wish(**options))
     output.rows([asdict(step) for step in steps], _COLUMNS, name="path")
     sys.stdout.flush()
     refuse_failures(steps)
-    found_if(wish["dry_run"] and any(step.state == State.ABSENT for step in steps))
+    found_if(options["dry_run"] and any(step.state == State.ABSENT for step in steps))

@@ -1,4 +1,4 @@
-"""``nvshim doctor``: what is wrong with this node, and what to do about it."""
+"""``nvshim doctor``: diagnose this node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _CHECKS: Final = (
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The codes of checks, short or in full, as somebody has begun."""
+    """Complete the codes of checks, with or without NVSHIM-."""
     del ctx, param
     codes = [check.code for check in choose()]
     named = [*(code.removeprefix(_PREFIX) for code in codes), *codes]
@@ -60,44 +60,47 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 @with_listing
 @click.option(
     "--only", multiple=True, metavar="CODE", shell_complete=_complete,
-    help="Make this check alone; repeatable.",
+    help="Run only this check; repeatable.",
 )  # fmt: skip
 @click.option(
     "--skip", multiple=True, metavar="CODE", shell_complete=_complete,
-    help="Leave this check out; repeatable.  To do so always: nvshim config set doctor.skip CODE",
+    help="Skip this check; repeatable.  To skip it always: nvshim config set doctor.skip CODE",
 )  # fmt: skip
-@click.option("--errors-only", is_flag=True, help="Show errors alone; the rest is counted.")
+@click.option("--errors-only", is_flag=True, help="Show only errors; count the rest.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every finding in full.")
-@click.option("--list", "listing", is_flag=True, help="List the checks, and make none.")
+@click.option("--list", "listing", is_flag=True, help="List the checks and run none.")
 @click.option(
     "--bundle", metavar="FILE.tar.gz", type=click.Path(dir_okay=False),
-    help="Put what was seen and found into a file, for a request of support. It has no secrets.",
+    help="Write facts and findings to a file, for a support request. It contains no secrets.",
 )  # fmt: skip
 @click.option(
     "--root",
     default="/",
     metavar="DIR",
-    help="Examine the node below this directory; programs of it are run.",
+    help="Examine the node below this directory; its programs are run.",
 )
-@click.option("--config", metavar="FILE", help="Our configuration; by default that of the node.")
+@click.option("--config", metavar="FILE", help="Use this configuration instead of the node's.")
 @click.option(
     "--containerd-config", default="", metavar="FILE",
-    help="The root file of containerd's configuration; by default that of the running one.",
+    help="The root file of containerd's configuration; by default the running containerd's.",
 )  # fmt: skip
 @click.option(
     "--prefix", default="/opt/containerd-shim-nvidia", show_default=True, metavar="DIR",
-    help="Where this project is installed.",
+    help="The directory of the installation.",
 )  # fmt: skip
 @click.option(
     "--bindir", default="/usr/local/bin", show_default=True, metavar="DIR",
-    help="Where its programs are linked.",
+    help="The directory with links to the programs.",
 )  # fmt: skip
 @click.option(
-    "--manifest", default="", metavar="FILE", help="Kubernetes manifests to compare with."
+    "--manifest",
+    default="",
+    metavar="FILE",
+    help="Check the node against these Kubernetes manifests.",
 )
 @click.option(
     "--kubeconfig", default="", metavar="FILE",
-    help="Ask the cluster for RuntimeClasses; by default no cluster is asked.",
+    help="Read RuntimeClasses from this cluster; by default no cluster is contacted.",
 )  # fmt: skip
 def command(
     output: Output,
@@ -112,15 +115,14 @@ def command(
     config: str | None,
     **places: Any,
 ) -> None:
-    r"""Find what is wrong with this node, and say what to do about it.
+    r"""Diagnose this node: find problems and what to do about them.
 
-    Nothing is changed. The exit status is 0 if no error was found (warnings and notes are none),
-    3 if one was, and 1 if the node could not be examined at all. `nvshim explain CODE` says more
-    of a finding.
+    Nothing is changed. The exit status is 0 without errors (warnings and notes do not count), 3
+    with errors, and 1 if the node could not be examined. `nvshim explain CODE` explains a finding.
 
     \b
     nvshim doctor                      examine this node
-    nvshim doctor --only D010          make one check
+    nvshim doctor --only D010          run one check
     nvshim doctor --bundle doctor.tar.gz
     """
     if listing:
@@ -137,7 +139,7 @@ def command(
     if unknown:
         click.echo(printable(f"doctor.skip has no effect for {', '.join(unknown)}"), err=True)
     asked = choose(only)
-    # Who asks for a check gets it, whatever is left out for good.
+    # --only overrides the configured skips.
     checks = choose(only, skip if only else (*skip, *lasting))
     skipped = [check.code for check in asked if check not in checks]
     examination = examine(where, checks, skipped=skipped, besides=NEEDED)
@@ -149,7 +151,7 @@ def command(
     if output.form.is_document:
         output.document(document)
     elif output.form is Format.TABLE:
-        _tell(output, document, verbose=verbose)
+        _print_report(output, document, verbose=verbose)
     else:
         output.rows(document["findings"], _FINDINGS, name="code")
     sys.stdout.flush()
@@ -158,8 +160,8 @@ def command(
     found_if(not examination.is_healthy)
 
 
-def _tell(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None:
-    """The report as a person reads it, at a terminal or not."""
+def _print_report(output: Output, document: Mapping[str, Any], *, verbose: bool) -> None:
+    """Write the report as text."""
     width = max(width_of(output.stream), _NARROWEST)
     lines: list[str] = []
     for title, text in identity_lines(document["node"]):
@@ -186,7 +188,7 @@ def _rest(finding: Mapping[str, Any], width: int, *, verbose: bool) -> Iterator[
     indent = " " * _INDENT
     yield from headed(indent, finding["found"], width)
     yield from headed(indent, f"do: {finding['remedy']}", width)
-    # On lines of their own, however long, so that they can be marked and copied.
+    # On lines of their own and never wrapped, so that they can be copied.
     yield from (indent + text for text in finding["command"].split(" && ") if text)
     yield from (indent + text for text in (finding["reference"],) if text and verbose)
 

@@ -17,37 +17,37 @@ from integration.drain.serving import DrainOptions, answer_of, drain
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME: Final = re.compile(r"(\d{1,6})([smhd]?)", re.ASCII)
-_EVER: Final = "ever"
+_FOREVER: Final = "ever"
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """How long something may take: "90", "90s", "5m", "2h"; None if that was not said."""
-    if value is None or value == _EVER:
+    """Parse a time such as "90", "90s", "5m" or "2h"; None if not given."""
+    if value is None or value == _FOREVER:
         return None if value is None else math.inf
     found = _TIME.fullmatch(value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is no time: write 90, 90s, 5m or 2h", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a time: write 90, 90s, 5m or 2h", ctx, param)
     return float(int(found[1]) * _UNITS[found[2]])
 
 
-ending = stacked(
+holder_options = stacked(
     click.option("--reason", metavar="TEXT", default="",
-                 help="Why, for whoever is refused the device."),
-    click.option("--wait", callback=_seconds, is_flag=False, flag_value=_EVER, metavar="[TIME]",
-                 help="Wait until nobody holds it; so long at most: 90s, 5m, 2h."),
-    click.option("--force", is_flag=True, help="End the containers that hold it: SIGTERM, and "
-                 "after the grace period SIGKILL."),
+                 help="The reason, shown where the device is refused."),
+    click.option("--wait", callback=_seconds, is_flag=False, flag_value=_FOREVER, metavar="[TIME]",
+                 help="Wait until no process holds the device, at most this long: 90s, 5m, 2h."),
+    click.option("--force", is_flag=True, help="Stop the containers that hold the device: SIGTERM, "
+                 "and SIGKILL after the grace period."),
     click.option("--grace", callback=_seconds, default="30s", show_default=True, metavar="TIME",
-                 help="How long they have to end."),
+                 help="The grace period of --force."),
 )  # fmt: skip
-"""What a command has that may wait for who holds a device, or end them."""
+"""The options of commands that wait for the holders of a device, or stop them."""
 
 
-def wish_of(
+def drain_request(
     *, reason: str, wait: float | None, force: bool, grace: float, lets_go: bool,
     states: tuple[str, ...], proc: str,
-) -> DrainOptions:  # fmt: skip
-    """What the options say."""
+) -> Wish:  # fmt: skip
+    """Return the request that the options describe."""
     if force and wait is None:
         wait = math.inf
     return DrainOptions(
@@ -61,15 +61,15 @@ _HOLDERS: Final = (
     Column("KIND", "kind"),
     Column("PID", "pid", right=True),
     Column("HOLDS", "devices"),
-    Column("LETS GO BY", "do"),
+    Column("RELEASED BY", "do"),
 )
 
 
 def show(output: Output, answer: Mapping[str, Any]) -> None:
-    """Show what is out of service and who holds it; a person reads first what matters.
+    """Show the devices that are out of service, their holders, and whether they are free.
 
     Args:
-        answer: of :func:`integration.drain.serving.answer_of`.
+        answer: the result of :func:`integration.drain.serving.answer_of`.
     """
     if output.form.is_document:
         output.document(answer)
@@ -82,7 +82,9 @@ def show(output: Output, answer: Mapping[str, Any]) -> None:
     if not answer["free"]:
         click.echo(f"not free: {counted(len(holders), 'holder')}; --wait waits for all of them")
     elif holders:
-        click.echo("free, but for the node agent: --let-go before a reset by hand or a MIG change")
+        click.echo(
+            "free except for the node agent; use --let-go before a manual reset or MIG change"
+        )
     else:
         click.echo("free")
 
@@ -92,12 +94,12 @@ def show(output: Output, answer: Mapping[str, Any]) -> None:
 @configured
 @located
 @click.argument("devices", nargs=-1, metavar="[GPU|MIG DEVICE]...")
-@click.option("--driver", is_flag=True, help="The driver, and so every device that it has.")
-@ending
+@click.option("--driver", is_flag=True, help="Drain the driver, and with it every device.")
+@holder_options
 @click.option(
     "--let-go", "lets_go", is_flag=True,
-    help="Have the node agent close NVML, and so every GPU, until the device is in service again."
-    "  --driver does so by itself.",
+    help="Make the node agent close NVML, and with it every GPU, until the device is back in"
+    " service.  --driver implies this.",
 )  # fmt: skip
 def command(
     output: Output,
@@ -108,26 +110,26 @@ def command(
     wait: float | None,
     **more: Any,
 ) -> None:
-    r"""Take devices out of service: no new container gets them, until `nvshim undrain`.
+    r"""Take devices out of service: no new container gets them until `nvshim undrain`.
 
-    The shim refuses who asks for them by name, `all` is the others, and the kubelet hears that they
-    are unhealthy. Running containers go on, and are listed with everybody else who holds a device.
-    It outlives restarts of the node. A device is named by index (3, 3:0), UUID or PCI address.
+    The shim refuses requests for them by name, `all` leaves them out, and the kubelet sees them as
+    unhealthy. Running containers keep running; they are listed with all other holders. A drain
+    survives reboots. Name a device by index (3, 3:0), UUID or PCI address.
 
-    With --wait the exit status is 3 if somebody still holds one when the time is up.
+    With --wait the exit status is 3 if a device is still held when the time is up.
 
     \b
-    nvshim drain 3 --reason "fan is replaced" --wait=10m
-    nvshim drain 3 --force --grace=60s     ends the containers that hold it
+    nvshim drain 3 --reason "replacing the fan" --wait=10m
+    nvshim drain 3 --force --grace=60s     stop the containers that hold it
     nvshim drain --driver --wait           before an update of the driver
     """
     if not devices and not driver:
         raise click.UsageError("Name a device, or --driver.")
     if devices and driver:
-        raise click.UsageError("--driver is every device: name none beside it.")
-    wish = wish_of(wait=wait, **more)
+        raise click.UsageError("--driver includes every device; do not name others.")
+    request = drain_request(wait=wait, **more)
     with Progress(output) as progress:
-        result = drain(config, devices, wish, progress.say)
+        result = drain(config, devices, request, progress.update)
     answer = answer_of(result)
     show(output, answer)
-    found_if(wish.seconds is not None and not answer["free"])
+    found_if(request.seconds is not None and not answer["free"])

@@ -1,4 +1,4 @@
-"""What can go wrong with the program itself: E250x."""
+"""Errors of the command line itself: E250x."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from integration.errors import IntegrationError
 
 
 class CliError(IntegrationError):
-    """Base of what can go wrong with the program itself."""
+    """Base of the command line's own errors."""
 
 
 class AnswerUnwritten(CliError, code="NVSHIM-E2501", status=Status.RESOURCE_EXHAUSTED):
-    """The answer could not be written to where stdout leads. What was asked may have been done."""
+    """The output could not be written to stdout. The command may have taken effect."""

@@ -1,4 +1,4 @@
-"""``nvshim explain``: why a container has what it has, and what a code means."""
+"""``nvshim explain``: explain a container's GPUs, or a code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_OF_A_CODE: Final = 5
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The ids of running containers, and their names in pods."""
+    """Complete the ids of running containers, and their names in pods."""
     del param
     try:
         found = all_containers(ctx.params.get("states") or ())
@@ -38,7 +38,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         return []
     words = [word for c in found if not c.sandbox for word in (c.id, c.title)]
     known = [word for word in dict.fromkeys(words) if word.startswith(incomplete)]
-    # A shell takes what it is given for what was typed: no name may be a command.
+    # The shell inserts a completion unquoted, so offer only names without special characters.
     return [word for word in known if _PLAIN.fullmatch(word)]
 
 
@@ -46,17 +46,17 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 @with_output
 @click.option(
     "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
-    help="The configuration; by default that of this node.",
+    help="Use this configuration file instead of the node's.",
 )  # fmt: skip
 @located
 @click.argument("what", metavar="CONTAINER|CONFIG_JSON|CODE", shell_complete=_complete)
 @click.option(
     "--rootfs",
     type=click.Path(file_okay=False),
-    help="The image's root, for a CONFIG_JSON; by default that of the spec.",
+    help="The image's root, for a CONFIG_JSON; by default the spec's.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show every step, and the reason of each.")
-@click.option("--diff/--no-diff", default=None, help="Show what differs in the spec.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every step and its reason.")
+@click.option("--diff/--no-diff", default=None, help="Show the changes to the spec.")
 def command(
     output: Output,
     *,
@@ -68,24 +68,24 @@ def command(
     verbose: bool,
     diff: bool | None,
 ) -> None:
-    r"""Explain what a container asked for, what it got, and why; how a GPU ended it; or a code.
+    r"""Explain what a container requested, what it got and why; a fault that ended it; or a code.
 
-    CONTAINER is any name that another command prints: an id or its beginning, POD, POD/CONTAINER,
-    NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the pid of its first process. One that a fault of a
-    GPU has ended is remembered when it is gone. CONFIG_JSON is the spec of a bundle, or - for
-    stdin; nothing of it is run. CODE is of an error, or of a finding of the doctor.
+    CONTAINER is any name that another command prints: an id or its first characters, POD,
+    POD/CONTAINER, NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the pid of its first process. A
+    container that a GPU fault ended can be explained after its removal. CONFIG_JSON is a bundle's
+    spec, or - for stdin; it is not run. CODE is an error's or a doctor's finding's code.
 
     \b
     nvshim explain default/web
     nvshim explain default/web -v --diff
     nvshim explain NVSHIM-E0202
     """
-    # "d096" may be the beginning of a container's id; in capitals it is a code.
+    # "d096" may be the start of a container's id; in capitals it is a code.
     code = code_of(what)
     if code and what.isupper():
         _show_code(output, explain_code(code))
         return
-    # A file beside which one stands may be called as a container is.
+    # A file in the working directory may have the same name as a container.
     is_path = os.sep in what and os.path.isfile(what)
     if what == "-" or is_path or what.endswith(".json"):
         config = load_config(config_path)
@@ -98,7 +98,9 @@ def command(
         )
     else:
         if rootfs is not None:
-            raise click.UsageError("--rootfs is for a CONFIG_JSON: a running container has its own")
+            raise click.UsageError(
+                "--rootfs is for a CONFIG_JSON; a running container has its own."
+            )
         try:
             container = explaining.find_container(what, all_containers(states, proc))
         except ContainerUnknown:
@@ -123,7 +125,7 @@ def command(
 
 
 def _summary(explanation: Explanation, width: int) -> list[str]:
-    """At most ten lines."""
+    """Return a summary of at most ten lines."""
     lines = []
     for title, text in summarize(explanation):
         first, *more = _titled([(title, text)], width)
@@ -132,7 +134,7 @@ def _summary(explanation: Explanation, width: int) -> list[str]:
         if len(more) >= _MOST_OF_ONE:
             lines[-1] = f"{lines[-1][: width - 2]} …"
     if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES - 1 :] = [f"{'':<{_TITLE}}and more: -v shows all of it"]
+        lines[_MOST_LINES - 1 :] = [f"{'':<{_TITLE}}and more; use -v to see all"]
     return lines
 
 
@@ -148,8 +150,8 @@ def _show_code(output: Output, meaning: Meaning) -> None:
         return
     rows = [(meaning.code.removeprefix("NVSHIM-"), meaning.name), ("meaning", meaning.meaning)]
     for title, texts in (("cause", meaning.causes), ("do", meaning.remedies)):
-        told = enumerate(texts[:_MOST_OF_A_CODE])
-        rows += [(title if number == 0 else "  or", text) for number, text in told]
+        shown = enumerate(texts[:_MOST_OF_A_CODE])
+        rows += [(title if number == 0 else "  or", text) for number, text in shown]
     rows += [("run", meaning.command)] if meaning.command else []
     rows += [("see", meaning.reference)] if meaning.reference else []
     output.text("\n".join(_titled(rows, width_of(output.stream))), None)

@@ -1,4 +1,4 @@
-"""``nvshim health``: devices returned to service by hand; ``nvshim list --health`` shows them."""
+"""``nvshim health``: return failed devices to service; ``nvshim list --health`` shows them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _why(row: Mapping[str, Any]) -> str:
 
 
 _COLUMNS: Final = (
-    # As much of it as `health clear` needs.
+    # Enough characters for `health clear`.
     Column("DEVICE", lambda row: row["uuid"][:_SHORT]),
     Column("UUID", "uuid", wide=True),
     Column("STATE", "state"),
@@ -43,13 +43,13 @@ _COLUMNS: Final = (
 
 @completing
 def _devices(given: Mapping[str, Any]) -> Iterable[str]:
-    """The UUIDs of the devices that are watched."""
+    """Complete the UUIDs of the monitored devices."""
     return read_health(load_config(given.get("config_path"))) or ()
 
 
 @click.group("health")
 def command() -> None:
-    """Return devices to service; `nvshim list --health` shows their state."""
+    """Return failed devices to service; `nvshim list --health` shows their state."""
 
 
 @command.command("list", hidden=True)
@@ -67,21 +67,21 @@ def list_(output: Output, config: Config) -> None:
     "devices", nargs=-1, required=True, metavar="[GPU|MIG DEVICE]...", shell_complete=_devices
 )
 def clear(output: Output, config: Config, *, devices: Sequence[str]) -> None:
-    """Return devices to service that are not healthy; a GPU with its MIG devices.
+    """Return unhealthy devices to service; a GPU together with its MIG devices.
 
-    A device is named by index (3, 3:0), UUID or PCI address; a UUID may be cut short, and `all` is
-    every GPU. A device that does not answer stays unhealthy, and one that fails again
-    becomes so again. The exit status is 3 if one is still not given to containers. The answer is
-    that of `nvshim list --health`.
+    Name a device by index (3, 3:0), UUID or PCI address; the start of a UUID is enough, and `all`
+    is every GPU. A device that does not answer stays unhealthy, and one that fails again becomes
+    unhealthy again. The exit status is 3 if a device is still not allocatable. The output is that
+    of `nvshim list --health`.
     """
     _show(output, return_to_service(config, devices))
 
 
 def show_health(output: Output, config: Config) -> None:
-    """Show the state of each device, and end with 3 if one is not given to containers.
+    """Show the health of each device, and exit with 3 if one is not allocatable.
 
     Raises:
-        HealthUnknown: no agent watches.
+        HealthUnknown: no agent monitors the devices.
     """
     _show(output, health_rows(config))
 

@@ -1,4 +1,4 @@
-"""``nvshim info``: what is known of this node, and what is installed on it."""
+"""``nvshim info``: describe this node and what is installed on it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _WIDTH = 14
 @with_place
 @click.option(
     "--nvml/--no-nvml", default=True, show_default=True,
-    help="Ask NVML if no inventory is kept.",
+    help="Query NVML if no inventory is stored.",
 )  # fmt: skip
 def command(output: Output, config: Config, *, place: Place, nvml: bool) -> None:
-    """Show the driver, where it was found, its devices and modules, and what is installed.
+    """Show the driver and where it was found, its devices and modules, and what is installed.
 
-    Sections that end with a problem say what to do about it.
+    A section with a problem also shows the remedy.
     """
     found = describe_node(config, nvml=nvml)
     found["installation"] = status(place)
@@ -48,7 +48,7 @@ def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     revision = f" ({own['revision']})" if own["revision"] else ""
     yield "nvshim", [f"{own['version']}{revision} in {own['path']}, Python {own['python']}"]
     config = found["configuration"]
-    yield "configuration", [config["file"] or "no file; the defaults hold", *config["notes"]]
+    yield "configuration", [config["file"] or "no file, only the defaults", *config["notes"]]
     yield "platform", [found["platform"]]
     driver = found["driver"]
     if driver is not None:
@@ -85,13 +85,13 @@ def _installed(answer: Mapping[str, Any]) -> Iterator[str]:
         role = f", {version['role']}" if version["role"] else ""
         yield f"{version['name']}{role}; shims: {version['shims']}"
     if answer["being_changed"]:
-        yield "an installer is at work now"
+        yield "an installation is running now"
     yield from answer["problems"]
 
 
 def _root(root: Mapping[str, Any]) -> str:
     versions = ", ".join(root["versions"]) or "nothing"
-    others = "; others than root may write there" if root["not_roots_alone"] else ""
+    others = "; users other than root can write there" if root["not_roots_alone"] else ""
     chosen = "  ← chosen" if root["chosen"] else ""
     return f"{root['root']} as {root['layout']}: {versions}{others}{chosen}"
 
@@ -104,8 +104,8 @@ def _freshness(inventory: Mapping[str, Any]) -> Iterator[str]:
     fresh = "fresh"
     if inventory["stale"]:
         fresh = f"stale: {inventory['stale']}" if inventory["kept"] else inventory["stale"]
-    told = f", {key['observations']} observations of boot {key['boot_id']}" if key else ""
-    yield f"{inventory['file']}: {fresh}{told}"
+    details = f", {key['observations']} observations of boot {key['boot_id']}" if key else ""
+    yield f"{inventory['file']}: {fresh}{details}"
     yield from (f"note: {note}" for note in inventory["notes"])
 
 

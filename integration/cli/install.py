@@ -1,4 +1,4 @@
-"""``nvshim install``: have a version in effect, and the ones that nobody needs removed."""
+"""``nvshim install``: install or activate a version, and remove unused ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from integration.install_places import PREFIX, Place
 
 
 def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say where an installation is; it gets a ``place``."""
+    """Add the options for the installation's location to a command, which gets a ``place``."""
 
     @functools.wraps(command)
     def placed(*args: Any, prefix: str, bindir: str | None, no_links: bool, **kwargs: Any) -> Any:
@@ -32,23 +32,23 @@ def with_place(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _PLACE = stacked(
     click.option("--prefix", metavar="DIR", default=PREFIX, show_default=True,
-                 help="Below which the versions are."),
+                 help="The directory of the installed versions."),
     click.option("--bindir", metavar="DIR",
-                 help="Where the links to the programs are, on containerd's PATH; by default"
-                 " where they are already, or in /usr/local/bin."),
+                 help="The directory, in containerd's PATH, for links to the programs; by default"
+                 " where they are now, or /usr/local/bin."),
     click.option("--no-links", is_flag=True,
-                 help="No links; for engines that are given the program's path."),
+                 help="Create no links; for engines configured with the program's path."),
 )  # fmt: skip
 
 
-def _end(*_: object) -> NoReturn:
-    """End as on an error: what is half done is taken back."""
+def _terminate(*_: object) -> NoReturn:
+    """Exit on SIGTERM as on an error, so that a half-finished installation is rolled back."""
     raise SystemExit(exits.TERMINATED)
 
 
 @completing
 def _versions(given: Mapping[str, Any]) -> list[str]:
-    """The versions that are there, but for the one in effect."""
+    """Complete the installed versions except the current one."""
     survey = look(Place.of(given.get("prefix") or PREFIX, None))
     return [each.name for each in survey.installed if each.name != survey.current]
 
@@ -59,25 +59,25 @@ def _versions(given: Mapping[str, Any]) -> list[str]:
     "source",
     metavar="TREE|TARBALL",
     default="",
-    help="What to install; by default the tree that this nvshim is part of.",
+    help="Install this tree or tarball; by default the tree that this nvshim runs from.",
 )
 @click.option(
     "--use", metavar="VERSION", default="", shell_complete=_versions,
-    help="Switch to a version that is there.",
+    help="Switch to an installed version.",
 )  # fmt: skip
-@click.option("--rollback", is_flag=True, help="Switch to the version before.")
-@click.option("--collect", is_flag=True, help="Only remove the versions that nothing needs.")
+@click.option("--rollback", is_flag=True, help="Switch to the previous version.")
+@click.option("--collect", is_flag=True, help="Only remove unused versions.")
 @with_place
-@click.option("--no-self-test", is_flag=True, help="Start no container before switching.")
-@click.option("--runtime", metavar="PROGRAM", default="", help="The runc or crun to test with.")
+@click.option("--no-self-test", is_flag=True, help="Do not start a test container first.")
+@click.option("--runtime", metavar="PROGRAM", default="", help="Test with this runc or crun.")
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="How many versions stay that nothing uses, besides the current one.",
+    help="Keep this many unused versions in addition to the current one.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done and do nothing.")
 @with_output
 def command(
     output: Output,
@@ -92,15 +92,15 @@ def command(
 ) -> None:
     """Install a version, or switch between installed ones.
 
-    The new one starts a container before anything is switched to it. Containers that run are not
-    touched: each keeps the version that it was started with.
+    A test container is started with the new version before it is activated. Running containers are
+    not touched: each keeps the version it was started with.
     """
     if sum(map(bool, (collect, *which.values()))) > 1:
-        raise click.UsageError("--from, --use, --rollback and --collect exclude each other")
+        raise click.UsageError("Use only one of --from, --use, --rollback and --collect.")
 
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _terminate)
     with Progress(output) as progress:
-        workshop = Workshop(place, say=progress.say, runtime=runtime)
+        workshop = Workshop(place, say=progress.update, runtime=runtime)
         if collect:
             answer = installing.collect(place, keep=keep, workshop=workshop, dry_run=dry_run)
         else:
@@ -121,16 +121,16 @@ def _lines(answer: dict[str, Any], *, switched: bool) -> list[str]:
         return answer["steps"] or ["nothing to do"]
     lines = []
     if answer["current"]:
-        tested = ", which has started a container" if answer["tested"] else ""
-        news = "is in effect now" if answer["changed"] and switched else "is in effect, as it was"
+        tested = "; a test container was started with it" if answer["tested"] else ""
+        news = "is now current" if answer["changed"] and switched else "is still current"
         lines.append(f"{answer['current']} below {answer['prefix']} {news}{tested}")
     else:
-        lines.append(f"no version is in effect below {answer['prefix']}")
+        lines.append(f"no version is current below {answer['prefix']}")
     if answer["previous"]:
-        lines.append(f"{answer['previous']} stays for nvshim install --rollback")
+        lines.append(f"kept {answer['previous']} for nvshim install --rollback")
     lines += [f"removed {name}" for name in answer["collected"]]
-    lines += [f"{each['name']} stays: {_users(each['shims'])}" for each in answer["in_use"]]
+    lines += [f"kept {each['name']}: {_users(each['shims'])}" for each in answer["in_use"]]
     lines += answer["warnings"]
     if answer["unseen_shims"]:
-        lines.append("there may be shims that are not seen from here, so no version was removed")
+        lines.append("some shims may not be visible from here, so no version was removed")
     return lines

@@ -1,8 +1,8 @@
-"""Of which kind each command's document is.
+"""The kind of each command's document.
 
-A document of ``-o json`` or ``-o yaml`` is an object with ``apiVersion``, ``kind`` and the keys
-that docs/reference/nvshim.schema.json has for that kind. Of many things it is a list: its kind ends
-in ``List``, and they are in ``items``. A key that goes, or changes its meaning, raises the version.
+A document of ``-o json`` or ``-o yaml`` is an object with ``apiVersion``, ``kind`` and the keys of
+its kind in docs/reference/nvshim.schema.json. The kind of a list ends in ``List``, and its objects
+are in ``items``. Removing a key or changing its meaning raises the version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 API_VERSION: Final = "nvshim/v1"
 
 ERROR: Final = "Error"
-"""What goes to stderr when a command fails."""
+"""The document on stderr when a command fails."""
 HOLDINGS: Final = "HoldingList"
 HEALTH: Final = "HealthList"
 
@@ -56,4 +56,4 @@ KINDS: Final = {
     "simulate list": "SimulatedNodeList",
     "simulate scenarios": "ScenarioList",
 }
-"""By the words of the command."""
+"""By the command's words."""

@@ -1,4 +1,4 @@
-"""``nvshim ledger``: what should not hold a GPU and does, faults, and claims of the dead."""
+"""``nvshim ledger``: GPUs held by mistake, faults, and the claims of [sharing]."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _shares(row: Mapping[str, Any]) -> list[str]:
     return [f"{each['memory_bytes'] / (1 << 30):.1f} GiB" for each in row["shares"]]
 
 
-def _given_to(row: Mapping[str, Any]) -> str:
+def _allocated_to(row: Mapping[str, Any]) -> str:
     return f"{row['namespace']}/{row['pod']}/{row['container']}"
 
 
@@ -64,7 +64,7 @@ _HOLDINGS: Final = (
     Column("FAULT", "fault"),
 )
 _UNHELD: Final = (
-    Column("GIVEN TO", _given_to),
+    Column("ALLOCATED TO", _allocated_to),
     Column("RESOURCE", "resource"),
     Column("DEVICE", "device"),
     Column("RUNS WITHOUT", "pid", lambda pid: f"process {pid}" if pid else "-"),
@@ -96,7 +96,7 @@ _CLAIMS: Final = (
 def command() -> None:
     """Find GPUs held by mistake, list faults, release dead claims; see also `nvshim ps --gpus`.
 
-    It goes by the containers' bundles, now, whether or not an agent runs.
+    The containers' bundles are read now; no agent is needed.
     """
 
 
@@ -125,9 +125,9 @@ def show_holdings(
     """List the containers that hold a GPU.
 
     Args:
-        places: where to look.
-        stale: only those whose driver is gone.
-        orphans: only those that nobody seems to know of; or either of both.
+        places: the state directories, procfs and the pod-resources socket to read.
+        stale: show only containers with an outdated driver; with ``orphans``, either kind.
+        orphans: show only containers that their engine does not know.
     """
     rows = _look(config, places)["holdings"]
     if stale or orphans:
@@ -144,12 +144,12 @@ def show_holdings(
 def check(
     output: Output, config: Config, *, states: tuple[str, ...], proc: str, pod_resources: str
 ) -> None:
-    """Find what should not be: the exit status is 3 if a holding is stale, an orphan, or missing.
+    """Find GPUs held by mistake: stale containers, orphans, and containers without their device.
 
-    Devices that the kubelet has given and nobody holds are listed too. That is a fault if the
-    container runs without its device; until its image is there, it is so with every pod. Processes
-    on a GPU that are in no container are listed, too, and what containers of pods requested and
-    were not given.
+    Also listed: devices that the kubelet allocated and no container holds (normal while an image is
+    pulled, a fault if the container runs), processes outside containers on a GPU, and requests of
+    pods that were denied. The exit status is 3 if a container is stale, an orphan, or runs without
+    its device.
     """
     places = (states, proc, pod_resources)
     found = _look(config, places)
@@ -166,7 +166,7 @@ def check(
                 output.rows(rows, columns)
         for row in found["denied"]:
             title = f"{row['namespace']}/{row['pod']}/{row['container']}"
-            click.echo(printable(f"{title} was not given {row['why']}"))
+            click.echo(printable(f"{title} was denied {row['why']}"))
         for line in found["unknown"]:
             click.echo(printable(line), err=True)
     found_if(found["holdings"] or any(row["pid"] for row in found["unheld"]))
@@ -176,11 +176,10 @@ def check(
 @with_listing
 @configured
 def faults(output: Output, config: Config) -> None:
-    """List the faults that containers had to do with, as the node agent has kept them.
+    """List the GPU faults that affected containers, as recorded by the node agent.
 
-    WHOSE is whose fault it was to that container: the device's, the host's (its driver), the
-    application's, a neighbour's on the same GPU, or unclear; a ? stands behind what is not sure.
-    Containers that are gone are listed for ten minutes.
+    WHOSE is the cause: the device, the host (its driver), the application, a neighbour on the same
+    GPU, or unclear; a ? marks an uncertain cause. Removed containers are listed for ten minutes.
     """
     output.rows(fault_rows(config), _FAULTS)
 
@@ -189,9 +188,9 @@ def faults(output: Output, config: Config) -> None:
 @with_listing
 @configured
 def claims(output: Output, config: Config) -> None:
-    """List the claims by which [sharing] limits who may have a device.
+    """List the claims with which [sharing] limits the containers on a device.
 
-    A dead claim is one whose container has ended, or is gone: it counts no more.
+    A claim is dead if its container has exited or was removed; it no longer counts.
     """
     output.rows(claim_rows(config), _CLAIMS)
 
@@ -201,9 +200,9 @@ def claims(output: Output, config: Config) -> None:
 @configured
 @click.argument("names", metavar="[CLAIM|CONTAINER|BUNDLE]...", nargs=-1)
 def release(output: Output, config: Config, *, names: tuple[str, ...]) -> None:
-    """Remove dead claims: those that are named, or all. One that holds is refused.
+    """Remove dead claims, named ones or all. A claim of a running container is not removed.
 
-    A dead claim counts no more, and the next container that is made would remove it.
+    A dead claim no longer counts, and the next container on the device would remove it.
     """
     removed = remove(config, names)
     output.text("\n".join(removed) or "nothing to release", {"released": removed})

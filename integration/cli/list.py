@@ -1,4 +1,4 @@
-"""``nvshim list``: the node's GPUs and MIG devices, and which containers have them."""
+"""``nvshim list``: the node's GPUs and MIG devices, and the containers that hold them."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ _COLUMNS: Final = (
 @located
 @click.option(
     "--nvml/--no-nvml", default=True, show_default=True,
-    help="Ask NVML if no inventory is kept; without it MIG devices are unknown.",
+    help="Query NVML if no inventory is stored; without it MIG devices are unknown.",
 )  # fmt: skip
 @click.option(
     "--health", "only_health", is_flag=True,
-    help="Show the health of each device instead: since when, why, and what to do."
-    "  The exit status is 3 if one is not given to containers.",
+    help="Show each device's health instead: since when, why, and what to do."
+    "  The exit status is 3 if a device is not allocatable.",
 )  # fmt: skip
 def command(
     output: Output,
@@ -88,14 +88,14 @@ def command(
     nvml: bool,
     only_health: bool,
 ) -> None:
-    r"""List the node's GPUs and MIG devices, and the running containers that have them.
+    r"""List the node's GPUs and MIG devices, and the running containers that hold them.
 
-    HEALTH is - where no node agent watches. A container is stale if the driver that it was made
-    with is gone.
+    HEALTH is - without a node agent. A container is stale if the driver that it was created with
+    was replaced.
 
     \b
     nvshim list -o wide     with UUIDs and PCI addresses
-    nvshim list -q          UUIDs alone
+    nvshim list -q          only UUIDs
     """
     if only_health:
         show_health(output, config)

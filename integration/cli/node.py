@@ -13,7 +13,7 @@ from integration.cli.options import configured, found_if, with_output
 
 if TYPE_CHECKING:
     from hooks.config import Config
-    from integration.cli.node_options import Told
+    from integration.cli.node_options import CliSettings
     from integration.cli.output import Output
 
 _SPEC: Final = "nvidia.yaml"
@@ -23,7 +23,7 @@ _SPEC: Final = "nvidia.yaml"
 @click.option(
     "--cdi-spec",
     metavar="FILE",
-    help="The CDI spec to keep; 'none' for none.  [default: nvidia.yaml in the last of the "
+    help="Maintain this CDI spec; 'none' for none.  [default: nvidia.yaml in the last of the "
     "configuration's spec-dirs, /var/run/cdi]",
 )
 @click.option(
@@ -32,19 +32,19 @@ _SPEC: Final = "nvidia.yaml"
     default=60,
     show_default=True,
     metavar="SECONDS",
-    help="Look that often, also if nothing is heard of a change.",
+    help="Check the node this often, even without a change event.",
 )
-@click.option("--once", is_flag=True, help="Look once, bring everything up to date, and end.")
+@click.option("--once", is_flag=True, help="Check the node once, update everything, and exit.")
 @click.option(
-    "--ready", is_flag=True, help="Only say by the exit status whether an agent keeps this node."
+    "--ready", is_flag=True, help="Only report by the exit status whether an agent runs here."
 )
 @click.option(
     "--check-config", is_flag=True,
-    help="Only check the device plugin's settings, and show those in force, as a configuration.",
+    help="Only check the device plugin's settings, and print the effective ones as a file.",
 )  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(["logfmt", "json"]), default="logfmt", show_default=True,
-    help="How lines on stderr are written.",
+    help="The format of log lines on stderr.",
 )  # fmt: skip
 @agent_options
 @with_output
@@ -53,7 +53,7 @@ def command(
     output: Output,
     config: Config,
     *,
-    told: Told,
+    settings: CliSettings,
     cdi_spec: str | None,
     poll: float,
     once: bool,
@@ -61,25 +61,25 @@ def command(
     check_config: bool,
     log_format: str,
 ) -> None:
-    """Keep what is told of this node's GPUs true: one agent per node.
+    """Run the node agent: one per node.
 
-    When a driver is installed or replaced, when GPUs or MIG devices come or go, it brings the CDI
-    spec, the inventory, device nodes and the links in /dev/char up to date. It ends on SIGTERM, and
-    when another version of it is put into effect. With --once, the exit status is 3 if something is
-    wrong with the node.
+    It updates the CDI spec, the inventory, device nodes and the links in /dev/char when a driver is
+    installed or replaced, and when GPUs or MIG devices appear or disappear. It exits on SIGTERM,
+    and when another version is activated. With --once, the exit status is 3 if the node has a
+    fault.
 
-    It is the kubelet's device plugin too, with the flags, variables and configuration of NVIDIA's,
-    where a flag comes before its variable, and that before the configuration file.
+    It is also the kubelet's device plugin, with the flags, variables and configuration file of
+    NVIDIA's plugin. A flag overrides its variable, and both override the configuration file.
     """
     if ready:
         click.get_current_context().exit(
-            exits.OK if is_ready(config, told.others["pod_uid"]) else exits.FOUND
+            exits.OK if is_ready(config, settings.agent["pod_uid"]) else exits.FOUND
         )
     spec = f"{config.cdi_spec_dirs[-1]}/{_SPEC}" if cdi_spec is None else cdi_spec
-    from integration.cli.node_agent import run  # noqa: PLC0415 - who asks whether it is ready does without
+    from integration.cli.node_agent import run  # noqa: PLC0415 - slow, and --ready does not need it
 
     is_wrong = run(
-        output, config, told, spec="" if spec == "none" else spec, poll=poll, once=once,
+        output, config, settings, spec="" if spec == "none" else spec, poll=poll, once=once,
         check_config=check_config, log_format=log_format,
     )  # fmt: skip
     found_if(is_wrong)

@@ -1,4 +1,4 @@
-"""Running the node agent as ``nvshim node`` says. Who asks whether it is ready does without."""
+"""Run the node agent with the options of ``nvshim node``; not imported for ``--ready``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hooks.config import Config
-    from integration.cli.node_options import Told
+    from integration.cli.node_options import CliSettings
     from integration.cli.output import Output
 
-# The options that say where the device plugin's settings come from.
-_OF_SETTINGS: Final = frozenset({
+# The options that select the source of the device plugin's settings.
+_SOURCE_OPTIONS: Final = frozenset({
     "config_file", "config_dir", "config_name_file", "node_label", "default_config", "fallbacks",
 })  # fmt: skip
 
@@ -37,7 +37,7 @@ _OF_SETTINGS: Final = frozenset({
 def run(
     output: Output,
     config: Config,
-    told: Told,
+    settings: CliSettings,
     *,
     spec: str,
     poll: float,
@@ -48,69 +48,70 @@ def run(
     """Run the agent, or check its settings.
 
     Args:
-        spec: as :class:`Options` has it.
-        poll: likewise.
+        settings: the device plugin's and the agent's settings.
+        spec: as in :class:`Options`.
+        poll: as in :class:`Options`.
 
     Returns:
-        Whether something was wrong with the node when it was looked at once.
+        With ``once``, whether the node has a fault.
     """
-    options = options_of(told, spec=spec, poll=poll)
-    policy_of(config, options.ignored_xids, options.heeded_xids)  # what is wrong is said now
+    options = options_of(settings, spec=spec, poll=poll)
+    policy_of(config, options.ignored_xids, options.heeded_xids)  # report a wrong value at start
     if check_config:
         _show_settings(output, options)
         return False
-    seen = anyio.run(functools.partial(serve, once=once), config, options, _log(log_format))
-    return once and bool(seen.faults)
+    node = anyio.run(functools.partial(serve, once=once), config, options, _log(log_format))
+    return once and bool(node.faults)
 
 
-def options_of(told: Told, *, spec: str, poll: float) -> Options:
-    """What the agent is to do.
+def options_of(settings: CliSettings, *, spec: str, poll: float) -> Options:
+    """Return the agent's options.
 
     Args:
-        told: by the command line.
-        spec: as :class:`Options` has it.
-        poll: likewise.
+        settings: from the command line.
+        spec: as in :class:`Options`.
+        poll: as in :class:`Options`.
 
     Raises:
-        SettingsError: a flag or variable says what means nothing.
-        KubeconfigUnusable: the kubeconfig is none to ask with.
+        SettingsError: a flag or variable has an invalid value.
+        KubeconfigUnusable: the kubeconfig cannot be used.
     """
-    others = {k: v for k, v in told.others.items() if k not in _OF_SETTINGS}
+    others = {k: v for k, v in settings.agent.items() if k not in _SOURCE_OPTIONS}
     for name in ("kubelet_socket", "pod_resources"):
         others[name] = str(others[name]).removeprefix("unix://")
     if not others["kubelet_socket"]:
         if others["device_plugin"] == YES:
-            raise click.UsageError("--device-plugin yes needs a --kubelet-socket")
+            raise click.UsageError("--device-plugin yes needs a --kubelet-socket.")
         others["device_plugin"] = NO
     for name in ("dra", "node_condition"):
         if others[name] and not (others["api_server"] or others["kubeconfig"]):
             flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} needs an --api-server, or a --kubeconfig")
+            raise click.UsageError(f"--{flag} needs an --api-server or a --kubeconfig.")
     if others["dra_mig"] and not others["dra"]:
-        raise click.UsageError("--dra-mig needs --dra")
+        raise click.UsageError("--dra-mig needs --dra.")
     if others["dra_shares"] and not others["dra"]:
-        raise click.UsageError("--dra-shares needs --dra")
+        raise click.UsageError("--dra-shares needs --dra.")
     if others["kubeconfig"]:
-        of_kubeconfig(others["kubeconfig"])  # what is wrong is said now
+        of_kubeconfig(others["kubeconfig"])  # report an unusable file at start
     others["node_name"] = others["node_name"] or os.uname().nodename.lower()
     others["kernel_log"] = "" if others["kernel_log"] == "none" else others["kernel_log"]
     if not others["cri_sockets"]:
         del others["cri_sockets"]
-    return Options(spec=spec, poll=poll, settings=_source(told), **others)
+    return Options(spec=spec, poll=poll, settings=_source(settings), **others)
 
 
-def _source(told: Told) -> Source:
-    others = told.others
+def _source(settings: CliSettings) -> Source:
+    others = settings.agent
     file, directory = others["config_file"], others["config_dir"]
     if not directory:
-        return Source(told.given, file)
+        return Source(settings.plugin, file)
     if file:
-        raise click.UsageError("--config-file and --config-dir exclude each other")
+        raise click.UsageError("Use either --config-file or --config-dir, not both.")
     fallbacks = tuple(word for each in others["fallbacks"] for word in each.split(",") if word)
     for word in fallbacks:
         if word not in FALLBACKS:
             raise click.UsageError(
-                f"--fallback-strategies: {word!r} is none of {', '.join(FALLBACKS)}"
+                f"--fallback-strategies: {word!r} is not one of {', '.join(FALLBACKS)}."
             )
     choice = Choice(
         directory=directory,
@@ -119,7 +120,7 @@ def _source(told: Told) -> Source:
         fallbacks=fallbacks,
         label=others["node_label"],
     )
-    return Source(told.given, choice=choice)
+    return Source(settings.plugin, choice=choice)
 
 
 def _show_settings(output: Output, options: Options) -> None:
@@ -143,9 +144,9 @@ def _log(form: str) -> Callable[..., None]:
         if form == "json"
         else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"])
     )
-    # Without a buffer, in which a line that cannot be written would stay.
+    # Unbuffered: a line that cannot be written must not stay in a buffer.
     fd = sys.stderr.fileno() if sys.stderr else os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    stderr = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - for as long as we are
+    stderr = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - open until the process exits
     logger = structlog.wrap_logger(
         structlog.BytesLogger(stderr),
         processors=[
@@ -156,9 +157,9 @@ def _log(form: str) -> Callable[..., None]:
         ],
     )
 
-    def say(level: str, event: str, **fields: Any) -> None:
-        # A full disk, or a reader that has gone, is no reason to give nobody a GPU.
+    def log(level: str, event: str, **fields: Any) -> None:
+        # A full disk or a closed pipe must not stop the agent.
         with suppress(OSError):
             getattr(logger, level)(event, **fields)
 
-    return say
+    return log

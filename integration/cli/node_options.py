@@ -1,9 +1,8 @@
-"""The options of ``nvshim node``: what the agent is to do, and NVIDIA's flags of its device plugin.
+"""The options of ``nvshim node``: the agent's own, and the flags of NVIDIA's device plugin.
 
-Each of NVIDIA's flags has the name, the variable and the meaning that it has there
-(:mod:`integration.node.settings.table`), so that a DaemonSet made for that plugin needs no
-other arguments. They are read as texts: what they may say is the same as in the file, and so is the
-error.
+Each of NVIDIA's flags has the same name, variable and meaning as there
+(:mod:`integration.node.settings.table`), so a DaemonSet for that plugin keeps its arguments. The
+values are passed on as text, because the rules and errors are those of the configuration file.
 """
 
 from __future__ import annotations
@@ -37,29 +36,28 @@ _KUBELET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 
-class Told(NamedTuple):
-    """What the command line says of the device plugin's settings, and of all other parts."""
+class CliSettings(NamedTuple):
+    """The settings of the command line, for the device plugin and for the agent."""
 
-    given: tuple[Given, ...]  # the settings that flags or variables say
-    others: dict[str, Any]  # the values of the other options, by their names
+    plugin: tuple[Given, ...]  # the plugin's settings that flags or variables set
+    agent: dict[str, Any]  # the values of the agent's own options, by name
 
 
 def agent_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options of the agent's parts, as ``told``, a :class:`Told`."""
+    """Add the agent's options to a command, which gets them as ``settings: CliSettings``."""
 
     @functools.wraps(command)
     def answer(*args: Any, **kwargs: Any) -> R:
         context = click.get_current_context()
-        given = [_given(context, flag, kwargs.pop(parameter_of(flag))) for flag in FLAGS]
-        others = {name: kwargs.pop(name) for name in _OTHERS}
-        return command(
-            *args, told=Told(tuple(each for each in given if each is not None), others), **kwargs
-        )
+        values = [_given(context, flag, kwargs.pop(parameter_of(flag))) for flag in FLAGS]
+        agent = {name: kwargs.pop(name) for name in _AGENT_OPTIONS}
+        plugin = tuple(each for each in values if each is not None)
+        return command(*args, settings=CliSettings(plugin, agent), **kwargs)
 
     decorated: Callable[..., R] = answer
     for flag in reversed(FLAGS):
         decorated = _option(flag)(decorated)
-    for option in reversed(_OTHERS.values()):
+    for option in reversed(_AGENT_OPTIONS.values()):
         decorated = option(decorated)
     return decorated
 
@@ -68,7 +66,7 @@ def agent_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def parameter_of(flag: Setting) -> str:
-    """The name of the value that a flag of NVIDIA's plugin gives."""
+    """Return the parameter name of a flag of NVIDIA's plugin."""
     return "setting_" + flag.name.replace("-", "_")
 
 
@@ -83,7 +81,7 @@ def _option(flag: Setting) -> Callable[[Callable[..., R]], Callable[..., R]]:
 
 
 def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
-    """What a flag says; None if neither it nor its variable is given."""
+    """Return a flag's value and origin; None if neither it nor its variable is set."""
     source = context.get_parameter_source(parameter_of(flag))
     if source is ParameterSource.ENVIRONMENT:
         origin = next(name for name in flag.variables if os.environ.get(name))
@@ -94,7 +92,7 @@ def _given(context: click.Context, flag: Setting, value: Any) -> Given | None:
     return Given(flag.path, origin, tuple(value) if flag.repeated else (value,))
 
 
-# -- the others --------------------------------------------------------------------------------
+# -- the agent's own options -------------------------------------------------------------------
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -108,7 +106,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
 def _uid(context: click.Context, parameter: click.Parameter, value: str) -> str:
     del context, parameter
     if value and not _UID.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is no UID of a pod")
+        raise click.BadParameter(f"{value!r} is not a pod's UID")
     return value
 
 
@@ -116,34 +114,34 @@ def _driver(context: click.Context, parameter: click.Parameter, value: str) -> s
     del context, parameter
     if len(value) > _LONGEST_DRIVER or not _SUBDOMAIN.fullmatch(value):
         raise click.BadParameter(
-            f"{value!r} is no DNS name of at most {_LONGEST_DRIVER} lower-case letters, digits,"
+            f"{value!r} is not a DNS name of at most {_LONGEST_DRIVER} lower-case letters, digits,"
             " hyphens and dots"
         )
     return value
 
 
-_OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+_AGENT_OPTIONS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
     "device_plugin": click.option(
         "--device-plugin", type=click.Choice(["auto", "yes", "no"]), default="auto",
         show_default=True,
-        help="Serve the kubelet: auto if there is one here, and no other plugin for its resources.",
+        help="Run the device plugin; auto: if a kubelet runs here and no other plugin serves it.",
     ),
     "kubelet_socket": click.option(
         "--kubelet-socket", metavar="SOCKET", envvar="KUBELET_SOCKET", default=_KUBELET,
-        show_default=True, help="Where the kubelet registers device plugins; '' for none.",
+        show_default=True, help="The kubelet's socket for registering device plugins; '' for none.",
     ),
     "pod_resources": click.option(
         "--pod-resources", metavar="SOCKET", default=_POD_RESOURCES, show_default=True,
-        help="Where the kubelet tells what it has given to whom.",
+        help="The kubelet's socket that lists the devices of pods.",
     ),
     "metrics": click.option(
         "--metrics", metavar="ADDRESS:PORT", default="", callback=_address,
-        help="Serve /metrics there, say at :9477.  [default: nowhere]",
+        help="Serve /metrics at this address, such as :9477.  [default: do not serve]",
     ),
     "cri_sockets": click.option(
         "--cri-socket", "cri_sockets", metavar="SOCKET", multiple=True,
-        help="Where the engine serves the kubelet: it is asked whether it reads CDI names.  "
-        "[default: where engines are known to]",
+        help="The engine's CRI socket, to check whether the engine reads CDI names.  "
+        "[default: the known sockets that exist]",
     ),
     "api_server": click.option(
         "--api-server", metavar="HOST", default="", envvar="KUBERNETES_SERVICE_HOST",
@@ -151,107 +149,108 @@ _OTHERS: Final[dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     ),
     "api_port": click.option(
         "--api-port", metavar="PORT", type=click.IntRange(1, 65535), default=443,
-        show_default=True, envvar="KUBERNETES_SERVICE_PORT", help="Its port.",
+        show_default=True, envvar="KUBERNETES_SERVICE_PORT", help="The API server's port.",
     ),
     "service_account": click.option(
         "--service-account", metavar="DIR",
         default="/run/containerd-shim-nvidia/service-account", show_default=True,
-        help="Where the agent's token for it is; if there is none, nothing is said there.",
+        help="The directory with the agent's token; without a token no events are sent.",
     ),
     "kubeconfig": click.option(
         "--kubeconfig", metavar="FILE", default="",
-        help="How the API server is asked, in place of the three above: its current context, with"
-        " a token or a client certificate, as a kubelet's own has them.",
+        help="Use this kubeconfig instead of the three options above: its current context, with a"
+        " token or a client certificate, such as the kubelet's own.",
     ),
     "api_timeout": click.option(
         "--api-timeout", metavar="SECONDS", type=click.FloatRange(0.1, 15), default=10,
-        show_default=True, help="How long a call to the API server may take.",
+        show_default=True, help="The time limit of a call to the API server.",
     ),
     "dra": click.option(
         "--dra", is_flag=True,
-        help="Be a driver of dynamic resource allocation: publish the node's devices and prepare"
-        " resource claims, beside the device plugin or without it.",
+        help="Run a driver for dynamic resource allocation: publish the node's devices and prepare"
+        " resource claims, with or without the device plugin.",
     ),
     "dra_driver": click.option(
         "--dra-driver", metavar="NAME", default=DRA_DRIVER, show_default=True, callback=_driver,
-        help="What the driver is called. gpu.nvidia.com takes the place of NVIDIA's.",
+        help="The DRA driver's name. gpu.nvidia.com replaces NVIDIA's driver.",
     ),
     "dra_unhealthy": click.option(
         "--dra-unhealthy", type=click.Choice(["taint", "evict", "omit"]), default="taint",
         show_default=True,
-        help="Devices that are unhealthy, lost or out of service: publish them with taints"
-        " (NoSchedule), evict their pods as well (NoExecute), or leave them out.",
+        help="How to publish unhealthy, lost and out-of-service devices: with taints (NoSchedule),"
+        " also evicting their pods (NoExecute), or not at all.",
     ),
     "dra_shares": click.option(
         "--dra-shares", metavar="N", type=click.IntRange(0, 64), default=0, show_default=True,
-        help="Publish each GPU and MIG device with N shares, so that so many claims can have a part"
-        " of it; 0 for whole ones.",
+        help="Publish each GPU and MIG device with N shares, so that N claims can use it; 0 for"
+        " exclusive use.",
     ),
     "dra_mig": click.option(
         "--dra-mig", is_flag=True,
-        help="Make MIG devices for resource claims, and undo them: on GPUs that are in MIG mode,"
-        " and on those whose mode can be switched without a reset (Hopper and newer).",
+        help="Create MIG devices on demand for resource claims, and destroy them afterwards: on"
+        " GPUs in MIG mode, and on GPUs that enter it without a reset (Hopper and newer).",
     ),
     "node_condition": click.option(
         "--node-condition", is_flag=True,
-        help="Say on the Node, as its condition GPUOutOfService, which GPUs no pod can have.",
+        help="Report GPUs that no pod can use in the Node's condition GPUOutOfService.",
     ),
     "node_name": click.option(
         "--node-name", metavar="NAME", default="", envvar="NODE_NAME",
-        help="What the node is called in the cluster.  [default: the host's name]",
+        help="The node's name in the cluster.  [default: the host's name]",
     ),
     "pod_uid": click.option(
         "--pod-uid", metavar="UID", default="", envvar="POD_UID", callback=_uid,
-        help="The agent's pod, if another's may run beside it: with --dra it then waits for the end"
-        " of that one, and passes on to it what the kubelet asks.",
+        help="The UID of the agent's pod, for rolling updates: with --dra the agent forwards the"
+        " kubelet's calls to the old pod's agent until that has stopped.",
     ),
     "states": click.option(
         "--containerd-state", "--state", "states", metavar="DIR", multiple=True,
         envvar="NVSHIM_CONTAINERD_STATE", type=click.Path(file_okay=False),
-        help="Where containerd keeps its state; may be given several times. By default where"
-        " packages, Docker, k3s, k0s and MicroK8s have it.",
+        help="containerd's state directory; repeatable.  [default: those of distribution packages,"
+        " Docker, k3s, k0s and MicroK8s]",
     ),
     "kernel_log": click.option(
         "--kernel-log", metavar="FILE", default="/dev/kmsg", show_default=True,
-        help="Where the kernel's log is read; 'none' for nowhere.",
+        help="Read the kernel log from this file; 'none' to not read it.",
     ),
     "ignored_xids": click.option(
         "--disable-healthchecks", "ignored_xids", metavar="XIDS", default="",
         envvar="DP_DISABLE_HEALTHCHECKS",
-        help="XIDs that make no device unhealthy, besides those that never do: a comma list, or"
-        " all.",
+        help="Ignore these additional XIDs in health checks: a comma-separated list, or all.",
     ),
     "heeded_xids": click.option(
         "--enable-healthchecks", "heeded_xids", metavar="XIDS", default="",
         envvar="DP_ENABLE_HEALTHCHECKS",
-        help="XIDs that do all the same: a comma list, or all.",
+        help="Honour these XIDs even if they are ignored by default or by --disable-healthchecks: a"
+        " comma-separated list, or all.",
     ),
     "config_file": click.option(
         "--config-file", metavar="FILE", default="", envvar="CONFIG_FILE",
-        help="The device plugin's configuration, as NVIDIA's has it. It is read again when it"
-        " changes.",
+        help="The device plugin's configuration file, in the format of NVIDIA's plugin. It is read"
+        " again when it changes.",
     ),
     "config_dir": click.option(
         "--config-dir", "--config-file-srcdir", "config_dir", metavar="DIR", default="",
-        envvar="CONFIG_FILE_SRCDIR", help="Several of them, of which one is chosen by its name.",
+        envvar="CONFIG_FILE_SRCDIR",
+        help="A directory of configuration files; one is selected by name.",
     ),
     "config_name_file": click.option(
         "--config-name-file", metavar="FILE", default="",
-        help="Has that name, or labels that the kubelet wrote, one of which is --node-label.",
+        help="A file with that name, or with node labels that include --node-label.",
     ),
     "node_label": click.option(
         "--node-label", metavar="LABEL", default="nvidia.com/device-plugin.config",
-        show_default=True, envvar="NODE_LABEL", help="The label that says the name.",
+        show_default=True, envvar="NODE_LABEL", help="The node label with the name.",
     ),
     "default_config": click.option(
         "--default-config", metavar="NAME", default="", envvar="DEFAULT_CONFIG",
-        help="The name if none is said.",
+        help="The name to use if none is set.",
     ),
     "fallbacks": click.option(
         "--fallback-strategies", "fallbacks", metavar="named|single|empty", multiple=True,
         default=("named,single",), show_default=True, envvar="FALLBACK_STRATEGIES",
-        help="What holds without any name: the one called default, the only one, none; in this"
-        " order.",
+        help="Without any name, try in this order: the file called default (named), the only file"
+        " (single), no file (empty).",
     ),
 }  # fmt: skip
-"""Every other option, by the name of its value."""
+"""The agent's own options, by parameter name."""

@@ -1,4 +1,4 @@
-"""``nvshim compat nvidia-container-cli``: info and list, as scripts read them."""
+"""``nvshim compat nvidia-container-cli``: info and list, in the original's format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shim import VERSION
 _SETTINGS: Final = {"help_option_names": ["-?", "--help", "--usage"]}
 
 
-class _Global(NamedTuple):
+class _GlobalFlags(NamedTuple):
     """The flags before the command."""
 
     debug: str | None
@@ -34,17 +34,14 @@ class _Global(NamedTuple):
 
 
 class _Group(click.Group):
-    """A group whose ``--user`` may have a value behind ``=`` and has none otherwise."""
+    """A group whose ``--user`` takes a value only after ``=``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words of a command line, without those for privileges that are never given up.
-
-        click would take the next word for the value.
-        """
+        """Remove ``--user`` and parse the rest; click would take the next argument as its value."""
         end = next((n for n, word in enumerate(args) if word in self.commands), len(args))
         kept = [word for word in args[:end] if not _is_user(word)]
         if len(kept) < end:
-            _note("--user", "no privileges are given up")
+            _note("--user", "privileges are never dropped")
         return super().parse_args(ctx, kept + args[end:])
 
 
@@ -70,68 +67,71 @@ def _version() -> str:
 
 
 @click.group("nvidia-container-cli", cls=_Group, context_settings=_SETTINGS)
-@click.option("-d", "--debug", metavar="FILE", help="Tell there where everything was found.")
-@click.option("-k", "--load-kmods", is_flag=True, help="Load kernel modules and make nodes first.")
-@click.option("-r", "--root", metavar="PATH", help="Where the driver is.")
-@click.option("-u", "--user", is_flag=True, expose_value=False, help="Changes nothing.")
-@click.option("-l", "--ldcache", metavar="FILE", help="Changes nothing.")
-@click.option("-n", "--no-pivot", is_flag=True, help="Changes nothing.")
-@click.option("--no-create-imex-channels", is_flag=True, help="Changes nothing.")
-@version_option("-V", "--version", tell=_version)
+@click.option("-d", "--debug", metavar="FILE", help="Log to this file where everything was found.")
+@click.option("-k", "--load-kmods", is_flag=True,
+              help="Load kernel modules and create device nodes first.")  # fmt: skip
+@click.option("-r", "--root", metavar="PATH", help="The driver root.")
+@click.option("-u", "--user", is_flag=True, expose_value=False, help="Has no effect.")
+@click.option("-l", "--ldcache", metavar="FILE", help="Has no effect.")
+@click.option("-n", "--no-pivot", is_flag=True, help="Has no effect.")
+@click.option("--no-create-imex-channels", is_flag=True, help="Has no effect.")
+@version_option("-V", "--version", text=_version)
 @click.pass_context
 def command(
     ctx: click.Context, /, *, debug: str | None, load_kmods: bool, root: str | None, **idle: Any
 ) -> None:
-    """Say of the driver and the GPUs what nvidia-container-cli says."""
-    ctx.obj = _Global(debug, load_kmods, root)
+    """Report on the driver and the GPUs as nvidia-container-cli does."""
+    ctx.obj = _GlobalFlags(debug, load_kmods, root)
     if idle["ldcache"]:
-        _note("--ldcache", "libraries are found in the driver's directories")
+        _note("--ldcache", "libraries are searched in the driver's directories")
     if idle["no_pivot"]:
         _note("--no-pivot", "no container is entered")
     if idle["no_create_imex_channels"]:
-        _note("--no-create-imex-channels", "IMEX channels are not made")
+        _note("--no-create-imex-channels", "IMEX channels are not created")
 
 
-def _look(given: _Global) -> tuple[Inventory, Config]:
-    """What the node has, with modules loaded and nodes made if that was asked."""
+def _read_node(flags: _GlobalFlags) -> tuple[Inventory, Config]:
+    """Read the inventory and the configuration; with --load-kmods load modules first."""
     config = load_config()
-    if given.root is not None:
-        config = replace(config, driver_root=os.path.abspath(given.root))
-    if given.load_kmods:
+    if flags.root is not None:
+        config = replace(config, driver_root=os.path.abspath(flags.root))
+    if flags.load_kmods:
         try:
             create(config, Wish(modules=True, links=False))
         except NvshimError as error:
-            # As the original, which goes on with what there is.
+            # The original continues too.
             sys.stderr.write(f"{error}\n")
     inventory = inventory_of(config)
-    if given.debug is not None:
-        _write_log(given.debug, [*log_lines(inventory)])
+    if flags.debug is not None:
+        _write_log(flags.debug, [*log_lines(inventory)])
     return inventory, config
 
 
 def _write_log(path: str, lines: list[str]) -> None:
-    head = "\n-- WARNING, these lines are for people, and may change --\n\n"
+    head = "\n-- WARNING, the following logs are for debugging purposes only --\n\n"
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(head + "".join(f"{one_line(line)}\n" for line in lines))
     except OSError as error:
         raise DebugLogUnwritable(
-            f"--debug={path}", found=error.strerror or str(error), do="name another file"
+            f"to write the log of --debug={path}",
+            found=error.strerror or str(error),
+            do="name another file",
         ) from error
 
 
 @command.command("info")
-@click.option("--csv", is_flag=True, help="As tables of commas.")
+@click.option("--csv", is_flag=True, help="Print comma-separated values.")
 @click.pass_obj
-def info(given: _Global, *, csv: bool) -> None:
+def info(flags: _GlobalFlags, *, csv: bool) -> None:
     """Report information about the driver and devices."""
-    inventory, _ = _look(given)
+    inventory, _ = _read_node(flags)
     sys.stdout.write(info_text(inventory, csv=csv))
 
 
 @command.command("list")
 @click.option("-d", "--device", "devices", multiple=True, metavar="ID", callback=flatten,
-              help="Device nodes of these devices.")  # fmt: skip
+              help="List the device nodes of these devices.")  # fmt: skip
 @click.option("-l", "--libraries", is_flag=True, help="Driver libraries.")
 @click.option("-b", "--binaries", is_flag=True, help="Driver programs.")
 @click.option("-i", "--ipcs", is_flag=True, help="Sockets of the driver's services.")
@@ -144,22 +144,22 @@ def info(given: _Global, *, csv: bool) -> None:
 @click.option("--imex-channel", "imex_channels", multiple=True, metavar="ID", callback=flatten,
               help="IMEX channels.")  # fmt: skip
 @click.pass_obj
-def list_(given: _Global, /, **listed: Any) -> None:
-    """List driver components; all of them if none is asked for."""
+def list_(flags: _GlobalFlags, /, **listed: Any) -> None:
+    """List driver components; all of them without options."""
     listed["devices"] = listed["devices"] or None
-    asked = ListSelection(**listed) if any(listed.values()) else ListSelection.everything()
-    inventory, config = _look(given)
-    paths = list_paths(inventory, config, asked)
+    selection = ListSelection(**listed) if any(listed.values()) else ListSelection.everything()
+    inventory, config = _read_node(flags)
+    paths = list_paths(inventory, config, selection)
     sys.stdout.write("".join(f"{path}\n" for path in paths))
 
 
 @command.command("configure", context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1)
 def configure(words: tuple[str, ...]) -> None:
-    """Has no counterpart: the shim gives a container its GPUs before it starts."""
+    """Not supported: the shim adds GPUs before a container starts."""
     raise NoCounterpart(
         f"nvidia-container-cli configure {' '.join(words)}".rstrip(),
-        found="containers are complete before they start; nothing is mounted into one that is",
+        found="the shim adds GPUs before a container starts, so a running one is never changed",
         do="run the container with the shim (nvshim configure), or with a CDI spec "
         "(nvshim cdi generate)",
     )
@@ -167,5 +167,5 @@ def configure(words: tuple[str, ...]) -> None:
 
 @command.command("version", hidden=True)
 def version() -> None:
-    """Say which version this is."""
+    """Show the version."""
     click.echo(_version())

@@ -1,4 +1,4 @@
-"""The options that many commands have, so that they mean the same everywhere."""
+"""Options that several commands share, so that they mean the same everywhere."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from integration.cli.output import Format, Output
 
 R = TypeVar("R")
 
-_OF_ONE: Final = (Format.TABLE, Format.JSON, Format.YAML)
+_SINGLE_FORMATS: Final = (Format.TABLE, Format.JSON, Format.YAML)
 
 
 def stacked(*options: Callable[[Any], Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Several options as one decorator; the help has them in this order."""
+    """Combine several options into one decorator; the help lists them in this order."""
 
-    def give(command: Callable[..., R]) -> Callable[..., R]:
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
         for option in reversed(options):
             command = option(command)
         return command
 
-    return give
+    return decorate
 
 
 def completing(
     words: Callable[[Mapping[str, Any]], Iterable[str]],
 ) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """What an option or argument can be completed to.
+    """Return a completion callback for an option or argument; upper and lower case are equal.
 
     Args:
-        words: all that it could be, by the values that are given already; case does not matter.
+        words: returns all candidates from the values of the other parameters.
     """
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         del param
-        begun = incomplete.lower()
-        return [word for word in words(ctx.params) if word.lower().startswith(begun)]
+        start = incomplete.lower()
+        return [word for word in words(ctx.params) if word.lower().startswith(start)]
 
     return complete
 
 
 def found_if(found: object) -> None:
-    """End with the status of what was looked for and found, if it was."""
+    """Exit with status 3 if something was found."""
     if found:
         click.get_current_context().exit(exits.FOUND)
 
 
 def with_output(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command ``-o/--output table|json|yaml``; it gets an :class:`Output` first."""
-    return _answering(command, _OF_ONE)
+    """Add ``-o/--output table|json|yaml`` to a command, which gets an :class:`Output` first."""
+    return _with_output(command, _SINGLE_FORMATS)
 
 
 def with_listing(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command that lists things ``-o table|wide|json|yaml|name``, ``-q``, ``--no-headers``.
+    """Add ``-o table|wide|json|yaml|name``, ``-q`` and ``--no-headers`` to a command that lists.
 
     Args:
-        command: the function that answers; it gets an :class:`Output` first.
+        command: the command's function; it gets an :class:`Output` first.
     """
-    quiet = click.option("-q", "--quiet", is_flag=True, help="Only the names, as with -o name.")
-    bare = click.option("--no-headers", "bare", is_flag=True, help="No line of titles.")
-    return quiet(bare(_answering(command, tuple(Format))))
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print only names, as -o name does.")
+    bare = click.option("--no-headers", "bare", is_flag=True, help="Print no column titles.")
+    return quiet(bare(_with_output(command, tuple(Format))))
 
 
-def _answering(command: Callable[..., R], forms: tuple[Format, ...]) -> Callable[..., R]:
+def _with_output(command: Callable[..., R], forms: tuple[Format, ...]) -> Callable[..., R]:
     @click.option(
         "-o", "--output", "form", type=click.Choice([form.value for form in forms]),
-        default=Format.TABLE.value, show_default=True, help="How to write the answer.",
+        default=Format.TABLE.value, show_default=True, help="The output format.",
     )  # fmt: skip
     @functools.wraps(command)
     def answer(*args: Any, form: str, quiet: bool = False, bare: bool = False, **kwargs: Any) -> R:
@@ -85,18 +85,18 @@ def _answering(command: Callable[..., R], forms: tuple[Format, ...]) -> Callable
 
 
 def configured(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a command ``--config FILE``; it gets the node's :class:`~hooks.config.Config` first.
+    """Add ``--config FILE`` to a command, which gets the :class:`~hooks.config.Config` first.
 
-    Below :func:`with_output` it gets it second, after the :class:`Output`.
+    Below :func:`with_output` the configuration comes second, after the :class:`Output`.
     """
 
     @click.option(
         "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
-        help="The configuration; by default that of this node.",
+        help="Use this configuration file instead of the node's.",
     )  # fmt: skip
     @functools.wraps(command)
     def answer(*args: Any, config_path: str | None, **kwargs: Any) -> R:
-        from hooks.config import load_config  # noqa: PLC0415 - nvshim --help does without
+        from hooks.config import load_config  # noqa: PLC0415 - nvshim --help does not need it
 
         return command(*args, load_config(config_path), **kwargs)
 
@@ -107,15 +107,15 @@ located = stacked(
     click.option(
         "--containerd-state", "states", metavar="DIR", multiple=True,
         envvar="NVSHIM_CONTAINERD_STATE", type=click.Path(file_okay=False),
-        help="Where containerd keeps its state; may be given several times. By default where"
-        " packages, Docker, k3s, k0s and MicroK8s have it, and where shims run.",
+        help="containerd's state directory; repeatable.  [default: those of distribution packages,"
+        " Docker, k3s, k0s and MicroK8s, and those of running shims]",
     ),
     click.option(
         "--procfs", "proc", metavar="DIR", default="/proc", show_default=True,
-        type=click.Path(file_okay=False, exists=True), help="Where the node's processes are shown.",
+        type=click.Path(file_okay=False, exists=True), help="The procfs of the node.",
     ),
 )  # fmt: skip
-"""Gives a command ``states``, which may be empty, and ``proc``."""
+"""Adds the parameters ``states``, which may be empty, and ``proc``."""
 
 
 _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -123,32 +123,34 @@ _POD_RESOURCES: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
 pod_resources_option = click.option(
     "--pod-resources", metavar="SOCKET", default=_POD_RESOURCES, show_default=True,
     type=click.Path(dir_okay=False),
-    help="Where the kubelet says what it has given to whom; if it is not there, it is not asked.",
+    help="The kubelet's socket that lists the devices of pods; not used if it does not exist.",
 )  # fmt: skip
 
 
 holding = stacked(
-    click.option("--stale", is_flag=True, help="Only those whose driver is gone: drain them."),
+    click.option("--stale", is_flag=True, help="Show only containers with an outdated driver."),
     click.option(
-        "--orphans", is_flag=True, help="Only those that hold a GPU and nobody seems to know of."
+        "--orphans",
+        is_flag=True,
+        help="Show only containers that hold a GPU but are unknown to their engine or the kubelet.",
     ),
     pod_resources_option,
 )
-"""What a command has that lists who holds a device."""
+"""The options of commands that list the holders of devices."""
 
 
 def version_option(
-    *names: str, tell: Callable[[], str]
+    *names: str, text: Callable[[], str]
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command a flag that says the version, and ends."""
+    """Add a flag that prints the version and exits."""
 
     def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
         del param
         if value and not ctx.resilient_parsing:
-            click.echo(tell())
+            click.echo(text())
             ctx.exit()
 
     return click.option(
         *names, is_flag=True, is_eager=True, expose_value=False, callback=show,
-        help="Say which version this is.",
+        help="Show the version and exit.",
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""One answer, as a table for people or as a document for programs.
+"""A command's output: a table for people, or a document for programs.
 
-A command makes plain values (dicts, lists, strings, numbers, None) and says once how a person
-wants to see them. JSON and YAML show the values themselves, in an object with ``apiVersion`` and
-``kind`` (:mod:`integration.cli.kinds`): their keys are an interface, and are never abbreviated,
-coloured or translated. A table fits the terminal, or 80 columns where there is none.
+A command produces plain values (dicts, lists, strings, numbers, None) and describes once how to
+show them in a table. JSON and YAML contain the values themselves, in an object with ``apiVersion``
+and ``kind`` (:mod:`integration.cli.kinds`). Their keys are an interface; values are never
+abbreviated, coloured or translated. A table fits the terminal, or 80 columns without one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WIDTH: Final = 80
 
 
 class Format(StrEnum):
-    """How an answer is written."""
+    """The output formats."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -40,7 +40,7 @@ class Format(StrEnum):
 
     @property
     def is_document(self) -> bool:
-        """Whether it is for programs."""
+        """Whether the format is for programs."""
         return self in {Format.JSON, Format.YAML}
 
 
@@ -48,25 +48,25 @@ class Format(StrEnum):
 class Column:
     """A column of a table."""
 
-    title: str  # its head, in capitals as kubectl's
-    source: Source  # the key of the row's value, or what makes the cell's value of the whole row
-    show: Callable[[Any], str] | None = None  # makes the cell's text of the value; by default plain
-    right: bool = False  # numbers stand right
-    wide: bool = False  # it is shown with ``-o wide`` only
+    title: str  # in capitals, as in kubectl
+    source: Source  # a key of the row, or a function of the row
+    show: Callable[[Any], str] | None = None  # formats the value; by default plain()
+    right: bool = False  # right-aligned, for numbers
+    wide: bool = False  # shown only with ``-o wide``
 
     def cell(self, row: Mapping[str, Any]) -> str:
-        """The text of its cell in a row."""
+        """Return the cell's text in a row."""
         return printable((self.show or plain)(_value(self.source, row)))
 
 
 class Output:
-    """Where a command's answer goes.
+    """Writes a command's output.
 
     Args:
-        form: the form that was asked for.
-        stream: by default stdout as it is when something is shown.
-        kind: of the document.
-        headers: whether tables have a line with the columns' titles.
+        form: the chosen format.
+        stream: by default the current stdout.
+        kind: the document's kind.
+        headers: whether tables have column titles.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Output:
 
     @property
     def stream(self) -> TextIO:
-        """What the answer is written to."""
+        """The stream that the output is written to."""
         return self._stream or sys.stdout
 
     def rows(
@@ -95,13 +95,13 @@ class Output:
         name: Source | None = None,
         **more: Any,
     ) -> None:
-        """Show many things of a kind: a document with ``items``, or a line for each.
+        """Show a list: a document with ``items``, or a line per object.
 
         Args:
-            rows: the objects, with all keys that a program may want.
-            columns: what of them a person sees.
-            name: what each is called by other commands; by default what the first column says.
-            more: what else the document has.
+            rows: the objects, with all keys for programs.
+            columns: the columns of the table.
+            name: the object's name for ``-o name``; by default the first column.
+            more: further keys of the document.
         """
         if self.form.is_document:
             self.document({"items": [dict(row) for row in rows], **more})
@@ -113,7 +113,7 @@ class Output:
             self.table(rows, [c for c in columns if not c.wide or self.form is Format.WIDE])
 
     def table(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
-        """Show rows as a table, with all of these columns."""
+        """Show rows as a table with all of these columns."""
         heads = [[column.title for column in columns]] if self._headers else []
         cells = [[column.cell(row) for column in columns] for row in rows]
         width = None if self.form is Format.WIDE else width_of(self.stream)
@@ -124,11 +124,11 @@ class Output:
         self.stream.write("".join(f"{line}\n" for line in lines))
 
     def text(self, text: str, document: Any) -> None:
-        """Show prose that has a document behind it.
+        """Show a text, or its document.
 
         Args:
-            text: for a person; its end of line is added.
-            document: for a program.
+            text: the text; a final newline is added if missing.
+            document: the same information for programs.
         """
         if self.form.is_document:
             self.document(document)
@@ -136,22 +136,22 @@ class Output:
             self.stream.write(text if text.endswith("\n") else f"{text}\n")
 
     def document(self, value: Mapping[str, Any]) -> None:
-        """Write a value as JSON, or as YAML if that was asked for, with its kind."""
+        """Write a value with its kind, as YAML if chosen, else as JSON."""
         self.stream.write(serialized(document_of(self.kind, value), self.form))
 
 
 def document_of(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """A value as programs get it.
+    """Return a document for programs.
 
     Args:
         kind: of :mod:`integration.cli.kinds`.
-        value: its own keys.
+        value: the document's own keys.
     """
     return {"apiVersion": API_VERSION, "kind": kind, **value}
 
 
-def tell_error(error: NvshimError, form: Format) -> None:
-    """Say on stderr what failed: in a line, or as the document that the answer was to be."""
+def print_error(error: NvshimError, form: Format) -> None:
+    """Print an error to stderr: one line, or a document if the output would be one."""
     if form.is_document:
         sys.stderr.write(serialized(document_of(ERROR, {"error": fields_of(error)}), form))
     else:
@@ -163,16 +163,16 @@ def _value(source: Source, row: Mapping[str, Any]) -> Any:
 
 
 def serialized(value: Any, form: Format) -> str:
-    """A value as text."""
+    """Serialize a value as YAML or JSON."""
     if form is Format.YAML:
-        import yaml  # noqa: PLC0415 - only who asks for it pays for it
+        import yaml  # noqa: PLC0415 - slow, and only YAML needs it
 
         text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
         if not text.replace("\n", "").isprintable():
-            text = yaml.safe_dump(value, sort_keys=False)  # escaped, all that is not ASCII
+            text = yaml.safe_dump(value, sort_keys=False)  # escapes everything but ASCII
         return text
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    # In strings alone: what JSON itself is written with is printable.
+    # Unprintable characters occur only in strings; JSON's own syntax is printable.
     return _UNPRINTABLE.sub(_escaped, text) + "\n"
 
 
@@ -180,12 +180,12 @@ _UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A character as JSON writes one that moves a cursor, or is none at all."""
+    """Escape a character that could move the cursor or is invalid."""
     return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
 def plain(value: Any) -> str:
-    """A value as a cell of a table: nothing is ``-``, a list is joined by commas."""
+    """Format a value for a table cell: ``-`` for nothing, a list joined by commas."""
     if value is None or value in ("", []):
         return "-"
     if isinstance(value, bool):
@@ -196,12 +196,7 @@ def plain(value: Any) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """How many there are of something: "1 shim", "2 shims".
-
-    Args:
-        count: how many.
-        noun: of one; its plural has an s.
-    """
+    """Format a number of things: "1 shim", "2 shims"; the plural adds an s to ``noun``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -210,16 +205,16 @@ _LONG_ID: Final = re.compile(r"[0-9a-f]{32,}")
 
 
 def short_id(name: str | None) -> str | None:
-    """As much of an engine's long random id as tells it from others; `nvshim explain` takes that.
+    """Shorten an engine's long random id; `nvshim explain` accepts the short form.
 
     Args:
-        name: an id, which may be a word of somebody's; None for none.
+        name: an id, which may also be a chosen name and then stays as it is; None for none.
     """
     return name[:_SHORT_ID] if name and _LONG_ID.fullmatch(name) else name
 
 
 def title_of(container: Mapping[str, Any]) -> str:
-    """What people call a container of an answer."""
+    """Return a container's display name."""
     pod, name = container["pod"], container["name"] or short_id(container["id"])
     if pod is not None:
         return f"{pod['namespace']}/{pod['name']}/{name}"
@@ -227,25 +222,25 @@ def title_of(container: Mapping[str, Any]) -> str:
 
 
 def by_index(names: Iterable[str], indexes: Iterable[str | None]) -> list[str]:
-    """Devices as people call them, by their index where the node has them.
+    """Return the devices' indexes, or UUIDs for devices that the node no longer has.
 
     Args:
         names: UUIDs.
-        indexes: of each, or None.
+        indexes: the index of each, or None.
     """
     return [index or name for name, index in zip(names, indexes, strict=True)]
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it, with colours or without."""
+    """Return whether the stream is a terminal that can redraw lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def is_coloured(stream: TextIO) -> bool:
-    """Whether what is written there may be coloured."""
+    """Return whether the stream may get colours."""
     return is_terminal(stream) and "NO_COLOR" not in os.environ
 
 
 def width_of(stream: TextIO) -> int:
-    """How many columns a line has there: the terminal's, or 80 where there is none."""
+    """Return the line width in columns: the terminal's, or 80 without one."""
     return shutil.get_terminal_size().columns if is_terminal(stream) else _WIDTH

@@ -1,4 +1,4 @@
-"""Saying on stderr what is being done: a person sees one line, a log gets one for each step."""
+"""Progress messages on stderr: one changing line on a terminal, a line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _CLEAR = "\r\x1b[K"
 
 
 class Progress:
-    """What a command is doing. As a context it takes its line away at the end.
+    """Show what a command is doing; the context clears the line at the end.
 
-    At a terminal the line is written over by the next one; elsewhere each is a line of its own. Who
-    has asked for a document reads stderr as one, too, and gets nothing.
+    On a terminal each message overwrites the one before; elsewhere each has its own line. With
+    document output nothing is shown, because programs parse stderr too.
 
     Args:
-        output: where the command's answer goes.
-        stream: by default stderr as it is then.
+        output: the command's output.
+        stream: by default the current stderr.
     """
 
     def __init__(self, output: Output, stream: TextIO | None = None) -> None:
@@ -29,11 +29,11 @@ class Progress:
         self._is_terminal = is_terminal(self._stream)
         self._is_there = False
 
-    def say(self, line: str) -> None:
-        """Say what is done from here on.
+    def update(self, line: str) -> None:
+        """Show the current step.
 
         Args:
-            line: without its end; "" for nothing any more.
+            line: the message without a newline; "" clears it.
         """
         if not self._is_wanted or not (line or self._is_there):
             return

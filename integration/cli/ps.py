@@ -1,4 +1,4 @@
-"""``nvshim ps``: the shims that run, the processes that fork them, and who holds which GPU."""
+"""``nvshim ps``: running shims and fork servers, or the containers that hold GPUs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _kind(row: Mapping[str, Any]) -> str:
         "left" if row["kind"] == "shim" and row["bundle"] is None else "",
         "old" if row["current"] is False else "",
     ]
-    told = ", ".join(filter(None, notes))
-    return f"{row['kind']} ({told})" if told else row["kind"]
+    text = ", ".join(filter(None, notes))
+    return f"{row['kind']} ({text})" if text else row["kind"]
 
 
 def _what(row: Mapping[str, Any]) -> str:
@@ -79,13 +79,13 @@ _COLUMNS: Final = (
 @with_listing
 @click.option(
     "--config", "config_path", metavar="FILE", type=click.Path(dir_okay=False),
-    help="The configuration; by default that of this node. Without one that can be read, records"
-    " alone tell who has which GPU.",
+    help="Use this configuration file instead of the node's. Without a readable configuration, GPUs"
+    " are known only from the shims' records.",
 )  # fmt: skip
 @located
 @click.option(
     "--gpus", is_flag=True,
-    help="List the containers that hold a GPU instead, from before they run until they have ended.",
+    help="List the containers that hold a GPU instead, from their creation until they exit.",
 )  # fmt: skip
 @holding
 def command(
@@ -99,20 +99,18 @@ def command(
     orphans: bool,
     pod_resources: str,
 ) -> None:
-    r"""List the running shims, the fork servers, and the spares that these keep.
+    r"""List the running shims, the fork servers, and their pre-forked spares.
 
-    A process is listed for what it holds and not for its name, so nothing else is, whatever it
-    calls itself. MEMORY is its part of the memory that it shares with others (PSS). An old shim is
-    of another version than the installed one: it goes on until its pod ends. One that is left has
-    outlived its bundle.
+    Processes are identified by the files they hold, not by their names. MEMORY is the proportional
+    share (PSS). An "old" shim runs another version than the installed one, until its pod ends. A
+    "left" shim has outlived its bundle.
 
     \b
     nvshim ps -o wide       with versions and UUIDs
-    nvshim ps --gpus        the containers that hold a GPU, and what is wrong with that
+    nvshim ps --gpus        containers that hold a GPU, and what is wrong with them
     """
     if gpus or stale or orphans:
-        # Processes are listed without what asks kubelets.
-        from integration.cli.ledger import show_holdings  # noqa: PLC0415 - few ask for it
+        from integration.cli.ledger import show_holdings  # noqa: PLC0415 - imports gRPC
 
         show_holdings(
             output, load_config(config_path), (states, proc, pod_resources),

@@ -1,4 +1,4 @@
-"""``nvshim simulate``: a GPU node in a directory, to try things on."""
+"""``nvshim simulate``: a simulated GPU node in a directory, for tests."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from integration.simulated.trying import run as run_on
 
 @click.group("simulate")
 def command() -> None:
-    """Make simulated GPU nodes to try things on, and run containers on them.
+    """Create simulated GPU nodes, and run containers on them.
 
-    A node is a directory with NVIDIA's user-space driver, device nodes, procfs and sysfs trees as a
-    node with GPUs has them, and an NVML library that tells of GPUs that are not there.
+    A simulated node is a directory with NVIDIA's user-space driver, device nodes, the procfs and
+    sysfs trees of a GPU node, and an NVML library that reports GPUs that do not exist.
     """
 
 
 _shelf = click.option(
     "--in", "shelf", metavar="DIR", default=SHELF, show_default=True,
-    type=click.Path(file_okay=False), help="Where nodes are that have a NAME and no path.",
+    type=click.Path(file_okay=False),
+    help="The directory of nodes that have a NAME instead of a path.",
 )  # fmt: skip
 
 
@@ -51,24 +52,24 @@ def _nodes(given: Mapping[str, Any]) -> list[str]:
 
 _made_of = stacked(
     click.option("--scenario", shell_complete=completing(lambda _: shipped_scenarios()),
-                 help="A scenario file, or one of `nvshim simulate scenarios`."),
-    click.option("--gpus", type=int, help="How many GPUs, instead of a scenario; 1."),
-    click.option("--model", help="Which, instead of a scenario; h100."),
-    click.option("--driver", help="The driver's version; by default that of the packages."),
-    click.option("--no-drm", is_flag=True, help="Without /dev/dri."),
+                 help="A scenario file, or a name from `nvshim simulate scenarios`."),
+    click.option("--gpus", type=int, help="The number of GPUs, without a scenario.  [default: 1]"),
+    click.option("--model", help="The GPUs' model, without a scenario.  [default: h100]"),
+    click.option("--driver", help="The driver's version; by default the packages' version."),
+    click.option("--no-drm", is_flag=True, help="Leave out /dev/dri."),
 )  # fmt: skip
 
 
-def _scenario(*, scenario: str | None, no_drm: bool, **asked: Any) -> Scenario:
-    table = {key: value for key, value in asked.items() if value is not None}
+def _scenario(*, scenario: str | None, no_drm: bool, **options: Any) -> Scenario:
+    table = {key: value for key, value in options.items() if value is not None}
     table |= {"drm": False} if no_drm else {}
     if scenario is None:
         return Scenario.parse(table)
     if table:
         raise ScenarioInvalid(
-            f"a simulated node of the scenario {scenario}",
-            found=f"{', '.join(table)} beside it",
-            do="write that into the scenario file",
+            f"to create a node from the scenario {scenario}",
+            found=f"it cannot be combined with {', '.join(table)}",
+            do="set these in the scenario file",
         )
     return Scenario.load(scenario)
 
@@ -79,31 +80,33 @@ def _scenario(*, scenario: str | None, no_drm: bool, **asked: Any) -> Scenario:
 @click.argument("name")
 @_made_of
 @click.option(
-    "--layout", default="installer", show_default=True, help="How the driver's files lie."
+    "--layout", default="installer", show_default=True, help="The layout of the driver's files."
 )
 @click.option("--cache", type=click.Path(file_okay=False),
-              help="Where the driver's packages are kept.")  # fmt: skip
+              help="The cache directory of the driver's packages.")  # fmt: skip
 def create(
     output: Output, *, shelf: str, name: str, layout: str, cache: str | None, **made_of: Any
 ) -> None:
-    r"""Make a node, and say how to use it.
+    r"""Create a node, and show how to use it.
 
-    NAME is a path, if there is a slash in it, of a directory that is not there or empty.
+    NAME with a slash is a path; the directory must not exist, or be empty.
     """
     known = [each.value for each in Layout]
     if layout not in known:
-        raise click.BadParameter(f"{layout!r} is none of {', '.join(known)}", param_hint="--layout")
-    began = time.monotonic()
+        raise click.BadParameter(
+            f"{layout!r} is not one of {', '.join(known)}", param_hint="--layout"
+        )
+    started = time.monotonic()
     with Progress(output) as progress:
         node = SimulatedNode.create(
             place_of(name, shelf),
             _scenario(**made_of),
             packages_cache=cache,
             layout=Layout(layout),
-            say=progress.say,
+            say=progress.update,
         )
-    found = {**describe(node), "seconds": round(time.monotonic() - began, 2)}
-    output.text("\n".join([*_told(found), "", *_usage(found)]), found)
+    found = {**describe(node), "seconds": round(time.monotonic() - started, 2)}
+    output.text("\n".join([*_description(found), "", *_usage(found)]), found)
 
 
 @command.command("show")
@@ -111,9 +114,9 @@ def create(
 @_shelf
 @click.argument("name", shell_complete=_nodes)
 def show(output: Output, shelf: str, name: str) -> None:
-    """Say what a node has."""
+    """Describe a node."""
     found = describe(SimulatedNode.open(place_of(name, shelf)))
-    output.text("\n".join(_told(found)), found)
+    output.text("\n".join(_description(found)), found)
 
 
 @command.command("list")
@@ -134,7 +137,7 @@ def list_nodes(output: Output, shelf: str) -> None:
 @command.command("scenarios")
 @with_listing
 def scenarios(output: Output) -> None:
-    """List the scenarios that are shipped."""
+    """List the included scenarios."""
     rows = [{"name": name, "what": what} for name, what in shipped_scenarios().items()]
     output.rows(rows, (Column("NAME", "name"), Column("WHAT", "what")))
 
@@ -143,7 +146,7 @@ def scenarios(output: Output) -> None:
 @_shelf
 @click.argument("name", shell_complete=_nodes)
 def remove(shelf: str, name: str) -> None:
-    """Remove a node and all that is in its directory."""
+    """Remove a node and its directory."""
     remove_node(name, shelf)
 
 
@@ -153,7 +156,7 @@ def remove(shelf: str, name: str) -> None:
     "--node",
     metavar="NAME",
     shell_complete=_nodes,
-    help="A node that was made before; by default one that is made for this.",
+    help="Use this existing node; by default a temporary node is created.",
 )
 @_made_of
 @click.option("--devices", default="all", show_default=True, help="NVIDIA_VISIBLE_DEVICES.")
@@ -174,31 +177,37 @@ def run(
     words: tuple[str, ...],
     **made_of: Any,
 ) -> None:
-    r"""Run COMMAND in a container on a node, through a containerd of its own.
+    r"""Run COMMAND in a container on a node, with a private containerd.
 
-    The image has glibc, a shell and the usual small programs; the driver's come from the node.
-    Nothing is left but the --node. The status is that of COMMAND.
+    The image has glibc, a shell and common small programs; the driver's programs come from the
+    node. Everything except the --node is removed at the end. The exit status is that of COMMAND.
 
     \b
     nvshim simulate run --scenario mig -- nvidia-smi -L
     """
     chosen = _scenario(**made_of)
     if node is not None and any(made_of.values()):
-        raise click.UsageError("--node has its GPUs already")
+        raise click.UsageError(
+            "--node already has its GPUs; do not combine it with options of a new node."
+        )
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(Output(Format.TABLE)))
         if node is not None:
             there = SimulatedNode.open(place_of(node, shelf))
         else:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvshim-node-"))
-            there = SimulatedNode.create(f"{directory}/node", chosen, say=progress.say)
+            there = SimulatedNode.create(f"{directory}/node", chosen, say=progress.update)
         status = run_on(
-            there.config_path, words, devices=devices, capabilities=capabilities, say=progress.say
+            there.config_path,
+            words,
+            devices=devices,
+            capabilities=capabilities,
+            say=progress.update,
         )
     click.get_current_context().exit(status)
 
 
-def _told(found: Mapping[str, Any]) -> Iterator[str]:
+def _description(found: Mapping[str, Any]) -> Iterator[str]:
     what = f"driver {found['driver']}, CUDA {found['cuda']}" if found["driver"] else "no driver"
     yield f"{found['directory']}: {found['platform'] or what}"
     for gpu in found["gpus"]:

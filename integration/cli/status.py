@@ -1,4 +1,4 @@
-"""``nvshim status``: which versions are there, which is in effect, and who uses which."""
+"""``nvshim status``: the installed versions, the current one, and the shims that use them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS = (
 @click.option("--verify", is_flag=True, help="Verify every file of every version.")
 @with_listing
 def command(output: Output, *, place: Place, verify: bool) -> None:
-    """Show what is installed; the exit status is 3 if something is wrong with it."""
+    """Show the installed versions; the exit status is 3 if the installation has a problem."""
     answer = status(place, verify=verify)
     if output.form.is_document:
         output.document(answer)
@@ -44,7 +44,7 @@ def command(output: Output, *, place: Place, verify: bool) -> None:
 
 def _notes(answer: Mapping[str, Any]) -> Iterator[str]:
     if answer["being_changed"]:
-        yield "an installer works on it now"
+        yield "an installation is running now"
     if answer["unseen_shims"]:
-        yield "there may be shims that are not seen from here: run it on the node, as root"
+        yield "some shims may not be visible from here; run the command on the node, as root"
     yield from map(printable, answer["problems"])

@@ -1,8 +1,8 @@
-"""Rows of text as lines of a table that is no wider than it may be.
+"""Format rows as a table of limited width.
 
-Nothing is cut off: what does not fit goes on in the next line of its cell. A cell is broken behind
-a space or a comma if that will do, else behind a slash or an equals sign, else behind a dot or a
-dash, else anywhere. Numbers, which stand right, stay whole.
+Nothing is cut off: a cell that does not fit continues in the next line. Cells are broken after a
+space or a comma if possible, else after a slash or an equals sign, else after a dot or a dash, else
+anywhere. Right-aligned cells, which are numbers, are never broken.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _BREAKS: Final = tuple(
 def tabulated(
     rows: Sequence[Sequence[str]], *, right: Sequence[bool], width: int | None
 ) -> list[str]:
-    """The lines of a table.
+    """Return the lines of a table.
 
     Args:
-        rows: the cells, row by row; all rows have as many.
-        right: of each column, whether it stands right.
-        width: the most characters of a line; None for any number.
+        rows: the cells, row by row; all rows have the same number.
+        right: for each column, whether it is right-aligned.
+        width: the maximum line length; None for no limit.
     """
     if not rows:
         return []
@@ -50,7 +50,7 @@ def tabulated(
 def _narrow(
     widths: list[int], columns: Sequence[Sequence[str]], right: Sequence[bool], room: int
 ) -> None:
-    """Take what is too much from columns of text, those with the most to spare first."""
+    """Shrink text columns until they fit, those with the most spare width first."""
     text = [number for number, is_right in enumerate(right) if not is_right]
     found = [{i: _longest(pattern, columns[i]) for i in text} for pattern in _BREAKS]
     for least in (*found, dict.fromkeys(text, _NARROWEST)):
@@ -67,13 +67,13 @@ def _longest(pattern: re.Pattern[str], cells: Sequence[str]) -> int:
 
 
 def folded(text: str, width: int) -> list[str]:
-    """A text in lines."""
+    """Break a text into lines."""
     if len(text) <= width:
         return [text]
     lines = [""]
     for word in _BREAKS[0].findall(text):
         if lines[-1] and len(word.rstrip(" ")) > width:
-            lines.append("")  # a path that is broken begins a line
+            lines.append("")  # start a long path on a new line
         for part in _parts(word, width, _BREAKS[1:]):
             left = part
             if len(lines[-1]) + len(left.rstrip(" ")) > width:
@@ -86,12 +86,12 @@ def folded(text: str, width: int) -> list[str]:
 
 
 def headed(head: str, text: str, width: int, *, indent: int = 0) -> list[str]:
-    """A text in lines behind a head, of which the later ones begin where the first does.
+    """Break a text into lines after a head; later lines are aligned with the first.
 
     Args:
-        head: what stands before the first line.
-        width: the most characters of a line.
-        indent: of the later lines, if it is another.
+        head: the text before the first line.
+        width: the maximum line length.
+        indent: another indent for the later lines.
     """
     space = indent or len(head)
     first, *more = folded(text, width - max(space, len(head)))
@@ -99,7 +99,7 @@ def headed(head: str, text: str, width: int, *, indent: int = 0) -> list[str]:
 
 
 def _parts(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """Pieces that are no longer than a line, as whole as they can be."""
+    """Split a text into pieces that fit a line, at the best possible breaks."""
     if len(text.rstrip(" ")) <= width or not breaks:
         yield text
         return

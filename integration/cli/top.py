@@ -1,4 +1,4 @@
-"""``nvshim top``: what containers use of the GPUs, live in the terminal or frame by frame."""
+"""``nvshim top``: the GPU usage of containers, live in the terminal or frame by frame."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COLUMNS: Final = (
     Column("PROCESSES", "processes"),
 )
 _QUIT: Final = frozenset("qQ\x03\x04")
-_CHARACTERS: Final = 6  # of what termios tells, where special characters are
+_CHARACTERS: Final = 6  # the index of the special characters in termios' attributes
 _SORTS: Final = ("memory", "sm", "energy", "name")
 
 
@@ -55,13 +55,13 @@ _SORTS: Final = ("memory", "sm", "energy", "name")
 @located
 @click.option(
     "--interval", type=click.FloatRange(0.2, 3600), default=2, show_default=True,
-    metavar="SECONDS", help="From one look to the next.",
+    metavar="SECONDS", help="The time between two frames.",
 )  # fmt: skip
 @click.option(
     "--sort", type=click.Choice(_SORTS), default="memory", show_default=True,
-    help="By what the containers of a device are sorted.",
+    help="Sort the containers of a device by this value.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="Look once, show it, and end.")
+@click.option("--once", is_flag=True, help="Show one frame and exit.")
 def command(
     output: Output,
     config: Config,
@@ -72,23 +72,23 @@ def command(
     sort: str,
     once: bool,
 ) -> None:
-    """Show what each container uses of each GPU and MIG device, until q or Ctrl-C.
+    """Show the usage of each GPU and MIG device by container, until q or Ctrl-C.
 
-    It needs no agent: NVML is asked in a process of its own. SM and MEM are of the time that
-    kernels ran and memory was used; ENERGY is a container's share since this began to look, by SM.
-    n/a is what NVML was asked and does not tell. Where there is no terminal, or a dumb one, each
-    frame is a table. With -o json each frame is a line, with -o yaml a document; with --once, it is
-    the only one, and is written as elsewhere; the exit status is 1 if NVML said nothing.
+    No agent is needed; a separate process queries NVML. SM and MEM are the shares of time with
+    running kernels and with memory traffic. ENERGY is a container's share since the start of this
+    command, by SM. n/a means that NVML does not report the value. Without a terminal, or on a dumb
+    one, each frame is a table. With -o json each frame is a line, with -o yaml a document; with
+    --once there is one ordinary document. The exit status with --once is 1 if NVML did not answer.
     """
-    show: _Shown = _Frames(output, once=once)
+    show: _Display = _Frames(output, once=once)
     if output.form is Format.TABLE and not once and is_terminal(output.stream):
         show = _Screen(output)
 
     watch = functools.partial(observing, config, states, proc)
     try:
-        status = anyio.run(_look, watch, show, Sort(sort), 0.0 if once else interval)
+        status = anyio.run(_run, watch, show, Sort(sort), 0.0 if once else interval)
     except ExceptionGroup as group:
-        # Whoever read the answer went away, say; all that is told is what went wrong first.
+        # Report only the first error, for example a closed pipe.
         raise _first(group) from None
     if status:
         click.get_current_context().exit(status)
@@ -100,75 +100,75 @@ def _first(error: Exception) -> Exception:
     return error
 
 
-class _Shown:
-    """Where frames go."""
+class _Display:
+    """Shows frames."""
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """For as long as frames are shown."""
+        """Prepare the display, and restore it at the end."""
         yield
 
     def frame(self, frame: Mapping[str, Any]) -> None:
-        """Show one, in place of that before."""
+        """Show a frame in place of the one before."""
         raise NotImplementedError
 
-    def again(self) -> None:
-        """Show it anew: the terminal has another size."""
+    def redraw(self) -> None:
+        """Draw the frame again after a change of the terminal's size."""
 
 
-async def _look(watch: Callable[[], Any], show: _Shown, sort: Any, interval: float) -> int:
-    """Look again and again; the exit status."""
+async def _run(watch: Callable[[], Any], show: _Display, sort: Any, interval: float) -> int:
+    """Show frames until a signal or key stops it; return the exit status."""
     status = exits.OK
     async with anyio.create_task_group() as tasks, watch() as observer:
 
-        def end(said: int) -> None:
+        def stop(code: int) -> None:
             nonlocal status
-            status = said
+            status = code
             tasks.cancel_scope.cancel()
 
-        await tasks.start(_hear_signals, show, end)
+        await tasks.start(_handle_signals, show, stop)
         with show.shown():
             if isinstance(show, _Screen):
-                tasks.start_soon(_hear_keys, end)
+                tasks.start_soon(_handle_keys, stop)
             while True:
-                begun = time.monotonic()
+                started = time.monotonic()
                 frame = frame_of(await observer.moment(), sort)
                 show.frame(frame)
                 if not interval:
                     status = exits.FAILED if frame["failure"] else exits.OK
                     break
-                await anyio.sleep(max(0.0, begun + interval - time.monotonic()))
+                await anyio.sleep(max(0.0, started + interval - time.monotonic()))
         tasks.cancel_scope.cancel()
     return status
 
 
-async def _hear_signals(show: _Shown, end: Callable[[int], None], *, task_status: Any) -> None:
-    told = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH)
-    with open_signal_receiver(*told) as signals:
+async def _handle_signals(show: _Display, stop: Callable[[int], None], *, task_status: Any) -> None:
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGWINCH)
+    with open_signal_receiver(*handled) as signals:
         task_status.started()
         async for number in signals:
             if number == signal.SIGWINCH:
-                show.again()
+                show.redraw()
             else:
-                end(exits.OK if number == signal.SIGINT else exits.TERMINATED)
+                stop(exits.OK if number == signal.SIGINT else exits.TERMINATED)
 
 
-async def _hear_keys(end: Callable[[int], None]) -> None:
-    """End when somebody types q; who has no terminal to type on ends it otherwise."""
+async def _handle_keys(stop: Callable[[int], None]) -> None:
+    """Stop when the user types q; without a terminal on stdin only signals stop the command."""
     keys = sys.stdin.fileno()
     while os.isatty(keys):
         await anyio.wait_readable(keys)
         typed = os.read(keys, 64)
         if not typed or not _QUIT.isdisjoint(typed.decode(errors="replace")):
-            end(exits.OK)
+            stop(exits.OK)
             return
 
 
 # -- frame by frame --------------------------------------------------------------------------
 
 
-class _Frames(_Shown):
-    """One after the other: for programs, files, and terminals that can do nothing else."""
+class _Frames(_Display):
+    """Writes frames one after the other: for programs, files and dumb terminals."""
 
     def __init__(self, output: Output, *, once: bool) -> None:
         self._output, self._once = output, once
@@ -199,21 +199,21 @@ class _Frames(_Shown):
 
 def _notes(frame: Mapping[str, Any]) -> list[str]:
     failure = frame["failure"]
-    # Without a driver both say the same.
-    said = failure and failure not in frame["notes"]
-    return [*([f"NVML: {failure}"] if said else []), *frame["notes"]]
+    # Without a driver a note has the same text.
+    is_new = failure and failure not in frame["notes"]
+    return [*([f"NVML: {failure}"] if is_new else []), *frame["notes"]]
 
 
 # -- live ------------------------------------------------------------------------------------
 
 
-class _Screen(_Shown):
-    """The whole terminal, which is as it was at the end."""
+class _Screen(_Display):
+    """Uses the whole terminal, and restores its content at the end."""
 
     def __init__(self, output: Output) -> None:
         self._console = Console(file=output.stream, highlight=False, markup=False, emoji=False)
         self._live = Live(
-            Text("looking…"), console=self._console, screen=True, auto_refresh=False,
+            Text("querying…"), console=self._console, screen=True, auto_refresh=False,
             redirect_stdout=False, redirect_stderr=False,
         )  # fmt: skip
         self._terminal = output.stream.fileno()
@@ -222,30 +222,30 @@ class _Screen(_Shown):
     @contextmanager
     def shown(self) -> Iterator[None]:
         self._fit()
-        with _typing_unseen(), self._live:
+        with _hidden_typing(), self._live:
             yield
 
     def frame(self, frame: Mapping[str, Any]) -> None:
         self._frame = frame
-        self.again()
+        self.redraw()
 
     def _fit(self) -> None:
-        """Go by the terminal's size, and not by what the environment says that it was."""
+        """Use the terminal's current size, not the environment's LINES and COLUMNS."""
         with contextlib.suppress(OSError):
             self._console.size = ConsoleDimensions(*os.get_terminal_size(self._terminal))
 
-    def again(self) -> None:
+    def redraw(self) -> None:
         self._fit()
         if self._frame is not None:
             width, height = self._console.size
-            self._live.update(_picture(self._frame, width, height), refresh=True)
+            self._live.update(_render(self._frame, width, height), refresh=True)
 
 
 @contextmanager
-def _typing_unseen() -> Iterator[None]:
-    """What is typed is read at once, and is not written to the screen.
+def _hidden_typing() -> Iterator[None]:
+    """Read keys at once and without echo.
 
-    Ctrl-Z is nothing special: it would leave the shell with our screen, and without a cursor.
+    Ctrl-Z is disabled: a stopped command would leave the shell with our screen and no cursor.
     """
     keys = sys.stdin.fileno()
     if not os.isatty(keys):
@@ -262,14 +262,14 @@ def _typing_unseen() -> Iterator[None]:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)
 
 
-# In which order columns are given room; the last are missed least.
+# The order in which columns get space; the last ones are the first to be left out.
 _WANTED: Final = (
     "what", "sm", "memory", "state", "processes", "power", "temp", "mem", "enc", "dec",
 )  # fmt: skip
 
 
 def _fitting(lines: list[dict[str, Any]], width: int) -> list[Column]:
-    """The columns for which there is room, each whole; the first is there in any case."""
+    """Return the columns that fit completely; the first one is always included."""
     chosen, room = {_WANTED[0]}, width
     by_key = {str(column.source): column for column in _COLUMNS}
     for key in _WANTED:
@@ -281,20 +281,20 @@ def _fitting(lines: list[dict[str, Any]], width: int) -> list[Column]:
     return [column for column in _COLUMNS if column.source in chosen]
 
 
-_GAP: Final = 2  # columns between two of the table
-_BESIDE: Final = 3  # lines of a screen that are not of the table
+_GAP: Final = 2  # spaces between two columns
+_OTHER_LINES: Final = 3  # lines of the screen outside the table
 
 
-def _picture(frame: Mapping[str, Any], width: int, height: int) -> Any:
-    """A frame that fits the screen: what does not is left out at the end, and that is said."""
+def _render(frame: Mapping[str, Any], width: int, height: int) -> Any:
+    """Render a frame for the screen; lines that do not fit are counted in the last line."""
     when = time.strftime("%H:%M:%S", time.localtime(math.floor(frame["time"])))
-    head = f"{when}  driver {frame['driver'] or 'unknown'}  (q ends)"
-    said, most = _notes(frame), max(1, (height - _BESIDE) // 3)
-    if len(said) > most:
-        said = [*said[: most - 1], f"{len(said) - most + 1} notes more: see nvshim top --once"]
-    notes = [_line(note, style="yellow") for note in said]
+    head = f"{when}  driver {frame['driver'] or 'unknown'}  (q quits)"
+    texts, most = _notes(frame), max(1, (height - _OTHER_LINES) // 3)
+    if len(texts) > most:
+        texts = [*texts[: most - 1], f"{len(texts) - most + 1} more notes: see nvshim top --once"]
+    notes = [_line(note, style="yellow") for note in texts]
     lines = lines_of(frame)
-    room = max(1, height - _BESIDE - len(notes))
+    room = max(1, height - _OTHER_LINES - len(notes))
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold", expand=False)
     columns = _fitting(lines[:room], width)
     for column in columns:

@@ -1,4 +1,4 @@
-"""``nvshim undrain``: return to service what was taken out of it."""
+"""``nvshim undrain``: return drained devices to service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from integration.drain.serving import drained_names, undrain
 
 @completing
 def _drained(given: Mapping[str, Any]) -> Iterable[str]:
-    """The devices that are out of service."""
+    """Complete the devices that are out of service."""
     return drained_names(load_config(given.get("config_path")))
 
 
@@ -23,15 +23,15 @@ def _drained(given: Mapping[str, Any]) -> Iterable[str]:
 @with_output
 @configured
 @click.argument("devices", nargs=-1, metavar="[GPU|MIG DEVICE]...", shell_complete=_drained)
-@click.option("--driver", is_flag=True, help="The driver.")
+@click.option("--driver", is_flag=True, help="Return the driver to service.")
 def command(output: Output, config: Config, *, devices: tuple[str, ...], driver: bool) -> None:
-    """Return devices to service that `nvshim drain` has taken out of it; `all` for every one.
+    """Return devices to service that `nvshim drain` took out of service; `all` for all of them.
 
-    A device that the node does not have any more is named by its UUID. Whether a device is healthy
-    is another matter: `nvshim list --health`.
+    Name a device that the node no longer has by its UUID. This does not change a device's health:
+    see `nvshim list --health`.
     """
     if not devices and not driver:
         raise click.UsageError("Name a device, or --driver.")
     marks = undrain(config, devices, driver=driver)
-    lines = [f"{mark['name']} is in service again" for mark in marks]
+    lines = [f"{mark['name']} is back in service" for mark in marks]
     output.text("\n".join(lines), {"devices": marks})

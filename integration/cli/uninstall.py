@@ -1,4 +1,4 @@
-"""``nvshim uninstall``: take away what running containers do not need."""
+"""``nvshim uninstall``: remove everything that running containers do not need."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from integration.install_places import Place
 
 @click.command("uninstall")
 @with_place
-@click.option("--purge", is_flag=True, help="Remove state and configuration, too.")
+@click.option("--purge", is_flag=True, help="Remove state and configuration too.")
 @click.option(
     "--wait",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="Wait so long for containers to end.",
+    help="Wait this long until containers have exited.",
 )
-@click.option("--force", is_flag=True, help="Also if an engine still names the shim.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--force", is_flag=True, help="Uninstall even if an engine still names the shim.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done and do nothing.")
 @with_output
 @configured
 def command(
@@ -43,19 +43,19 @@ def command(
     force: bool,
     dry_run: bool,
 ) -> None:
-    """Remove all versions, and the links to them.
+    """Remove all versions and the links to them.
 
-    An engine that still names the shim has to be told first: nvshim configure … --remove.
-    Containers that run go on. What they, and a containerd that is restarted, still need of the
-    program stays, and is named; once they have ended a second call removes it.
+    First remove the shim from each engine: nvshim configure … --remove. Running containers keep
+    running. Versions that they, or a restarted containerd, still need are kept and listed; run the
+    command again after the containers have exited.
     """
     if output.form is Format.YAML:
-        import yaml  # noqa: F401, PLC0415 - the tree may be gone when the answer is written
+        import yaml  # noqa: F401, PLC0415 - this tree may be gone when the output is written
 
     with Progress(output) as progress:
         answer = installing.uninstall(
             place,
-            workshop=Workshop(place, say=progress.say, spare=frozenset({os.getpid()})),
+            workshop=Workshop(place, say=progress.update, spare=frozenset({os.getpid()})),
             wait=wait,
             purge=config if purge else None,
             force=force,
@@ -66,7 +66,7 @@ def command(
 
 
 def _program(answer: dict[str, Any]) -> str:
-    """What can finish it: the link may be gone although a version is still used."""
+    """Return the program that can finish: the link may be gone while a version is in use."""
     linked = any(os.path.basename(path) == "nvshim" for path in answer["left"])
     programs = (os.path.join(path, "bin", "nvshim") for path in answer["left"])
     found = next(filter(os.path.exists, programs), "")
@@ -76,19 +76,19 @@ def _program(answer: dict[str, Any]) -> str:
 def _lines(answer: dict[str, Any]) -> list[str]:
     lines = list(answer["steps"]) if answer["dry_run"] else []
     if answer["complete"]:
-        lines.append(f"nothing is installed below {answer['prefix']} any more")
+        lines.append(f"nothing is installed below {answer['prefix']} now")
     elif not answer["dry_run"]:
         shims = len(answer["shims"])
         running = f"it is used by {counted(shims, 'shim')}" if shims else "it is used"
         if answer["unseen_shims"]:
-            running = "there may be shims that are not seen from here"
-        lines.append(f"not all of it could go: {running}")
-    lines += [f"{path} stays" for path in answer["left"]]
+            running = "some shims may not be visible from here"
+        lines.append(f"not everything was removed: {running}")
+    lines += [f"kept {path}" for path in answer["left"]]
     if not answer["complete"] and not answer["dry_run"]:
-        lines.append(f"once they have ended, run {_program(answer)} uninstall again")
+        lines.append(f"after they have exited, run {_program(answer)} uninstall again")
     lines += [f"removed {path}" for path in answer["purged"]]
     for path in answer["mentioned_in"]:
-        # Once nvshim itself is gone, its command would be of no use.
-        way = f"take it out of {path}" if answer["complete"] else remedy([path])
+        # If nvshim itself was removed, its configure command does not exist.
+        way = f"remove it from {path}" if answer["complete"] else remedy([path])
         lines.append(f"{path} still names the shim: {way}, or its pods will fail")
     return lines or ["nothing to do"]

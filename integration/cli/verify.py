@@ -12,7 +12,7 @@ from api.errors import NvshimError, printable
 from hooks.config import Config
 from integration import exits
 from integration.cli.options import configured, with_output
-from integration.cli.output import Output, counted, is_coloured, tell_error
+from integration.cli.output import Output, counted, is_coloured, print_error
 from integration.cli.progress import Progress
 from integration.cli.tables import headed
 from integration.verify.checks import CHECKS
@@ -80,9 +80,9 @@ def command(
     options = VerifyOptions(handler, cri_socket, checks, restart_agent)
     try:
         with Progress(output) as progress:
-            found = verify(config, options, progress.say)
+            found = verify(config, options, progress.update)
     except NvshimError as error:
-        tell_error(error, output.form)
+        print_error(error, output.form)
         click.get_current_context().exit(exits.USAGE)
     failed = found.count(Outcome.FAILED)
     document = {

@@ -1,4 +1,4 @@
-"""``nvshim version``: what runs here."""
+"""``nvshim version``: show the running version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from integration.inspection.node import own_version
 @click.command("version")
 @with_output
 def command(output: Output) -> None:
-    """Show the version, its revision, and where it is."""
+    """Show the version, its revision and its location."""
     found = own_version()
     revision = f" ({found['revision']})" if found["revision"] else ""
     text = f"nvshim {found['version']}{revision}, Python {found['python']}\n{found['path']}"

@@ -1,26 +1,27 @@
-"""What is wrong with a node, and what to do about it: ``nvshim doctor``.
+"""Diagnose a node: what is wrong and what to do about it (``nvshim doctor``).
 
-Two halves that meet in values::
+Facts are gathered first; pure checks then judge them::
 
-    places.py       where things are on this node, or below another root
-    observing/      the edge: looks at files, processes and programs, with a limit of time for each
-    facts.py        what was seen, as values that JSON has
-    advisories.py   which versions of other people's programs have known vulnerabilities
-    checks/         pure functions of the facts, in a table: what is wrong, and what to do
-    findings.py     what a check says
-    examination.py  all of it, in order
-    identity.py     which node it is: the head of a report
-    bundle.py       facts and findings in one file, for a request of support
+    places.py       resolves paths of this node, or of a node below another root
+    observing/      gathers facts from files, processes and programs, each with a time limit
+    facts.py        the facts, as JSON values
+    advisories.py   known vulnerabilities of runc, crun, containerd and NVIDIA's toolkit
+    checks/         a table of pure functions of the facts: what is wrong, and what to do
+    findings.py     the type of a check and of its findings
+    examination.py  chooses checks, gathers their facts, runs them
+    identity.py     describes the node: the head of a report
+    bundle.py       writes facts and findings to one file, for a support request
+    codes.py        explains a finding's or an error's code
 
 Rules
-- A check decides and looks at nothing. What it needs is named in its row, and no more is gathered
-  than the checks that were asked for need.
-- What could not be seen (a right that is missing, a program that hangs) is a note of each check
-  that needed it, "could not look", and never a failure of the whole.
-- Nothing is changed, no container is started, and no cluster is asked unless somebody names its
-  configuration.
-- A fact holds only what a check needs. No value of an environment variable, no argument of a
-  process and no key of a configuration that is not in :mod:`~integration.doctor.facts` is kept; so
-  the bundle has no secrets to lose.
-- Text of others (names of containers, devices, files) is escaped where it becomes a finding.
+- A check decides and reads nothing from the node. Its row names the facts it needs, and only the
+  facts of the selected checks are gathered.
+- If a fact cannot be gathered (missing permission, hanging program), each check that needs it
+  reports a note, "could not look". The examination continues.
+- The doctor changes nothing, starts no container, and contacts a cluster only with an explicit
+  kubeconfig.
+- A fact holds only what a check needs: no values of environment variables, no process arguments,
+  and no configuration keys other than those in :mod:`~integration.doctor.facts`. So the bundle
+  contains no secrets.
+- Foreign text (names of containers, devices, files) is escaped when it becomes a finding.
 """

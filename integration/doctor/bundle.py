@@ -1,16 +1,16 @@
-"""Facts and findings in one file, for a request of support.
+"""Write facts and findings to one file, for a support request.
 
 ============================  =================================================
-file                          what it is
+file                          content
 ============================  =================================================
-nvshim-doctor/README          what this is, and what is not in it
-nvshim-doctor/facts.json      what was seen: :class:`~integration.doctor.facts.Node`
-nvshim-doctor/findings.json   what was found: the answer of ``nvshim doctor -o json``
+nvshim-doctor/README          what the bundle contains, and what it does not
+nvshim-doctor/facts.json      the facts: :class:`~integration.doctor.facts.Node`
+nvshim-doctor/findings.json   the findings: the output of ``nvshim doctor -o json``
 ============================  =================================================
 
-There is no value of an environment variable in it, no argument of a process and no file of the
-node as it stands: only the facts that :mod:`integration.doctor.facts` names. Names of containers,
-namespaces, files and GPUs are in it.
+The bundle contains only the facts of :mod:`integration.doctor.facts`: no values of environment
+variables, no process arguments, no copies of the node's files. It does contain names of
+containers, namespaces, files and GPUs.
 """
 
 from __future__ import annotations
@@ -34,22 +34,18 @@ if TYPE_CHECKING:
 
 _DIRECTORY: Final = "nvshim-doctor"
 _README: Final = """\
-What `nvshim doctor` saw on a node, and what it made of it.
+A diagnosis of a node by `nvshim doctor`.
 
-facts.json     what was seen
-findings.json  what was found
+facts.json     the facts about the node
+findings.json  the problems that were found
 
-No value of an environment variable is in it, no argument of a process, and no file of the node
-as it stands. Names of containers, namespaces, files and GPUs are.
+It contains no values of environment variables, no process arguments and no copies of the node's
+files. It contains names of containers, namespaces, files and GPUs.
 """
 
 
 def report(examination: Examination) -> dict[str, Any]:
-    """The answer of ``nvshim doctor -o json``.
-
-    Returns:
-        Values that JSON has; the keys are an interface.
-    """
+    """Return the document of ``nvshim doctor -o json``; its keys are an interface."""
     counts: dict[str, int] = {}
     for finding in examination.findings:
         counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
@@ -67,14 +63,14 @@ def report(examination: Examination) -> dict[str, Any]:
 
 
 def write_bundle(path: str, examination: Examination) -> None:
-    """Write the bundle, whole or not at all, for nobody but its owner to read.
+    """Write the bundle atomically, readable by its owner only.
 
     Args:
-        path: of the .tar.gz; a file that is there is replaced.
-        examination: what goes into it.
+        path: the .tar.gz; an existing file is replaced.
+        examination: the facts and findings.
 
     Raises:
-        BundleNotWritten: it cannot be written there.
+        BundleNotWritten: the file cannot be written.
     """
     files: Mapping[str, str] = {
         "README": _README,
@@ -82,35 +78,35 @@ def write_bundle(path: str, examination: Examination) -> None:
         "findings.json": _json(report(examination)),
     }
     directory = os.path.dirname(os.path.abspath(path))
-    aside = ""
+    temporary = ""
     try:
         if os.path.lexists(path) and not os.path.isfile(path):
             raise BundleNotWritten(
-                f"to write {path}", found="there is something else than a file", do="name a file"
+                f"to write {path}", found="it exists and is not a file", do="name another file"
             )
-        fd, aside = tempfile.mkstemp(dir=directory, prefix=".nvshim-")
+        fd, temporary = tempfile.mkstemp(dir=directory, prefix=".nvshim-")
         with open(fd, "wb") as stream:
             _write(stream, files)
             stream.flush()
             os.fsync(stream.fileno())
-        os.rename(aside, path)
-        aside = ""
+        os.rename(temporary, path)
+        temporary = ""
     except OSError as error:
         raise BundleNotWritten(
             f"to write {path}",
             found=error.strerror or str(error),
-            do="name a file in a directory that can be written",
+            do="name a file in a writable directory",
         ) from error
     finally:
-        if aside:
+        if temporary:
             with contextlib.suppress(OSError):
-                os.unlink(aside)
+                os.unlink(temporary)
 
 
 def _write(stream: Any, files: Mapping[str, str]) -> None:
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for name, text in files.items():
-            content = text.encode(errors="replace")  # a path may be no text
+            content = text.encode(errors="replace")  # a path may not be valid UTF-8
             member = tarfile.TarInfo(f"{_DIRECTORY}/{name}")
             member.size, member.mode, member.mtime = len(content), 0o600, int(time.time())
             archive.addfile(member, io.BytesIO(content))

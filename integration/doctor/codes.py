@@ -1,7 +1,7 @@
-"""What a code means: an error's (``NVSHIM-E0202``) or a finding's of the doctor (``NVSHIM-D096``).
+"""Explain a code: an error's (``NVSHIM-E0202``) or a doctor's finding (``NVSHIM-D096``).
 
-The doctor's checks are a table. So are the errors, in ``codes.json``, which `make reference` makes
-of their classes, and of what is said where each is raised; a test finds it if it is stale.
+The doctor's checks are a table. The errors are one too: `make reference` generates ``codes.json``
+from the error classes and the places that raise them. A test fails if the file is stale.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _PREFIX: Final = "NVSHIM-"
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a code means."""
+    """The explanation of a code."""
 
     code: str  # in full
-    name: str  # in some words
-    meaning: str  # what it stands for
-    causes: tuple[str, ...]  # what is found where it is said; ``…`` is what depends on the case
-    remedies: tuple[str, ...]  # what to do; likewise
-    command: str = ""  # what to type; "" if no command does it
-    reference: str = ""  # where to read more; "" for nowhere
+    name: str  # a short name or title
+    meaning: str
+    causes: tuple[str, ...]  # from the places that raise it; ``…`` stands for a variable part
+    remedies: tuple[str, ...]  # what to do; ``…`` as above
+    command: str = ""  # the command to type, if any
+    reference: str = ""  # a page to read, if any
 
     def to_json(self) -> dict[str, Any]:
-        """As an answer has it."""
+        """Return the explanation for a JSON document."""
         return {
             "code": self.code,
             "name": self.name,
@@ -45,33 +45,33 @@ class Meaning:
 
 
 def code_of(text: str) -> str | None:
-    """The code that a text is, in full; None if it is none.
+    """Return the full code that a text names; None if it is not a code.
 
     Args:
-        text: with or without ``NVSHIM-``, in capitals or not.
+        text: with or without ``NVSHIM-``, in upper or lower case.
     """
     found = _CODE.fullmatch(text)
     return f"{_PREFIX}{found[1].upper()}" if found else None
 
 
 def explain_code(code: str) -> Meaning:
-    """What a code means.
+    """Return the explanation of a code.
 
     Raises:
-        CodeUnknown: nothing has it.
+        CodeUnknown: no error or check has this code.
     """
     found = _of_check(code) if code.startswith(f"{_PREFIX}D") else _of_error(code)
     if found is None:
         raise CodeUnknown(
             f"the code {code}",
-            found="this version has no such code",
+            found="does not exist in this version",
             do="see `nvshim doctor --list` for the doctor's, and docs/reference/errors.md",
         )
     return found
 
 
 def _of_check(code: str) -> Meaning | None:
-    from integration.doctor.checks import CHECKS  # noqa: PLC0415 - few codes are the doctor's
+    from integration.doctor.checks import CHECKS  # noqa: PLC0415 - slow, and most codes are errors
 
     for each in CHECKS:
         if each.code == code:
@@ -83,9 +83,7 @@ def _of_check(code: str) -> Meaning | None:
 
 def _of_error(code: str) -> Meaning | None:
     with open(_ERRORS, encoding="utf-8") as file:
-        told = json.load(file).get(code)
-    if told is None:
+        row = json.load(file).get(code)
+    if row is None:
         return None
-    return Meaning(
-        code, told["name"], told["meaning"], tuple(told["causes"]), tuple(told["remedies"])
-    )
+    return Meaning(code, row["name"], row["meaning"], tuple(row["causes"]), tuple(row["remedies"]))

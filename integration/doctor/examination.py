@@ -1,4 +1,4 @@
-"""An examination: which checks, the facts they need, and what they say."""
+"""Examine a node: choose checks, gather the facts they need, and run them."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _ORDER: Final = {severity: place for place, severity in enumerate(Severity)}
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was asked, seen and found."""
+    """The result of an examination."""
 
-    checks: tuple[Check, ...]  # that were made, in their order
+    checks: tuple[Check, ...]  # the checks that ran, in order
     node: Node  # the facts that they needed
     findings: tuple[Finding, ...]  # the worst first, then by code
-    # codes of the checks that were left out, by the command or the configuration
+    # codes of the checks that the command line or the configuration skipped
     skipped: tuple[str, ...] = ()
 
     def count(self, severity: Severity) -> int:
-        """How many findings are so bad."""
+        """Return how many findings have this severity."""
         return sum(finding.severity is severity for finding in self.findings)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no error was found."""
+        """Whether there is no finding of severity error."""
         return self.count(Severity.ERROR) == 0
 
 
 def choose(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Check, ...]:
-    """The checks that somebody asks for.
+    """Select checks by code.
 
     Args:
-        only: their codes, with or without NVSHIM-; all if empty.
-        skip: codes of those that are left out.
+        only: codes, with or without NVSHIM-; empty for all.
+        skip: codes of checks to leave out.
 
     Returns:
         Rows of the table, in its order.
 
     Raises:
-        CheckUnknown: there is no check with one of the codes.
+        CheckUnknown: a code does not exist.
     """
     known = {check.code for check in CHECKS}
     wanted, unwanted = ({_code(code, known) for code in codes} for codes in (only, skip))
@@ -65,21 +65,21 @@ def _code(text: str, known: Iterable[str]) -> str:
     code = code if code.startswith(_PREFIX) else _PREFIX + code
     if code not in known:
         raise CheckUnknown(
-            f"the check {text}", found="no such code", do="see `nvshim doctor --list`"
+            f"the check {text}", found="does not exist", do="see `nvshim doctor --list`"
         )
     return code
 
 
 def lasting_skips(places: Places) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The checks that the node's configuration leaves out.
+    """Return the checks that the node's configuration skips.
 
     Returns:
-        Their codes; and the words that are no check's any more, which are of no effect.
+        Their codes, and the entries that name no existing check and have no effect.
     """
     try:
         words = places.config().doctor_skip
     except ConfigError:
-        return (), ()  # a check says so
+        return (), ()  # D070 reports it
     known = {check.code for check in CHECKS}
     codes = {word: word if word.startswith(_PREFIX) else _PREFIX + word for word in words}
     return (
@@ -95,17 +95,17 @@ def examine(
     skipped: Sequence[str] = (),
     besides: Iterable[str] = (),
 ) -> Examination:
-    """Gather what checks need, and make them.
+    """Gather the facts that the checks need, and run the checks.
 
     Args:
-        places: of the node.
-        checks: which.
-        skipped: codes of the checks that somebody leaves out.
-        besides: facts that are gathered though no check needs them.
+        places: the node's paths.
+        checks: the checks to run.
+        skipped: codes of skipped checks, for the report.
+        besides: further groups of facts to gather.
 
     Raises:
-        RootNotFound: there is no node.
-        ManifestUnusable: a file that was named for an answer gives none.
+        RootNotFound: the node's root does not exist.
+        ManifestUnusable: the given file of manifests cannot be read.
     """
     needed = [group for check in checks for group in check.needs]
     node = observe(places, [*needed, *besides])
@@ -113,10 +113,10 @@ def examine(
 
 
 def judge(node: Node, checks: Sequence[Check] = CHECKS) -> tuple[Finding, ...]:
-    """What checks say of facts: a pure function.
+    """Run checks on facts: a pure function.
 
     Returns:
-        The findings, the worst first, then by code. A check that could not look says so.
+        The findings, the worst first, then by code. A check whose facts are missing reports that.
     """
     found = [finding for check in checks for finding in check.findings(node)]
     return tuple(sorted(found, key=lambda each: (_ORDER[each.severity], each.unseen, each.code)))

@@ -1,4 +1,4 @@
-"""What a check is, and what it says."""
+"""The types of a check and of its findings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from api.errors import one_line
 from integration.doctor.facts import Node, Unseen
 
 if TYPE_CHECKING:
-    Told: TypeAlias = "str | Trouble | Unseen"
-    """What a check yields; a text is a :class:`Trouble` of which its row says the rest."""
-    Look = Callable[..., Iterable[Told]]
+    CheckResult: TypeAlias = "str | Trouble | Unseen"
+    """What a check yields; a text is a :class:`Trouble` that uses the row's remedy."""
+    CheckFunction = Callable[..., Iterable[CheckResult]]
 
 TABLE: Final = os.path.join(os.path.dirname(__file__), "checks", "checks.toml")
-"""What checks say, by their codes."""
+"""The texts of the checks, by code."""
 
 _MOST_LISTED: Final = 6
 
 
 class Severity(StrEnum):
-    """How bad it is; the order is that of the report."""
+    """The severity of a finding, in the order of the report."""
 
     ERROR = "error"
-    """Containers do not get their GPUs, or get what they must not, now."""
+    """Containers do not get their GPUs now, or get devices that they must not have."""
     WARNING = "warning"
-    """It will hurt: after a reload, a boot or an update, or when somebody tries."""
+    """Trouble later: after a reload, a reboot or an update, or when the function is used."""
     NOTE = "note"
     """Worth knowing."""
 
@@ -42,54 +42,55 @@ ERROR, WARNING, NOTE = Severity
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What a check has found."""
+    """A problem that a check found; empty fields use the check's row."""
 
-    found: str  # what is there, with its names and numbers
-    remedy: str = ""  # what to do, where it is not what the check's row says
-    command: str = ""  # what to type, where it is not what the check's row says
-    severity: Severity | None = None  # where it is not that of the check's row
-    line: str = ""  # all that a person needs at first, in place of the other texts; "" for these
+    found: str  # what was found, with names and numbers
+    remedy: str = ""  # what to do
+    command: str = ""  # the command to type
+    severity: Severity | None = None
+    line: str = ""  # a short form that replaces the other texts in the default report
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A row of the table: a pure function of facts, with what it stands for."""
+    """A row of the table: a pure function of facts, with its texts."""
 
-    code: str  # stable, and never given to another check
-    severity: Severity  # of what it finds, unless a finding says otherwise
-    title: str  # what is wrong, in some words
-    why: str  # what comes of it
+    code: str  # stable, and never reused
+    severity: Severity  # of its findings, unless a finding sets another
+    title: str  # the fault, in a few words
+    why: str  # the effect
     remedy: str  # what to do about it
-    command: str  # what to type, if the remedy is a command
+    command: str  # the command to type, if the remedy is one
     reference: str  # where to read more
-    # finds it. Its parameters are named after the facts that it needs
+    # finds the fault. Its parameters name the facts that it needs
     # (integration.doctor.facts.Node).
-    look: Look
+    run: CheckFunction
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The facts that it is a function of."""
-        return tuple(signature(self.look).parameters)
+        """The facts that the function needs."""
+        return tuple(signature(self.run).parameters)
 
     def findings(self, node: Node) -> Iterator[Finding]:
-        """What it says of a node: nothing, if the node does not have what it is about.
+        """Run the check on a node's facts.
 
-        What the node may also lack has a default in the function.
+        The check does not run if the node lacks one of its facts; parameters with a default are
+        optional facts.
         """
         facts = {name: getattr(node, name) for name in self.needs}
-        there = {name: fact for name, fact in facts.items() if fact is not None}
-        parameters = signature(self.look).parameters.values()
-        told: Iterable[Told] = ()
+        present = {name: fact for name, fact in facts.items() if fact is not None}
+        parameters = signature(self.run).parameters.values()
+        results: Iterable[CheckResult] = ()
         if unseen := [fact for fact in facts.values() if isinstance(fact, Unseen)]:
-            told = unseen[:1]
-        elif all(each.name in there for each in parameters if each.default is each.empty):
-            told = self.look(**there)
-        for each in told:
+            results = unseen[:1]
+        elif all(each.name in present for each in parameters if each.default is each.empty):
+            results = self.run(**present)
+        for each in results:
             yield Finding.of(self, each)
 
 
-def check(code: str) -> Callable[[Look], Check]:
-    """Make a function the :class:`Check` of a code, whose texts are in :data:`TABLE`."""
+def check(code: str) -> Callable[[CheckFunction], Check]:
+    """Turn a function into the :class:`Check` with this code and its texts of :data:`TABLE`."""
     row = _rows()[code]
     return partial(
         Check, f"NVSHIM-{code}", Severity(row["severity"]), row["title"], row["why"],
@@ -105,29 +106,29 @@ def _rows() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is told."""
+    """A finding of the report; its fields are the keys of the JSON document."""
 
-    code: str  # of the check
-    severity: Severity  # how bad it is
-    title: str  # what is wrong, in some words
-    found: str  # what is there
+    code: str  # the check's code
+    severity: Severity
+    title: str  # the fault, in a few words
+    found: str  # what was found
     remedy: str  # what to do
-    command: str = ""  # what to type; "" if no command does it
-    reference: str = ""  # where to read more; "" for nowhere
-    unseen: bool = False  # whether the check could not look
-    line: str = ""  # all of it in one line, where that is enough at first; "" for what has none
+    command: str = ""  # the command to type, if any
+    reference: str = ""  # a page to read, if any
+    unseen: bool = False  # whether the check could not run because a fact is missing
+    line: str = ""  # a short form for the default report, if any
 
     @classmethod
-    def of(cls, check: Check, told: Told) -> Finding:
-        """What a check has found, or that it could not look, in one line for each part."""
-        trouble = Trouble(told) if isinstance(told, str) else told
+    def of(cls, check: Check, result: CheckResult) -> Finding:
+        """Make a finding from what a check yielded; each text becomes one line."""
+        trouble = Trouble(result) if isinstance(result, str) else result
         if isinstance(trouble, Unseen):
             return cls(
                 code=check.code,
                 severity=NOTE,
                 title=check.title,
                 found=one_line(f"could not look: {trouble.why}"),
-                remedy="run it as root on the node itself; what it says is the reason",
+                remedy="run nvshim doctor as root on the node itself, or fix the cause above",
                 reference=check.reference,
                 unseen=True,
             )
@@ -137,7 +138,7 @@ class Finding:
             title=check.title,
             found=one_line(trouble.found),
             remedy=one_line(trouble.remedy or check.remedy),
-            # A remedy of its own takes the row's command away: they would not fit together.
+            # The row's command belongs to the row's remedy.
             command=one_line(trouble.command or ("" if trouble.remedy else check.command)),
             reference=check.reference,
             line=one_line(trouble.line),
@@ -145,11 +146,7 @@ class Finding:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Some of many names, in words.
-
-    Args:
-        names: texts, in the order in which they are told.
-    """
+    """Join names with commas; after the first six write how many more there are."""
     texts = [str(name) for name in names]
     more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
     return ", ".join(texts[:_MOST_LISTED]) + more

@@ -1,7 +1,7 @@
-"""Which node was examined: its GPUs and driver, its engine and handlers, and what of ours it has.
+"""Describe the examined node: GPUs, driver, engine, handlers and installed shim.
 
-A pure function of facts. It says nothing of what is wrong, and it is there on a node without a GPU,
-an engine or an installation, too.
+A pure function of facts. It reports no faults, and also works for a node without a GPU, an engine
+or an installation.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from integration.doctor.findings import listed
 from shim import VERSION
 
 NEEDED: Final = ("driver", "containerd", "docker", "installation")
-"""The facts that it is a function of."""
+"""The facts that it needs."""
 
 
 def identity_of(node: Node) -> dict[str, Any]:
-    """What node it is, as values that JSON has; the keys are an interface."""
+    """Return the description as JSON values; the keys are an interface."""
     return {**_driver(node), **_engine(node), "version": VERSION, "installed": _installed(node)}
 
 
@@ -61,10 +61,10 @@ def _installed(node: Node) -> str | None:
 
 
 def identity_lines(identity: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The three lines at the head of a report, each with its title.
+    """Return the three lines at the head of a report, each with its title.
 
     Args:
-        identity: what :func:`identity_of` returned.
+        identity: the result of :func:`identity_of`.
     """
     return [("GPUs", _gpus(identity)), ("engine", _runs(identity)), ("nvshim", _own(identity))]
 
@@ -82,12 +82,10 @@ def _runs(identity: Mapping[str, Any]) -> str:
     version = f" {identity['engine_version']}" if identity["engine_version"] else ""
     handlers = listed(identity["handlers"])
     if handlers:
-        told = f"handler {handlers}"
+        text = f"handler {handlers}"
     else:
-        told = (
-            "no handler; finds the shim by its name" if identity["found_by_name"] else "no handler"
-        )
-    return f"{identity['engine']}{version}; {told}"
+        text = "no handler; finds the shim by name" if identity["found_by_name"] else "no handler"
+    return f"{identity['engine']}{version}; {text}"
 
 
 def _own(identity: Mapping[str, Any]) -> str:

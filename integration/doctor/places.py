@@ -1,12 +1,12 @@
-"""Where things are on a node, which may be a tree below another root.
+"""Resolve a node's paths, also for a node below another root.
 
-A node that is looked at from a container (``--root /host``) or that was made for a test has its
-files below a directory. Paths are always those of the node; :meth:`Places.at` says where that is
-for us, with the links on the way followed within the root.
+A node that is examined from a container (``--root /host``), or a test's node, has its files below a
+directory. Paths are always the node's; :meth:`Places.at` resolves them below the root and follows
+links within it.
 
-- Our configuration that is found below the root has its paths below it as well. One that somebody
-  names is taken as it is: a simulated node says where its parts are.
-- Programs of the root are run in it (chroot) if they can be, because they need its libraries.
+- If the shim's configuration is found below the root, its paths are below the root as well. An
+  explicitly named configuration is used as it is, because a simulated node's has full paths.
+- Programs of the root run in it (chroot) if possible, because they need its libraries.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from hooks.config import DEFAULT_PATH, NVIDIA_PATH, Config, load_config
 from hooks.config.nvidia import parse_nvidia_config
 from integration.doctor.errors import RootNotFound
 
-# As many as the kernel follows.
+# The kernel's limit.
 _MOST_LINKS: Final = 40
-_OF_CONFIG: Final = ("host_root", "dev", "proc", "sys", "state", "layers", "drained")
+_CONFIG_PATHS: Final = ("host_root", "dev", "proc", "sys", "state", "layers", "drained")
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where to look."""
+    """The node's root, and paths that options can change."""
 
-    root: str = "/"  # the directory that is "/" for the node
-    config_path: str | None = None  # our configuration; None for that of the node
-    containerd_config: str = ""  # the root file of containerd's; "" for that of the running one
-    prefix: str = "/opt/containerd-shim-nvidia"  # where our trees are
-    bindir: str = "/usr/local/bin"  # where links to our programs are
+    root: str = "/"  # the directory that is the node's "/"
+    config_path: str | None = None  # the shim's configuration; None for the node's
+    containerd_config: str = ""  # containerd's root file; "" for the running containerd's
+    prefix: str = "/opt/containerd-shim-nvidia"  # the directory of installed trees
+    bindir: str = "/usr/local/bin"  # the directory of links to the programs
     manifest: str = ""  # a file of Kubernetes manifests with RuntimeClasses; "" for none
-    kubeconfig: str = ""  # by which a cluster is asked for them; "" for not at all
-    patience: float = 30.0  # seconds that each group of facts may take
+    kubeconfig: str = ""  # for reading RuntimeClasses from a cluster; "" for not at all
+    patience: float = 30.0  # the time limit of each group of facts, in seconds
 
     def check(self) -> None:
-        """See that the root is there.
+        """Check that the root exists.
 
         Raises:
-            RootNotFound: it is no directory, or no absolute path.
+            RootNotFound: the root is not a directory, or not an absolute path.
         """
         if not os.path.isabs(self.root) or not os.path.isdir(self.root):
             raise RootNotFound(
                 f"to examine the node below {self.root}",
-                found="no directory of that absolute path",
-                do="name the directory that is the node's /",
+                found="it is not the absolute path of a directory",
+                do="name the directory where the node's / is mounted",
             )
 
     @property
     def is_below(self) -> bool:
-        """Whether the node's root is not ours."""
+        """Whether the node's root differs from this process's."""
         return os.path.realpath(self.root) != "/"
 
     def at(self, path: str) -> str:
-        """Where a path of the node is for us.
+        """Return where this process finds a path of the node.
 
         Args:
-            path: absolute. If nothing is there, nothing is at the result either.
+            path: an absolute path, which need not exist.
         """
         if not self.is_below:
             return path
@@ -76,26 +76,26 @@ class Places:
             try:
                 target = os.readlink(root + there)
             except OSError:
-                here = there  # no link; or nothing, and then what follows is missing below it
+                here = there  # not a link, or missing
                 continue
             links += 1
             if links > _MOST_LINKS:
-                # The kernel would follow the last one from our root, and not from the node's.
+                # Return a path that does not exist: the kernel would follow the link from our root.
                 return f"{root}{there} (a loop of links)"
             here = "/" if target.startswith("/") else here
             ahead += target.split("/")[::-1]
         return root + here
 
     def within(self, path: str) -> str:
-        """What the node calls a path of ours; the path itself if it is not below the root."""
+        """Return the node's name of a path below the root; other paths are returned unchanged."""
         root = self.root.rstrip("/")
         return path.removeprefix(root) or "/" if path.startswith(f"{root}/") else path
 
     def config(self) -> Config:
-        """Our configuration, as the node's shims read it.
+        """Load the shim's configuration as the node's shims do.
 
         Raises:
-            ConfigError: it cannot be used.
+            ConfigError: the configuration is invalid.
         """
         if self.config_path is not None or not self.is_below:
             return load_config(self.config_path)
@@ -108,10 +108,10 @@ class Places:
             return self.below(parse_nvidia_config(file.read(), NVIDIA_PATH))
 
     def below(self, config: Config) -> Config:
-        """A configuration of the node, with its paths as they are for us."""
+        """Return a node's configuration with its paths resolved for this process."""
         if not self.is_below:
             return config
-        fields: dict[str, Any] = {name: self.at(getattr(config, name)) for name in _OF_CONFIG}
+        fields: dict[str, Any] = {name: self.at(getattr(config, name)) for name in _CONFIG_PATHS}
         driver, kubelet = config.driver_root, config.kubelet_root
         return replace(
             config,

@@ -1,11 +1,11 @@
-"""``nvshim compat nvidia-ctk``: what people script of it."""
+"""``nvshim compat nvidia-ctk``: the commands that scripts use."""
 
 from __future__ import annotations
 
 import click
 
 from integration.cli.lazy import LazyGroup
-from integration.cli.nvidia_ctk.given import Given
+from integration.cli.nvidia_ctk.global_flags import GlobalFlags
 from integration.cli.options import version_option
 from integration.compat import COMPATIBLE_WITH
 from integration.compat.errors import NoCounterpart
@@ -18,7 +18,7 @@ _GROUPS = {name: f"{__name__}.{name}" for name in ("cdi", "config", "runtime", "
 
 
 class _Group(LazyGroup, GoGroup):
-    """A group of these, written as Go programs allow."""
+    """A group of lazily imported commands with Go's flag syntax."""
 
 
 def _version() -> str:
@@ -26,29 +26,30 @@ def _version() -> str:
 
 
 @click.group("nvidia-ctk", cls=_Group, modules=_GROUPS)
-@click.option("-d", "--debug", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Tell more.")
-@click.option("--quiet", is_flag=True, envvar="NVIDIA_CTK_QUIET", help="Tell warnings only.")
+@click.option("-d", "--debug", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Log debug messages.")
+@click.option("--quiet", is_flag=True, envvar="NVIDIA_CTK_QUIET", help="Log only warnings.")
 @click.option("--config", "config_file", metavar="FILE",
-              help="NVIDIA's config.toml, in place of this node's configuration.")  # fmt: skip
-@version_option("-v", "--version", tell=_version)
+              help="Use NVIDIA's config.toml from this file instead of the node's "
+              "configuration.")  # fmt: skip
+@version_option("-v", "--version", text=_version)
 @click.pass_context
 def command(ctx: click.Context, /, *, debug: bool, quiet: bool, config_file: str | None) -> None:
-    """Do what nvidia-ctk does, without hooks."""
-    ctx.obj = Given(config_file)
+    """Act as nvidia-ctk, without hooks."""
+    ctx.obj = GlobalFlags(config_file)
     ctx.obj.stderr.debugging, ctx.obj.stderr.quiet = debug, quiet
 
 
 @command.command("hook", context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1)
 def hook(words: tuple[str, ...]) -> None:
-    """Has no counterpart: the shim does what hooks did before the container is made."""
+    """Not supported: the shim does a hook's work before the container is created."""
     raise NoCounterpart(
         f"nvidia-ctk hook {' '.join(words)}".rstrip(),
-        found="the shim does what hooks did before the container is made",
-        do="write the CDI spec without hooks: nvshim cdi generate",
+        found="the shim does a hook's work before the container is created",
+        do="generate a CDI spec without hooks: nvshim cdi generate",
     )
 
 
 @command.command("info")
 def info() -> None:
-    """Provide information about the system; the original says nothing either."""
+    """Provide information about the system; like the original, print nothing."""

@@ -1,4 +1,4 @@
-"""``nvidia-ctk cdi``: specs generated, listed, moved to another root."""
+"""``nvidia-ctk cdi``: generate, list and transform CDI specs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hooks.cdi import generating, schema
 from hooks.cdi.registry import Registry
 from integration.cdi import transforming, writing
 from integration.cdi.listing import CONFLICT, USED, list_devices
-from integration.cli.nvidia_ctk.given import Given
+from integration.cli.nvidia_ctk.global_flags import GlobalFlags
 from integration.compat.cdi_generate import MODES, OTHERS, generator_request
 from integration.compat.gocli import GoGroup, Several
 from integration.engines import podman
@@ -25,62 +25,62 @@ def command() -> None:
     """Provide tools for interacting with Container Device Interface specifications."""
 
 
-def _others(function: Callable[..., None]) -> Callable[..., None]:
-    """The flags of which only matters whether they are given."""
+def _other_flags(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags that are ignored with a note, or refused."""
     for other in reversed(OTHERS):
         kind: dict[str, Any] = {"cls": Several} if other.several else {"default": ""}
-        told = "An error." if other.refused else "Changes nothing."
+        effect = "Not supported." if other.refused else "Has no effect."
         names = (*other.names, other.parameter)
-        function = click.option(*names, envvar=other.envvar, help=told, **kind)(function)
+        function = click.option(*names, envvar=other.envvar, help=effect, **kind)(function)
     return function
 
 
 @command.command("generate")
 @click.option("--output", default="", envvar="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", metavar="FILE",
-              help="The file; by default stdout.")  # fmt: skip
+              help="Write this file; by default stdout.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(["yaml", "json"], case_sensitive=False),
               envvar="NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
-              help="By default by the file's name, else yaml.")  # fmt: skip
+              help="The format; by default from the file's name, else yaml.")  # fmt: skip
 @click.option("--mode", "--discovery-mode", default="auto", envvar="NVIDIA_CTK_CDI_GENERATE_MODE",
               type=click.Choice(MODES, case_sensitive=False),
-              help="What to describe.")  # fmt: skip
+              help="The kind of devices to describe.")  # fmt: skip
 @click.option("--driver-root", default="", envvar="NVIDIA_CTK_DRIVER_ROOT", metavar="PATH",
-              help="Where the driver is.")  # fmt: skip
+              help="The driver root.")  # fmt: skip
 @click.option("--dev-root", default="", envvar="NVIDIA_CTK_DEV_ROOT", metavar="PATH",
-              help="Where dev is.")  # fmt: skip
+              help="The directory that contains dev.")  # fmt: skip
 @click.option("--device-name-strategy", "strategies", cls=Several, metavar="STRATEGY",
               envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_NAME_STRATEGIES",
-              help="How GPUs are named: index, uuid, type-index.")  # fmt: skip
+              help="Identify devices by index, uuid or type-index.")  # fmt: skip
 @click.option("--vendor", "--cdi-vendor", default="", envvar="NVIDIA_CTK_CDI_GENERATE_VENDOR",
-              help="In place of nvidia.com.")  # fmt: skip
+              help="Use this vendor instead of nvidia.com.")  # fmt: skip
 @click.option("--class", "--cdi-class", "class_", default="",
               envvar="NVIDIA_CTK_CDI_GENERATE_CLASS",
-              help="In place of the mode's own.")  # fmt: skip
+              help="Use this class instead of the mode's default.")  # fmt: skip
 @click.option("--no-all-device", is_flag=True, envvar="NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE",
-              help="No device all.")  # fmt: skip
+              help="Leave out the device all.")  # fmt: skip
 @click.option("--device-id", "--device-ids", "--device", "--devices", "devices", cls=Several,
               envvar="NVIDIA_CTK_CDI_GENERATE_DEVICE_IDS", metavar="ID",
-              help="Only these GPUs and MIG devices.")  # fmt: skip
+              help="Include only these GPUs and MIG devices.")  # fmt: skip
 @click.option("--feature-flag", "--feature-flags", "features", cls=Several, metavar="FLAG",
               envvar="NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS",
               help="no-additional-gids-for-device-nodes.")  # fmt: skip
-@_others
+@_other_flags
 @click.pass_obj
-def generate(given: Given, /, **flags: Any) -> None:
+def generate(global_flags: GlobalFlags, /, **flags: Any) -> None:
     """Generate CDI specifications for use with CDI-enabled runtimes."""
     output, form = flags.pop("output"), flags.pop("form")
     roots = flags.pop("driver_root"), flags.pop("dev_root")
     others = frozenset(other.names[0] for other in OTHERS if flags.pop(other.parameter))
-    wish, notes = generator_request(**flags, others=others)
+    request, notes = generator_request(**flags, others=others)
     for note in notes:
-        given.stderr.warning(note)
-    if wish.groups and (old := podman.too_old()):
-        wish = replace(wish, groups=False)
-        given.stderr.warning(podman.note_on(old))
-    config = given.config(*roots)
-    spec = generating.generate(wish, inventory_of(config), config)
+        global_flags.stderr.warning(note)
+    if request.groups and (old := podman.too_old()):
+        request = replace(request, groups=False)
+        global_flags.stderr.warning(podman.note_on(old))
+    config = global_flags.config(*roots)
+    spec = generating.generate(request, inventory_of(config), config)
     text = writing.text_of(schema.to_tree(spec), form or writing.format_of(output))
-    given.stderr.info(f"Generated CDI spec with version {spec.version}")
+    global_flags.stderr.info(f"Generated CDI spec with version {spec.version}")
     _put(text, output)
 
 
@@ -93,22 +93,22 @@ def _put(text: str, output: str) -> None:
 
 @command.command("list")
 @click.option("--spec-dir", "directories", cls=Several, envvar="NVIDIA_CTK_CDI_SPEC_DIRS",
-              metavar="PATH", help="Directories of specs, in place of the "
+              metavar="PATH", help="Read specs from these directories instead of the "
               "configuration's.")  # fmt: skip
 @click.pass_obj
-def list_(given: Given, directories: tuple[str, ...]) -> None:
+def list_(global_flags: GlobalFlags, directories: tuple[str, ...]) -> None:
     """List the available CDI devices."""
-    registry = Registry.of(directories or given.config().cdi_spec_dirs)
+    registry = Registry.of(directories or global_flags.config().cdi_spec_dirs)
     rows = list_devices(registry)
     conflicts = [row for row in rows if row["state"] == CONFLICT]
     if registry.faults or conflicts:
-        given.stderr.warning("The following registry errors were reported:")
+        global_flags.stderr.warning("The following registry errors were reported:")
     for fault in registry.faults:
-        given.stderr.warning(f"{fault.path}: {fault.error.found}")
+        global_flags.stderr.warning(f"{fault.path}: {fault.error.found}")
     for row in conflicts:
-        given.stderr.warning(f"{row['file']}: conflicting device {row['name']}")
+        global_flags.stderr.warning(f"{row['file']}: conflicting device {row['name']}")
     names = sorted(row["name"] for row in rows if row["state"] == USED)
-    given.stderr.info(f"Found {len(names)} CDI devices")
+    global_flags.stderr.info(f"Found {len(names)} CDI devices")
     sys.stdout.write("".join(f"{name}\n" for name in names))
 
 
@@ -118,12 +118,12 @@ def transform() -> None:
 
 
 @transform.command("root")
-@click.option("--from", "old", default="", metavar="ROOT", help="What paths begin with.")
-@click.option("--to", "new", default="", metavar="ROOT", help="What they are to begin with.")
-@click.option("--input", "source", default="-", metavar="FILE", help="The spec; - for stdin.")
-@click.option("--output", default="", metavar="FILE", help="The file; by default stdout.")
+@click.option("--from", "old", default="", metavar="ROOT", help="The root to replace.")
+@click.option("--to", "new", default="", metavar="ROOT", help="The new root.")
+@click.option("--input", "source", default="-", metavar="FILE", help="Read this spec; - for stdin.")
+@click.option("--output", default="", metavar="FILE", help="Write this file; by default stdout.")
 @click.option("--relative-to", type=click.Choice(["host", "container"]), default="host",
-              help="Whose paths are meant.")  # fmt: skip
+              help="Change host paths or container paths.")  # fmt: skip
 def root(*, source: str, output: str, **roots: str) -> None:
     """Apply a root transform to a CDI specification."""
     spec = transforming.transform_root(transforming.read_spec(source), **roots)

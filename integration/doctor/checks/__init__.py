@@ -1,30 +1,32 @@
-"""What can be wrong with a node: a table of pure functions.
+"""The doctor's checks: a table of pure functions.
 
 Rules
-- ``checks.toml`` says of each check what is wrong, what comes of it and what to do; its function
-  says where. That is given the facts that its parameters name, no others.
-- It is made if the node has what it is about: a fact is None only where the parameter says so.
-- A code is given once. When a check goes, its code goes with it.
-- An error is what keeps containers from their GPUs, or lets them have what they must not, now. A
-  warning hurts later: after a reload of systemd, a boot, an update. A note is worth knowing. A
-  program with a known vulnerability is an error if a container can get out by it and nobody but its
-  project maintains it; of a distribution's package, which may have the fix, it is a warning.
-- On a healthy node no check says anything. What a node does not have (Docker, Kubernetes, MIG) is
-  not wrong.
+- ``checks.toml`` has each check's fault, effect and remedy; the check's function finds where the
+  fault is. A function gets only the facts that its parameters name.
+- A check runs only if the node has what it checks. A fact is None only for a parameter with a
+  default.
+- A code is never reused. When a check is removed, its code is retired.
+- An error means that containers do not get their GPUs now, or get devices that they must not have.
+  A warning means trouble later: after a reload of systemd, a reboot or an update. A note is worth
+  knowing. A known vulnerability is an error if containers can escape through it and the program
+  does not come from a distribution's package; otherwise, because the package may have the fix, it
+  is a warning.
+- On a healthy node no check reports anything. A component that the node does not have (Docker,
+  Kubernetes, MIG) is not a fault.
 
 ======  ====================================
-codes   what they are about
+codes   subject
 ======  ====================================
 D00x    NVIDIA's driver and its devices
-D01x    more of the driver: services, systemd
+D01x    the driver's services, links and platforms
 D02x    versions and vulnerabilities
 D03x    containerd's configuration
 D04x    handlers, Kubernetes, cgroup drivers
 D05x    Docker, CRI-O, other injectors
 D06x    CDI specs
-D07x    our configuration
+D07x    the shim's configuration
 D08x    kernel, security modules, mounts
-D09x    our installation and its processes
+D09x    the shim's installation and processes
 D10x    running containers, the node agent
 ======  ====================================
 """
@@ -70,4 +72,4 @@ CHECKS: Final = tuple(
         key=lambda check: check.code,
     )
 )
-"""Every check of these modules, in the order of the codes."""
+"""Every check of these modules, ordered by code."""

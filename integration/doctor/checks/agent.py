@@ -13,20 +13,20 @@ from integration.doctor.findings import Trouble, check, listed
 def _not_running(agent: NodeAgent) -> Iterator[str | Trouble]:
     who = "the unit nvshim-node" if agent.unit else f"the pod of {agent.pod}"
     if agent.runs and not agent.ready:
-        looked = "never" if agent.age is None else f"{agent.age:.0f} s ago"
+        checked = "never" if agent.age is None else f"{agent.age:.0f} s ago"
         yield Trouble(
-            f"it runs, has looked at the node {looked}, and was to look every {agent.poll:g} s",
-            remedy="see its log, and that nvidia-smi answers: it waits for the driver, or cannot "
-            "write its state",
+            f"it is running, but last checked the node {checked} instead of every {agent.poll:g} s",
+            remedy="read its log and check that nvidia-smi answers: the agent waits for the driver "
+            "or cannot write its state",
             command="nvshim info",
         )
     elif not agent.runs and agent.unit:
-        yield f"{who} is enabled, and no agent has the node"
+        yield f"{who} is enabled, but no agent runs on the node"
     elif not agent.runs and agent.pod:
         yield Trouble(
-            f"there is {who}, and no agent has the node",
-            remedy="see the pod's log; it waits for the installer's tree if there is none, and "
-            "ends if another agent has the node",
+            f"{who} exists, but no agent runs on the node",
+            remedy="read the pod's log: it waits until the installer has installed the shim, and "
+            "exits if another agent runs on the node",
             command=f"tail {agent.pod}/*.log",
         )
 
@@ -43,11 +43,11 @@ def _no_plugin(plugins: Plugins, driver: Driver, agent: NodeAgent) -> Iterator[s
     registered = plugins.registered or ()
     if not registered:
         who = "the node agent serves none" if agent.runs else "no node agent runs"
-        yield f"{plugins.directory} knows no nvidia.com/… resource, and {who}"
+        yield f"{plugins.directory} has no nvidia.com/… resource, and {who}"
         return
     for name, healthy in registered:
         if not healthy and all(name != each for each, _, _ in agent.resources):
-            yield f"{name} was registered, and nobody serves it any more, or all of it is unhealthy"
+            yield f"{name} is registered, but its plugin is gone or all its devices are unhealthy"
 
 
 @check("D107")
@@ -66,7 +66,7 @@ def _unhealthy(agent: NodeAgent) -> Iterator[str]:
     if agent.runs:
         for name, devices, healthy in agent.resources:
             if healthy < devices:
-                yield f"{name}: {devices - healthy} of {devices} are told as unhealthy"
+                yield f"{name}: {devices - healthy} of {devices} are reported as unhealthy"
 
 
 @check("D109")
@@ -77,8 +77,8 @@ def _kernel_log(agent: NodeAgent) -> Iterable[str]:
 @check("D110")
 def _unheard(agent: NodeAgent) -> Iterator[str]:
     if agent.runs and agent.resources and agent.unheard:
-        by = listed(agent.strategies)
-        yield f"{agent.unheard}: containers are told of their devices by {by}"
+        used = listed(agent.strategies)
+        yield f"{agent.unheard}: devices are passed to containers by {used}"
 
 
 @check("D111")

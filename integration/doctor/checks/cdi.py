@@ -34,7 +34,7 @@ def _driver(cdi: Cdi, driver: Driver) -> Iterator[str]:
     for file in cdi.files:
         others = [version for version in file.drivers if version != driver.version]
         if others:
-            yield f"{file.path} is of driver {listed(others)}, this is {driver.version}"
+            yield f"{file.path} is for driver {listed(others)}; the node has {driver.version}"
 
 
 @check("D064")
@@ -43,10 +43,10 @@ def _conflicts(cdi: Cdi) -> Iterator[str | Trouble]:
     for file in cdi.files:
         for device in dict.fromkeys(file.devices):
             having.setdefault(f"{file.kind}={device}", []).append(file)
-    # One line for each set of files: they differ in many devices, or in none.
+    # One line per set of files, which usually conflict in many devices.
     sets: dict[tuple[str, ...], tuple[list[str], bool]] = {}
     for name, files in having.items():
-        if len(files) < 2:  # noqa: PLR2004 - two are needed for a conflict
+        if len(files) < 2:  # noqa: PLR2004 - a conflict needs two
             continue
         highest = max(file.priority for file in files)
         decided = sum(file.priority == highest for file in files) == 1
@@ -55,11 +55,11 @@ def _conflicts(cdi: Cdi) -> Iterator[str | Trouble]:
     for paths, (names, decided) in sets.items():
         if decided:
             yield Trouble(
-                f"{listed(names)}: in {listed(paths)}; the last decides for us",
+                f"{listed(names)}: in {listed(paths)}; the shim uses the last file",
                 severity=WARNING,
             )
         else:
-            yield f"{listed(names)}: in {listed(paths)}; nobody gets them"
+            yield f"{listed(names)}: in {listed(paths)}; they cannot be used"
 
 
 @check("D065")
@@ -77,13 +77,13 @@ def _incomplete(
     missing = [
         gpu.uuid
         for gpu in driver.gpus
-        # A GPU that has been divided is in a spec by its instances.
+        # A spec lists the instances of a GPU in MIG mode.
         if gpu.uuid not in known
         and str(gpu.index) not in known
         and not any(name.startswith(f"{gpu.index}:") for name in known)
     ]
     if missing:
-        yield f"{listed(readers)} reads CDI specs; {listed(missing)} is in none"
+        yield f"{listed(readers)} reads CDI specs; {listed(missing)} is in none of them"
 
 
 @check("D066")
@@ -97,4 +97,4 @@ def _stale_devices(cdi: Cdi, driver: Driver) -> Iterator[str]:
         uuids = [name for name in file.devices if name.lower().startswith("gpu-")]
         gone = [name for name in uuids if name.lower() not in present]
         if gone:
-            yield f"{file.path} has {listed(gone)}, which this node has not"
+            yield f"{file.path} has {listed(gone)}, which this node does not have"

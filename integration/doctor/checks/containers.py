@@ -1,4 +1,4 @@
-"""Containers that run: D100 to D103, D113."""
+"""Running containers: D100 to D103, D113."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def _names_no_capabilities(containers: tuple[Container, ...]) -> Iterator[str]:
     found = [c for c in containers if c.has_default_capabilities]
     if found:
         images = sorted({c.image for c in found if c.image})
-        of = f", of the image{'s'[: len(images) > 1]} {listed(images)}" if images else ""
-        yield f"{len(found)} of {len(containers)} running containers with GPUs name none{of}"
+        named = f" (image{'s'[: len(images) > 1]} {listed(images)})" if images else ""
+        yield f"{len(found)} of {len(containers)} running containers with GPUs name none{named}"

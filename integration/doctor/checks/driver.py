@@ -1,4 +1,4 @@
-"""NVIDIA's driver, its GPUs, its device nodes and its services: D001 to D017."""
+"""NVIDIA's driver, its GPUs, device nodes and services: D001 to D017."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hooks.node.drained import DRIVER
 from integration.doctor.facts import Driver, Machine, Nvml, Policy
 from integration.doctor.findings import ERROR, NOTE, WARNING, Trouble, check, listed
 
-# A GPU whose driver has to wake it answers after this many seconds.
+# NVML needs this many seconds if the driver must first initialise the GPU.
 _SLOW: Final = 2.0
 _RESET: Final = "nvidia-smi --gpu-reset"
 
@@ -23,9 +23,9 @@ def _no_driver(driver: Driver) -> Iterator[Trouble]:
         yield Trouble(driver.fault)
     elif not driver.pci:
         yield Trouble(
-            f"{driver.fault}; and there is no GPU of NVIDIA's on the PCI bus",
+            f"{driver.fault}; the PCI bus has no NVIDIA GPU",
             severity=NOTE,
-            remedy="nothing, if this node is to have none",
+            remedy="nothing, if this node should have no GPU",
         )
 
 
@@ -40,7 +40,7 @@ def _several(driver: Driver) -> Iterator[str]:
     others = [i for i in driver.installed if (i.version, i.root) != (driver.version, driver.root)]
     if driver.version and others:
         names = listed(f"{i.version} below {i.root}" for i in others)
-        yield f"{driver.version} below {driver.root} is used; there is also {names}"
+        yield f"{driver.version} below {driver.root} is used; also installed: {names}"
 
 
 @check("D004")
@@ -50,12 +50,13 @@ def _no_gpu(driver: Driver) -> Iterator[str | Trouble]:
     if driver.gpus or driver.platform_faults:
         return
     if bound and driver.module:
-        yield f"{len(bound)} on the PCI bus ({listed(g.bus_id for g in bound)}), none here"
+        buses = listed(g.bus_id for g in bound)
+        yield f"{len(bound)} on the PCI bus ({buses}), but the driver shows none"
     elif not driver.pci and driver.version and driver.module:
         yield Trouble(
-            "the driver is loaded, and there is no GPU of NVIDIA's on the PCI bus",
+            "the driver is loaded, but the PCI bus has no NVIDIA GPU",
             severity=NOTE,
-            remedy="nothing, if this node is to have none",
+            remedy="nothing, if this node should have no GPU",
         )
 
 
@@ -69,7 +70,7 @@ def _nvml(nvml: Nvml) -> Iterator[Trouble]:
         yield Trouble(listed(nvml.notes), severity=WARNING)
     if not nvml.failure and nvml.seconds > min(_SLOW, nvml.limit / 2):
         yield Trouble(
-            f"it answered after {nvml.seconds:g} s, and may take {nvml.limit:g} s",
+            f"it answered after {nvml.seconds:g} s; the limit is {nvml.limit:g} s",
             severity=WARNING,
             remedy="keep the driver initialised, or raise nvml-timeout in [node] of config.toml",
         )
@@ -83,7 +84,7 @@ def _conflicts(nvml: Nvml) -> Iterable[str]:
 @check("D006")
 def _persistence(nvml: Nvml) -> Iterable[str]:
     is_off = nvml.persistence == "off"
-    return ["no nvidia-persistenced runs, and persistence mode is off"] if is_off else ()
+    return ["nvidia-persistenced is not running, and persistence mode is off"] if is_off else ()
 
 
 @check("D007")
@@ -99,7 +100,9 @@ def _modules(driver: Driver, policy: Policy) -> Iterator[Trouble]:
     if "nvidia" in missing and "nouveau" in driver.modules:
         severity = ERROR
     names = " ".join(name.replace("_", "-") for name in missing)
-    who = "loaded when a container needs them" if policy.load_modules else "not loaded by anybody"
+    who = (
+        "loaded when a container needs them" if policy.load_modules else "not loaded automatically"
+    )
     yield Trouble(
         f"{names} ({who})",
         severity=severity,
@@ -113,10 +116,11 @@ def _nodes_missing(driver: Driver, policy: Policy) -> Iterator[Trouble]:
     missing = [path for path in driver.missing_nodes if path.startswith("/dev/nvidia")]
     if not missing or not driver.gpus:
         return
-    made = policy.make_nodes and driver.may_make_nodes
+    created = policy.make_nodes and driver.may_make_nodes
+    when = "when a container needs them" if created else "automatically"
     yield Trouble(
-        f"{listed(missing)} ({'made when a container needs them' if made else 'made by nobody'})",
-        severity=WARNING if made else ERROR,
+        f"{listed(missing)} ({'' if created else 'not '}created {when})",
+        severity=WARNING if created else ERROR,
     )
 
 
@@ -128,12 +132,12 @@ def _nodes_wrong(driver: Driver) -> Iterable[str]:
 @check("D010")
 def _char_links(driver: Driver, machine: Machine, policy: Policy) -> Iterator[Trouble]:
     if driver.char_links and machine.systemd:
-        made = " (made when a container is given the device)" if policy.char_links else ""
+        created = " (created when a container gets the device)" if policy.char_links else ""
         yield Trouble(
-            f"no right link /dev/char/{listed(driver.char_links)}{made}",
+            f"missing or wrong: /dev/char/{listed(driver.char_links)}{created}",
             severity=NOTE if policy.char_links else WARNING,
             command="nvshim devices create",
-            remedy="make the links at boot, for containers that others make as well",
+            remedy="create the links at boot, also for containers of other runtimes",
         )
 
 
@@ -143,7 +147,7 @@ def _nouveau(driver: Driver) -> Iterator[str | Trouble]:
     if bound:
         yield f"{listed(bound)}: bound to the kernel's own driver"
     elif "nouveau" in driver.modules and driver.pci:
-        yield Trouble("the module is loaded, and has no GPU yet", severity=WARNING)
+        yield Trouble("the module is loaded, but has no GPU yet", severity=WARNING)
 
 
 @check("D012")
@@ -155,13 +159,13 @@ def _vfio(driver: Driver) -> Iterable[str]:
 @check("D013")
 def _mps(driver: Driver) -> Iterator[str]:
     if driver.mps_pipe and not driver.mps_runs:
-        yield f"{driver.mps_pipe}/control is there, and no nvidia-cuda-mps-control runs"
+        yield f"{driver.mps_pipe}/control exists, but nvidia-cuda-mps-control is not running"
 
 
 @check("D014")
 def _imex(driver: Driver) -> Iterator[str]:
     if driver.imex and not driver.imex_channels:
-        yield "the driver has IMEX channels, and there is no node of one"
+        yield "the driver supports IMEX channels, but no channel's device node exists"
 
 
 @check("D015")
@@ -176,8 +180,8 @@ def _drained(driver: Driver) -> Iterator[Trouble]:
         line = f"{device} is out of service {why}"
         if reset:
             yield Trouble(
-                f"{line}; a reset came so far: {reset}",
-                remedy="wait for the `nvshim reset` that runs, or run it again",
+                f"{line}; its reset stopped at: {reset}",
+                remedy="wait for the running `nvshim reset`, or run it again",
                 command=f"nvshim reset {device}",
             )
         else:

@@ -1,4 +1,4 @@
-"""Docker, CRI-O, and two who inject at once: D050 to D056."""
+"""Docker, CRI-O, and other components that inject GPUs: D050 to D056."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _unreadable(docker: Docker | None = None, crio: Crio | None = None) -> Itera
 def _docker_runtime(docker: Docker) -> Iterator[str | Trouble]:
     for runtime in docker.runtimes:
         if NVIDIAS in runtime.path:
-            yield f"the runtime {runtime.name} of {docker.path} is {runtime.path}"
+            yield f"the runtime {runtime.name} in {docker.path} is {runtime.path}"
     known = {"runc", "io.containerd.runc.v2", *(runtime.name for runtime in docker.runtimes)}
     default = docker.default_runtime
     if default and default not in known and not default.startswith(("io.containerd.", "/")):
         yield Trouble(
             f"default-runtime is {default}, which {docker.path} does not define",
             severity=ERROR,
-            remedy="define it, or take default-runtime away",
+            remedy="define it, or remove default-runtime",
         )
 
 
@@ -36,7 +36,7 @@ def _docker_gpus(docker: Docker) -> Iterator[str]:
         return
     mine = [runtime.name for runtime in docker.runtimes if runtime.is_ours]
     if mine:
-        yield f"the runtime {listed(mine)} is there, nvidia-container-runtime-hook is not"
+        yield f"the runtime {listed(mine)} exists, but nvidia-container-runtime-hook does not"
 
 
 @check("D053")
@@ -44,9 +44,9 @@ def _two_defaults(containerd: Containerd) -> Iterator[str | Trouble]:
     for handler in containerd.handlers:
         if handler.calls_nvidias and handler.is_ours:
             yield Trouble(
-                f"the handler {handler.name} is ours, and calls {handler.binary_name}",
+                f"the shim's handler {handler.name} calls {handler.binary_name}",
                 severity=ERROR,
-                remedy="take BinaryName from the handler, or let it name runc or crun",
+                remedy="remove BinaryName from the handler, or set it to runc or crun",
             )
         elif handler.calls_nvidias and handler.name == containerd.default_handler:
             yield f"containerd's default handler {handler.name} is {handler.binary_name}"
@@ -64,7 +64,7 @@ def _cdi_twice(containerd: Containerd, cdi: Cdi) -> Iterator[str]:
     unread = [d for d in containerd.cdi_dirs if d not in cdi.directories]
     unknown = [d for d in cdi.directories if d not in containerd.cdi_dirs]
     if containerd.cdi_dirs and (unread or unknown):
-        yield f"containerd reads {listed(containerd.cdi_dirs)}, our shim {listed(cdi.directories)}"
+        yield f"containerd reads {listed(containerd.cdi_dirs)}, the shim {listed(cdi.directories)}"
 
 
 @check("D056")

@@ -1,4 +1,4 @@
-"""Our installation and its processes: D090 to D096."""
+"""The shim's installation and processes: D090 to D096."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _old_shims(installation: Installation) -> Iterator[str]:
         if shim.tree and not shim.gone and shim.tree != _current(installation):
             old[shim.tree] = old.get(shim.tree, 0) + 1
     for tree, count in old.items():
-        yield f"{count} of {tree}, {installation.current} is current"
+        shims = "shim runs" if count == 1 else "shims run"
+        yield f"{count} {shims} from {tree}; {installation.current} is current"
     used = {shim.tree for shim in installation.shims} | {s.tree for s in installation.servers}
     unused = [
         name
@@ -48,7 +49,7 @@ def _old_shims(installation: Installation) -> Iterator[str]:
         if name != installation.current and f"{installation.prefix.rstrip('/')}/{name}" not in used
     ]
     if unused:
-        yield f"nothing runs of {listed(unused)}, below {installation.prefix}"
+        yield f"unused below {installation.prefix}: {listed(unused)}"
 
 
 @check("D094")
@@ -56,7 +57,7 @@ def _gone(installation: Installation) -> Iterator[str]:
     gone = [shim for shim in installation.shims if shim.gone]
     if gone:
         pids = listed(shim.pid for shim in gone)
-        yield f"{gone[0].tree} is gone, and {len(gone)} shims run of it: {pids}"
+        yield f"{gone[0].tree} was removed, but {len(gone)} shims run from it (process {pids})"
 
 
 @check("D095")
@@ -64,13 +65,13 @@ def _memory(installation: Installation) -> Iterator[str]:
     for shim in installation.shims:
         if (shim.memory or 0) > _MUCH_MEMORY:
             mebibytes = (shim.memory or 0) >> 20
-            yield f"process {shim.pid} in {shim.namespace} has {mebibytes} MiB of its own"
+            yield f"process {shim.pid} in {shim.namespace} uses {mebibytes} MiB of private memory"
 
 
 @check("D096")
 def _servers(installation: Installation) -> Iterator[str]:
     for server in installation.servers:
         if not server.works:
-            yield f"process {server.pid} of {server.address} accepts nobody"
+            yield f"process {server.pid} for {server.address} accepts no connections"
         elif installation.current and server.tree not in {"", _current(installation)}:
-            yield f"process {server.pid} of {server.address} is of {server.tree}"
+            yield f"process {server.pid} for {server.address} runs from the old {server.tree}"

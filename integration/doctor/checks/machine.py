@@ -10,14 +10,18 @@ from integration.doctor.findings import ERROR, WARNING, Trouble, check
 
 _FEW_INSTANCES: Final = 64
 
-# What a mount must not be for what lies on it, by purpose, and what comes of it.
+# By a directory's purpose: mount options that break it, and their effect.
 _FORBIDDEN: Final = {
     "device nodes": (("nodev", "no device node can be opened", ERROR),),
-    "the driver": (("noexec", "no library can be mapped, no program run", ERROR),),
-    "our state": (("ro", "nothing can be kept", ERROR),),
-    "shared layers": (("ro", "no layer can be kept; containers are slower", WARNING),),
+    "the driver": (("noexec", "libraries cannot be mapped and programs cannot run", ERROR),),
+    "our state": (("ro", "the shim cannot store its state", ERROR),),
+    "shared layers": (("ro", "layers cannot be cached; containers start slower", WARNING),),
     "images": (
-        ("noexec", "where a snapshotter mounts by bind, no program of an image runs", WARNING),
+        (
+            "noexec",
+            "with a snapshotter that uses bind mounts, no program of an image runs",
+            WARNING,
+        ),
     ),
 }
 
@@ -25,14 +29,14 @@ _FORBIDDEN: Final = {
 @check("D080")
 def _selinux(machine: Machine) -> Iterator[str]:
     if machine.selinux == "enforcing" and machine.container_use_devices is not True:
-        state = "off" if machine.container_use_devices is False else "not there"
-        yield f"SELinux enforces, the boolean container_use_devices is {state}"
+        state = "off" if machine.container_use_devices is False else "missing"
+        yield f"SELinux is enforcing, and the boolean container_use_devices is {state}"
 
 
 @check("D081")
 def _apparmor(machine: Machine) -> Iterator[str]:
     if machine.apparmor and not machine.apparmor_parser:
-        yield "the kernel enforces AppArmor, and there is no apparmor_parser"
+        yield "the kernel enforces AppArmor, but apparmor_parser is not installed"
 
 
 @check("D082")
@@ -41,7 +45,7 @@ def _cgroup(machine: Machine) -> Iterator[str | Trouble]:
         case "none":
             yield Trouble("no cgroups are mounted", severity=ERROR)
         case "hybrid":
-            yield "version 1 has the controllers, version 2 is beside it"
+            yield "hybrid: the controllers are on version 1, version 2 is mounted as well"
         case "v1":
             yield "version 1"
 
@@ -58,7 +62,7 @@ def _mounts(machine: Machine) -> Iterator[Trouble]:
         for option, result, severity in _FORBIDDEN.get(mount.purpose, ()):
             if option in mount.options:
                 yield Trouble(
-                    f"{mount.path} ({mount.purpose}) is on {mount.point}, which is {option}: "
+                    f"{mount.path} ({mount.purpose}) is on {mount.point}, mounted {option}: "
                     f"{result}",
                     severity=severity,
                 )

@@ -1,4 +1,4 @@
-"""Our configuration: D070 to D073."""
+"""The shim's configuration: D070 to D073."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def _unusable(policy: Policy) -> Iterable[str]:
 
 
 @check("D071")
-def _believing(policy: Policy) -> Iterable[str]:
-    said = f'mode = "{policy.mode}" by {policy.source or "default"}'
-    return [said] if policy.mode == Mode.NVIDIA else ()
+def _trusts_images(policy: Policy) -> Iterable[str]:
+    setting = f'mode = "{policy.mode}" in {policy.source or "the defaults"}'
+    return [setting] if policy.mode == Mode.NVIDIA else ()
 
 
 @check("D072")

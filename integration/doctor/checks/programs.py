@@ -1,4 +1,4 @@
-"""Versions of other people's programs, and their known vulnerabilities: D020 to D025."""
+"""Versions of runtimes and engines, and their known vulnerabilities: D020 to D025."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def _vulnerable(program: Program, called: str) -> Iterator[Trouble]:
     left = [a for a in affecting(program.name, program.version) if a.cve not in program.fixed]
     if not left:
         return
-    # The worst first: a long list is cut.
-    told = listed(f"{a.cve} ({a.what})" for a in sorted(left, key=lambda a: not a.severe))
-    found = f"{program.path} is {program.version}: {told}"
+    # The worst first, because a long list is cut.
+    cves = listed(f"{a.cve} ({a.what})" for a in sorted(left, key=lambda a: not a.severe))
+    found = f"{program.path} is {program.version}: {cves}"
     newest = max((f for a in left for f in a.fixed), key=lambda f: parse_version(f) or ())
     line = f"{called} {program.version}: {len(left)} known CVE{'s' if len(left) > 1 else ''}"
     if program.package:
         yield Trouble(
-            f"{found}; it is of the package {program.package} {program.package_version}, whose "
-            "changelog does not name these, but its distribution may have fixed them",
+            f"{found}; the changelog of the package {program.package} {program.package_version} "
+            "does not name them, but the distribution may have fixed them",
             severity=WARNING,
-            remedy=f"see whether the distribution has fixed them, and update {program.package}",
+            remedy=f"check whether the distribution has fixed them, and update {program.package}",
             line=f"{line}, unless its package fixed them",
         )
     else:
@@ -36,7 +36,7 @@ def _vulnerable(program: Program, called: str) -> Iterator[Trouble]:
 
 
 def _vulnerabilities(name: str, code: str) -> Check:
-    """The check of one program's versions."""
+    """Return the check for one program."""
 
     @check(code)
     def look(programs: tuple[Program, ...]) -> Iterator[Trouble]:
@@ -64,4 +64,4 @@ def _old(programs: tuple[Program, ...]) -> Iterator[str]:
         version, oldest = parse_version(program.version), OLDEST.get(program.name, "")
         least = parse_version(oldest)
         if version is not None and least is not None and version < least:
-            yield f"{program.path} is {program.version}; {oldest} is the oldest that works"
+            yield f"{program.path} is {program.version}; {oldest} is the oldest supported version"

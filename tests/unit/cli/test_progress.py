@@ -19,8 +19,8 @@ class Terminal(io.StringIO):
 
 def said(stream: io.StringIO, form: Format = Format.TABLE) -> str:
     with Progress(Output(form), stream) as progress:
-        progress.say("copy a tree")
-        progress.say("start a container\x1b[2J")
+        progress.update("copy a tree")
+        progress.update("start a container\x1b[2J")
     return stream.getvalue()
 
 
@@ -42,8 +42,8 @@ def test_what_comes_next_on_the_terminal_finds_the_line_empty(
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     with Progress(Output(Format.TABLE), stream) as progress:
-        progress.say("copy")
-        progress.say("")
+        progress.update("copy")
+        progress.update("")
     assert stream.getvalue() == "\r\x1b[Kcopy\r\x1b[K"
 
 

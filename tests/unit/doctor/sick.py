@@ -77,7 +77,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
     "a reset that was interrupted": (
         text("/var/lib/containerd-shim-nvidia/drained/GPU-7", '{"reset": "nvidia-smi resets it"}'),
-        "D017", WARNING, "a reset came so far: nvidia-smi resets it",
+        "D017", WARNING, "its reset stopped at: nvidia-smi resets it",
     ),
     "a driver container beside": (other_driver_container, "D003", NOTE, "550.54.14"),
     "no GPU in procfs": (without("/proc/driver/nvidia/gpus"), "D004", ERROR, "2 on the PCI bus"),
@@ -88,12 +88,12 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
             without("/sys/module/nvidia_uvm"),
             added(OURS, "[devices]\nload-kernel-modules = false\n"),
         ),
-        "D007", ERROR, "not loaded by anybody",
+        "D007", ERROR, "not loaded automatically",
     ),
     "control node missing": (without("/dev/nvidiactl"), "D008", WARNING, "/dev/nvidiactl"),
     "control node missing, and not to be made": (
         all_of(without("/dev/nvidia-uvm"), added(OURS, "[devices]\nmake-nodes = false\n")),
-        "D008", ERROR, "made by nobody",
+        "D008", ERROR, "not created automatically",
     ),
     "GPU's node missing": (without("/dev/nvidia1"), "D008", WARNING, "/dev/nvidia1"),
     "uvm with other numbers": (uvm_elsewhere, "D009", ERROR, "/dev/nvidia-uvm"),
@@ -154,11 +154,11 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         "D031", ERROR, "io.containerd.nvidia.v1",
     ),
     "no handler, and a kubelet": (
-        all_of(no_handler, without(DAEMON)), "D031", WARNING, f"finds {PROGRAM} by its name",
+        all_of(no_handler, without(DAEMON)), "D031", WARNING, f"can run {PROGRAM} by name",
     ),
     "no handler, and no kubelet": (
         all_of(no_handler, without(DAEMON), without(KUBELET, "/proc/820")),
-        "D031", NOTE, f"finds {PROGRAM} by its name",
+        "D031", NOTE, f"can run {PROGRAM} by name",
     ),
     "nobody imports it": (
         handler_in(DROP_IN, "# imports"), "D032", ERROR, "does not import",
@@ -208,7 +208,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
             without(KUBELET),
             changed(CONTAINERD, "imports", 'disabled_plugins = ["cri"]\nimports'),
         ),
-        "D046", WARNING, "for nothing",
+        "D046", WARNING, "no effect",
     ),
     "a misspelt option": (
         changed(CONTAINERD, "SystemdCgroup", "SystemdCgroups"), "D040", ERROR, "SystemdCgroups",
@@ -262,7 +262,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         without("/usr/bin/nvidia-container-runtime-hook"), "D052", WARNING, "hook",
     ),
     "ours calls NVIDIA's": (
-        changed(CONTAINERD, "/usr/bin/runc", NVIDIAS), "D053", ERROR, "is ours",
+        changed(CONTAINERD, "/usr/bin/runc", NVIDIAS), "D053", ERROR, "the shim's handler",
     ),
     "the default is NVIDIA's": (
         changed(
@@ -303,10 +303,10 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     "a spec's nodes are others": (spec_with(other_numbers), "D062", ERROR, "not 195:200"),
     "a spec of another driver": (spec_with(another_version), "D063", ERROR, "550.54.14"),
     "two specs in one directory": (
-        spec_with(lambda spec: None, "/run/cdi/other.json"), "D064", ERROR, "nobody gets them",
+        spec_with(lambda spec: None, "/run/cdi/other.json"), "D064", ERROR, "cannot be used",
     ),
     "two specs in two directories": (
-        spec_with(lambda spec: None, "/etc/cdi/other.json"), "D064", WARNING, "the last decides",
+        spec_with(lambda spec: None, "/etc/cdi/other.json"), "D064", WARNING, "the last file",
     ),
     "no spec after a boot": (all_of(enable_cdi, without(CDI)), "D065", WARNING, "containerd"),
     "a spec with a GPU that is gone": (spec_with(another_gpu), "D066", WARNING, "GPU-00000000"),
@@ -338,7 +338,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         ),
         "D073", ERROR, "others than root",
     ),
-    "SELinux enforces": (text("/sys/fs/selinux/enforce", "1"), "D080", WARNING, "not there"),
+    "SELinux enforces": (text("/sys/fs/selinux/enforce", "1"), "D080", WARNING, "missing"),
     "SELinux's boolean is off": (
         all_of(
             text("/sys/fs/selinux/enforce", "1"),
@@ -397,11 +397,11 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
         changed(f"/proc/{SHIM_PID}/smaps_rollup", "3000", "99000"), "D095", WARNING, "96 MiB",
     ),
     "a fork server that is deaf": (
-        without(f"/proc/{SERVER_PID}/fd/4"), "D096", WARNING, "accepts nobody",
+        without(f"/proc/{SERVER_PID}/fd/4"), "D096", WARNING, "accepts no connections",
     ),
     "a fork server that is stopped": (
         lambda tree: tree.began(SERVER_PID, -3600, "T"),
-        "D096", WARNING, "accepts nobody",
+        "D096", WARNING, "accepts no connections",
     ),
     "a fork server of another version": (
         lambda tree: tree.change(f"/proc/{SERVER_PID}/maps", "0.1.0-aaaaaaaa", "0.0.9-bbbbbbbb"),
@@ -428,7 +428,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
     "its record is damaged": (text(f"{BUNDLE}/nvidia.json", "[]"), "D103", NOTE, "could not look"),
     "no driver capabilities are named": (
-        container_of("example.com/vision:1"), "D113", NOTE, "of the image example.com/vision:1",
+        container_of("example.com/vision:1"), "D113", NOTE, "(image example.com/vision:1)",
     ),
     "driver capabilities are named by nothing": (
         container_of(NVIDIA_DRIVER_CAPABILITIES=""), "D113", NOTE, "1 of 1 ",
@@ -449,7 +449,7 @@ SICK: Final[dict[str, tuple[Break, str, Severity, str]]] = {
     ),
     "no device plugin ever": (without(CHECKPOINT), "D106", ERROR, "no node agent runs"),
     "no device plugin since the kubelet's restart": (
-        changed(CHECKPOINT, '["GPU-a", "GPU-b"]', "null"), "D106", ERROR, "nobody serves it",
+        changed(CHECKPOINT, '["GPU-a", "GPU-b"]', "null"), "D106", ERROR, "its plugin is gone",
     ),
 }  # fmt: skip
 

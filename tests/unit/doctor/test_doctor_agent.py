@@ -66,7 +66,7 @@ def test_one_that_does_not_look_any_more_is_found(tree: Tree) -> None:
         os.utime(status, (before, before))
         (finding,) = found(tree).values()
     assert finding.code == "NVSHIM-D104"
-    assert finding.found.startswith("it runs, has looked at the node 36")
+    assert finding.found.startswith("it is running, but last checked the node 36")
 
 
 def test_what_it_says_is_wrong_is_handed_on(tree: Tree) -> None:
@@ -75,7 +75,7 @@ def test_what_it_says_is_wrong_is_handed_on(tree: Tree) -> None:
         seen = found(tree)
     assert set(seen) == {"D105", "D108", "D109"}
     assert seen["D105"].found == "plugin: no?[31m"
-    assert seen["D108"].found == "nvidia.com/gpu: 1 of 2 are told as unhealthy"
+    assert seen["D108"].found == "nvidia.com/gpu: 1 of 2 are reported as unhealthy"
     assert "/dev/kmsg" in seen["D109"].found
     assert seen["D109"].severity is Severity.NOTE
 
@@ -96,7 +96,7 @@ def test_an_engine_that_leaves_out_what_the_kubelet_hands_on_is_found(tree: Tree
     with agent(tree, resources=served(2, 2), **told):
         (finding,) = found(tree).values()
     assert finding.code == "NVSHIM-D110"
-    assert finding.found == f"{why}: containers are told of their devices by envvar, cdi-cri"
+    assert finding.found == f"{why}: devices are passed to containers by envvar, cdi-cri"
     assert finding.command == "nvshim configure containerd --enable-cdi"
     with agent(tree, resources=served(2, 2), **{**told, "device_list_why": ""}):
         assert found(tree) == {}

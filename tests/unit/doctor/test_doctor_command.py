@@ -53,7 +53,7 @@ def test_an_error_is_three_and_told_with_its_remedy(tree: Tree) -> None:
     assert done.code == exits.FOUND
     lines = done.stdout.splitlines()
     assert lines[0].startswith("GPUs    could not look: ") or "; no driver" in lines[0]
-    first = lines.index("error   D070  our configuration cannot be used")
+    first = lines.index("error   D070  the shim's configuration is invalid")
     assert lines.index("              nvshim config validate") > first
     # The same layout as at a terminal: paths of this test's own are as long as they are.
     assert all(len(line) <= 80 for line in lines if tree.root not in line)
@@ -91,8 +91,8 @@ def test_a_person_at_a_terminal_gets_blocks_that_are_not_cut(tree: Tree, colours
     assert done.returncode == exits.FOUND
     assert ("\x1b[31m\x1b[1merror" in text) is colours
     lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
-    assert "error   D070  our configuration cannot be used" in lines
-    assert "              do: correct it" in lines
+    assert "error   D070  the shim's configuration is invalid" in lines
+    assert "              do: correct the configuration" in lines
     assert "              nvshim config validate" in lines
     assert max(len(line) for line in lines if tree.root not in line) <= 60
 
@@ -122,7 +122,7 @@ def test_one_check_of_a_node_without_gpu_and_driver(tmp_path: Path) -> None:
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["severity"], finding["unseen"]) == ("note", False)
     assert "no libcuda.so" in finding["found"]
-    assert "no GPU of NVIDIA's on the PCI bus" in finding["found"]
+    assert "the PCI bus has no NVIDIA GPU" in finding["found"]
     told = doctor("--root", str(tmp_path), "--only", "D001")
     assert told.stderr == "1 check: 0 errors, 0 warnings, 1 note\n"
     head = told.stdout.splitlines()[:3]

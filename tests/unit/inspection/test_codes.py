@@ -57,7 +57,7 @@ def test_a_code_is_explained_though_nothing_else_can_be_read(
     for word in ("NVSHIM-D096", "D096", "d096"):
         assert main(["explain", word, *where]) == exits.OK
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == "D096       a fork server does not do its work"
+        assert lines[0] == "D096       a fork server does not work"
         assert [line.split()[0] for line in lines if line[0] != " "] == ["D096", "meaning", "do"]
         assert max(map(len, lines)) <= 80
     assert main(["explain", "NVSHIM-E9999", *where]) == exits.FAILED

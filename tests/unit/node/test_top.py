@@ -14,7 +14,7 @@ import pytest
 
 from hooks.node.gpus import Gpu, MigDevice
 from integration import exits
-from integration.cli.top import _fitting, _picture, _typing_unseen
+from integration.cli.top import _fitting, _render, _hidden_typing
 from integration.containers.bundles import Container, Pod
 from integration.inspection.top import Moment, Sort, frame_of, lines_of
 from integration.node.holders.values import DeviceUse, Holding
@@ -125,7 +125,7 @@ def shown(width: int, height: int) -> list[str]:
 
     console = Console(file=io.StringIO(), width=width, height=height)
     with console.capture() as captured:
-        console.print(_picture(frame_of(MOMENT), width, height))
+        console.print(_render(frame_of(MOMENT), width, height))
     return captured.get().splitlines()
 
 
@@ -159,7 +159,7 @@ def test_the_terminal_is_as_it_was_and_nothing_stops_in_between(
     with open(slave, encoding="utf-8") as keys:
         monkeypatch.setattr(sys, "stdin", keys)
         before = termios.tcgetattr(slave)
-        with _typing_unseen():
+        with _hidden_typing():
             assert termios.tcgetattr(slave)[6][termios.VSUSP] == b"\0"
         assert termios.tcgetattr(slave) == before
     os.close(master)

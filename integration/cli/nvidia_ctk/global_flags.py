@@ -1,4 +1,4 @@
-"""What stands before the command of ``nvidia-ctk``."""
+"""The flags before the command of ``nvidia-ctk``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from integration.compat import toolkit_config
 from integration.compat.logrus import Stderr
 
 
-class Given:
+class GlobalFlags:
     """The flags before the command."""
 
     def __init__(self, config_file: str | None) -> None:
@@ -19,7 +19,7 @@ class Given:
         self.stderr = Stderr()
 
     def config(self, driver_root: str | None = None, dev_root: str | None = None) -> Config:
-        """The node's configuration, with other roots."""
+        """Load the node's configuration, with other roots if given."""
         named = self.config_file
         if named is not None:
             config = parse_nvidia_config(toolkit_config.read(named).encode(), named)
@@ -32,5 +32,5 @@ class Given:
         return config
 
     def note(self, flag: str, why: str) -> None:
-        """Say that a flag changes nothing."""
+        """Warn that a flag has no effect."""
         self.stderr.warning(f"{flag} changes nothing here: {why}")
