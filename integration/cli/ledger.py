@@ -127,7 +127,7 @@ def show_holdings(
     Args:
         places: the state directories, procfs and the pod-resources socket to read.
         stale: show only containers with an outdated driver; with ``orphans``, either kind.
-        orphans: show only containers that their engine does not know.
+        orphans: show only running containers without a shim, or unknown to the kubelet.
     """
     rows = _look(config, places)["holdings"]
     if stale or orphans:

@@ -132,7 +132,7 @@ holding = stacked(
     click.option(
         "--orphans",
         is_flag=True,
-        help="Show only containers that hold a GPU but are unknown to their engine or the kubelet.",
+        help="Show only running containers without a shim, or unknown to the kubelet.",
     ),
     pod_resources_option,
 )

@@ -222,7 +222,7 @@ def test_two_drains_and_an_undrain(place: Place) -> None:
         assert other.returncode == 0
     assert place.is_marked(0)
     assert place.is_marked(1)
-    assert nvshim("undrain", "all", *place.config).stdout.count("in service again") == 2
+    assert nvshim("undrain", "all", *place.config).stdout.count("back in service") == 2
     refused = nvshim("undrain", "1", *place.config, check=False)
     assert refused.code == 1
     assert refused.stderr.startswith("NVSHIM-E2643 not-drained")

@@ -316,7 +316,7 @@ def test_a_reset_gives_back_a_gpu_that_answers_again(place: Place, tmp_path: Pat
         place.go_on(0, "GPU was successfully reset.")
         out, err = reset.communicate(timeout=60)
         assert (reset.returncode, out) == (
-            0, "GPU 1 was reset, answers, and is in service again\n",
+            0, "GPU 1 was reset, answers, and is back in service\n",
         ), err  # fmt: skip
         assert place.mark(1) is None
         kubelet.wait_for(GPU, 2, timeout=60)
@@ -413,7 +413,7 @@ def test_a_reset_that_fails_leaves_the_gpu_out_of_service(
     assert mark["reset"].startswith("it failed: ")
     assert found in mark["reset"]
     told = nvshim("doctor", *place.config, "--only", "D017", check=False).stdout
-    assert "a reset came so far" in " ".join(told.split())
+    assert "its reset stopped at" in " ".join(told.split())
     # A person goes on from there.
     place.suffers()
     place.lets_reset(place.spawn("reset", "1"), times=2)
@@ -474,5 +474,5 @@ def test_a_gpu_that_a_person_took_out_of_service_stays_so_after_its_reset(place:
     place.call("drain", "1", "--reason", "fan")
     before = place.mark(1)
     out = place.lets_reset(place.spawn("reset", "1"))
-    assert out == "GPU 1 was reset, answers, and stays out of service, as it was\n"
+    assert out == "GPU 1 was reset, answers, and stays out of service, as before\n"
     assert place.mark(1) == before

@@ -79,7 +79,7 @@ def test_pod_that_knows_the_uuid_of_another_pods_gpu_does_not_get_it(
         "--config", gpus.containerd.shim_config, "--pod-resources", "/nonexistent",
     ).stdout  # fmt: skip
     title = f"tests/{two.config.metadata.name}/main"
-    assert f"{title} was not given {DEVICES}={uuids[0]}: no device plugin gave it" in checked
+    assert f"{title} was denied {DEVICES}={uuids[0]}: no device plugin gave it" in checked
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["without a GPU", "with a GPU of its own"])

@@ -221,7 +221,7 @@ def test_validate_finds_what_the_host_has_no_more(
     lines = nvshim("cdi", "validate", f"{directory}/nvidia.yaml", ends=exits.FOUND).out.splitlines()
     assert lines[0].endswith("3 findings")
     assert (
-        "  error: changed: /dev/nvidia1: it is device 195:7, not 195:1 (of nvidia.com/gpu=1)"
+        "  error: changed: /dev/nvidia1: it is device 195:7, not 195:1 (device nvidia.com/gpu=1)"
         in (lines)
     )
 

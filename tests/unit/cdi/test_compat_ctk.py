@@ -282,7 +282,7 @@ def test_nodes_of_a_driver_that_is_not_loaded_are_an_error(node: Node, ctk: Nvsh
     (node.proc / "devices").write_text("Character devices:\n  1 mem\n")
     seen = ctk("system", "create-device-nodes", "--control-devices", ends=exits.FAILED)
     assert seen.err.splitlines()[-1].startswith("NVSHIM-E2536")
-    assert "no nodes are asked for" in ctk("system", "create-device-nodes").err
+    assert "no device nodes selected" in ctk("system", "create-device-nodes").err
 
 
 # runtime configure

@@ -181,7 +181,7 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
-        ("{} >/dev/full", 1, "NVSHIM-E2501 answer-unwritten: cannot write the answer to"),
+        ("{} >/dev/full", 1, "NVSHIM-E2501 answer-unwritten: cannot write the output to"),
         ("{} >&-", 0, ""),
         ("{} 2>&-", 0, ""),
         ("{} <&- >&- 2>&-", 0, ""),

@@ -149,7 +149,7 @@ def test_a_check_that_is_blind_says_so(check: Any) -> None:
     (finding,) = judge(Node(), [check])
     assert finding.unseen
     assert finding.severity is Severity.NOTE
-    assert finding.found == "could not look: nobody asked for it"
+    assert finding.found == "could not look: it was not requested"
 
 
 def test_nvml_that_fails_and_one_that_is_slow(healthy: Healthy) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from hooks.node.gpus import Gpu, MigDevice
 from integration import exits
-from integration.cli.top import _fitting, _render, _hidden_typing
+from integration.cli.top import _fitting, _hidden_typing, _render
 from integration.containers.bundles import Container, Pod
 from integration.inspection.top import Moment, Sort, frame_of, lines_of
 from integration.node.holders.values import DeviceUse, Holding

@@ -197,10 +197,10 @@ def test_what_is_to_be_done_after_an_installation_is_said(
 ) -> None:
     text = notes(kubectl, chart, {})
     assert "kubectl label namespace there pod-security.kubernetes.io/enforce=privileged" in text
-    assert "restarted after the installation" in text
+    assert "containerd is not restarted automatically" in text
     assert "restarted" not in notes(kubectl, chart, {"restart": "systemd"})
     assert "no label is needed" in text
-    assert "runtimeClass.nodeSelector keeps" in text
+    assert "Set runtimeClass.nodeSelector to restrict such pods" in text
     selects = {"runtimeClass": {"nodeSelector": {"example.com/gpu": "yes"}}}
     assert "runtimeClass.nodeSelector" not in notes(kubectl, chart, selects)
 
